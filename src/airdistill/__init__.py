@@ -1,0 +1,36 @@
+"""AirDistill: differentially private over-the-air federated distillation.
+
+>>> import airdistill as ad
+>>> plan = ad.plan(ad.load("quick"))
+>>> plan.num_rounds
+60
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from airdistill.codesign.plan import Plan, plan
+    from airdistill.errors import AirDistillError
+    from airdistill.scenario import Scenario, load
+
+__all__ = ["AirDistillError", "Plan", "Scenario", "load", "plan"]
+
+# Names are looked up when first used, so that `import airdistill` and `airdistill --help` stay light.
+_HOMES = {
+    "AirDistillError": "airdistill.errors",
+    "Plan": "airdistill.codesign.plan",
+    "Scenario": "airdistill.scenario",
+    "load": "airdistill.scenario",
+    "plan": "airdistill.codesign.plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'airdistill' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,5 @@
+"""`python -m airdistill` is the command line."""
+
+from airdistill.cli import main
+
+main()

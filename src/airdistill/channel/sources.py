@@ -1,0 +1,77 @@
+"""Where a round's channel comes from: a model of fading, fixed gains, or a recorded trace.
+
+Every source answers two questions: which gains has round t, and which rounds shall the planner think of?
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.fading import draw_fading
+from airdistill.channel.path_loss import path_gain
+from airdistill.channel.trace import load_trace
+from airdistill.scenario.model import Scenario
+from airdistill.streams import stream
+
+
+class ChannelSource(Protocol):
+    """Draws channels; a source of your own needs these two methods."""
+
+    def round_channel(self, round_index: int) -> ComplexArray:
+        """The gains of round 1, 2, …, `[device]`."""
+
+    def planning_channels(self, num_draws: int) -> ComplexArray:
+        """Rounds for the planner, `[draw, device]`, independent of those that a run will meet where they are random."""
+
+
+@dataclass(frozen=True)
+class FadingChannel:
+    """h = √path_gain · fading, with a stream of its own for the run and one for the planner."""
+
+    seed: int
+    path_gain: FloatArray
+    fading: str
+    rician_k_db: float
+
+    def round_channel(self, round_index: int) -> ComplexArray:
+        return self._draw("channel", round_index)
+
+    def planning_channels(self, num_draws: int) -> ComplexArray:
+        return np.stack([self._draw("planning-channel", draw) for draw in range(num_draws)])
+
+    def _draw(self, purpose: str, index: int) -> ComplexArray:
+        rng = stream(self.seed, purpose, index)
+        return np.sqrt(self.path_gain) * draw_fading(self.fading, len(self.path_gain), rng, self.rician_k_db)
+
+
+@dataclass(frozen=True)
+class RecordedChannel:
+    """Gains `[round, device]` as they were given; after the last row the first comes again."""
+
+    gains: ComplexArray
+
+    def round_channel(self, round_index: int) -> ComplexArray:
+        row: ComplexArray = self.gains[(round_index - 1) % len(self.gains)]
+        return row
+
+    def planning_channels(self, num_draws: int) -> ComplexArray:
+        """The recorded rounds themselves; of a long record, an even selection."""
+        if len(self.gains) <= num_draws:
+            return self.gains
+        return self.gains[np.linspace(0, len(self.gains) - 1, num_draws).round().astype(np.int64)]
+
+
+def channel_source(scenario: Scenario) -> ChannelSource:
+    """The scenario's channel, with the devices put in their places."""
+    radio = scenario.radio
+    if radio.trace is not None:
+        return RecordedChannel(load_trace(radio.trace, scenario.num_devices))
+    if radio.gains is not None:
+        return RecordedChannel(np.array([[complex(re, im) for re, im in radio.gains]]))
+    distance_m = radio.distance.draw(scenario.num_devices, stream(scenario.seed, "radio.distance"))
+    gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent)
+    return FadingChannel(scenario.seed, gain, radio.fading, radio.rician_k_db)

@@ -1,0 +1,136 @@
+"""What a plan assumes, and what its reader should beware of, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from airdistill.arrays import FloatArray
+from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, unheld_classes
+from airdistill.codesign.forecast import RoundForecast
+from airdistill.codesign.rounds import RoundsChoice
+from airdistill.privacy.accountant import gaussian_mu
+from airdistill.scenario.model import Scenario
+
+_NEIGHBOURS = {
+    "paper": "Neighbours differ in one record's features. The bound is Lemma 1's √2/B_i, which is none: a class mean "
+    "is over B_i^k samples, and the model was trained on the record. No guarantee follows from it.",
+    "class_mean": "Neighbours differ in one record's features, and the model is assumed not to depend on that record. "
+    "Trained models do.",
+    "trajectory": "Neighbours differ in one record. Assumptions 1–3 with the declared L1 and L2 must hold, and "
+    "per-sample gradients be clipped at S.",
+    "device": "Neighbours differ in one device's whole dataset. The bound holds for any local training.",
+}
+_TRUST = {
+    "receiver_noise": "The receiver's own noise is counted: a server with a quieter receiver sees more than promised.",
+    "fleet_noise": "The devices' noise is counted, not the receiver's: every device must add what it was told to.",
+    "own_noise": "Each device counts on its own noise alone; nobody else is trusted.",
+}
+
+
+def assumptions_of(scenario: Scenario) -> tuple[str, ...]:
+    """What the plan's promises rest on."""
+    lines = [_NEIGHBOURS[scenario.privacy.sensitivity]]
+    if scenario.privacy.relabel:
+        lines.append("The changed record may change its label, between classes that the device holds anyway.")
+    lines += [
+        _TRUST[scenario.privacy.trust],
+        "Class counts, weights, gains, scales, the number of rounds, initial weights and batch order are public.",
+        "Channels are known exactly when a round starts.",
+        "Seeded noise is for simulation: whoever knows the seed can take it off again.",
+    ]
+    if scenario.learning.local_epochs > 0:
+        lines.append("The gap bounds one full-batch step a round; with local epochs it is a proxy.")
+    return tuple(lines)
+
+
+def warnings_of(
+    scenario: Scenario,
+    fleet: RealisedFleet,
+    rounds: RoundsChoice,
+    forecast: RoundForecast,
+    epsilon_by_model: dict[str, FloatArray],
+) -> tuple[str, ...]:
+    """What a reader of the plan must not miss."""
+    return (
+        *_about_privacy(scenario, fleet, epsilon_by_model),
+        *_about_knowledge(fleet, forecast),
+        *_about_channel(scenario, forecast),
+        *_about_rounds(scenario, rounds),
+    )
+
+
+def _about_privacy(scenario: Scenario, fleet: RealisedFleet, epsilon_by_model: dict[str, FloatArray]) -> Iterator[str]:
+    asked = np.isfinite(fleet.epsilon)
+    if not asked.all():
+        yield f"{np.count_nonzero(~asked)} of {fleet.num_devices} devices ask for no privacy (epsilon = inf)."
+    model = scenario.privacy.sensitivity
+    if asked.any() and model != "device":
+        worst = float(epsilon_by_model["device"][asked].max())
+        grounds = "holds only under its assumptions" if model == "trajectory" else "does not hold in general"
+        yield (
+            f'Sensitivity "{model}" {grounds}; for whole devices this plan gives up to ε = {_number(worst)}, '
+            f"where at most {_number(fleet.epsilon[asked].max())} was asked."
+        )
+    if scenario.privacy.accountant == "paper":
+        short = asked & (fleet.mu > np.asarray(gaussian_mu(fleet.epsilon, fleet.delta)))
+        if short.any():
+            yield (
+                f"The paper's accountant gives {np.count_nonzero(short)} devices less noise than their (ε, δ) needs; "
+                'use accountant = "exact".'
+            )
+    if scenario.privacy.trust == "receiver_noise" and channel_noise_var(scenario) == 0:
+        yield "The receiver is noiseless, so that none of its noise can be counted: planned as fleet_noise."
+
+
+def _about_knowledge(fleet: RealisedFleet, forecast: RoundForecast) -> Iterator[str]:
+    unheld = unheld_classes(fleet)
+    if unheld:
+        yield f"Nobody holds class {', '.join(map(str, unheld))}: it has no knowledge and no distillation term."
+    if forecast.channel_snr_db < 0:
+        yield (
+            f"The knowledge drowns in channel noise: it arrives {-forecast.channel_snr_db:.0f} dB below it even with "
+            f"all power on the signal (the weakest device at {forecast.worst_snr_db:.0f} dB). Nothing can be learned "
+            "from it: more power, less noise, shorter distances or fewer weak devices are needed."
+        )
+    elif forecast.effective_noise > 1:
+        yield (
+            f"The received knowledge is noisier than it is large: squared error {_number(forecast.effective_noise)} "
+            "for vectors of norm 1 at most. Fewer rounds, more devices or a looser target would help."
+        )
+
+
+def _about_channel(scenario: Scenario, forecast: RoundForecast) -> Iterator[str]:
+    if not np.isfinite(forecast.effective_noise):
+        yield "A device without a channel silences its classes in more rounds than the outage leaves out."
+    elif forecast.outage_noise_share > 0.5:
+        yield (
+            f"The worst {scenario.radio.outage:.0%} of rounds carry {forecast.outage_noise_share:.0%} of the noise: "
+            "let devices in a deep fade stay silent."
+        )
+    if forecast.power_holds_share < 1:
+        yield f"The power limit (9) breaks in {1 - forecast.power_holds_share:.0%} of rounds."
+    if forecast.privacy_holds_share < 1:
+        yield (
+            f"The privacy constraint (17) breaks in {1 - forecast.privacy_holds_share:.0%} of rounds: "
+            "the paper's case rule chose wrongly there."
+        )
+
+
+def _about_rounds(scenario: Scenario, rounds: RoundsChoice) -> Iterator[str]:
+    if rounds.rule == "optimal" and rounds.chosen == rounds.largest:
+        yield f"The optimum lies at the limit of {rounds.largest} rounds (learning.max_rounds), or beyond it."
+    if rounds.rule == "paper" and rounds.paper > rounds.largest:
+        wanted = f"{rounds.paper:.3g} rounds" if np.isfinite(rounds.paper) else "ever more rounds"
+        yield f"Eq. (21) asks for {wanted}; held to {rounds.largest} (learning.max_rounds)."
+    limit = 1 / scenario.constants.grad_lipschitz
+    if scenario.learning.initial_lr > limit:
+        yield (
+            f"The step size η0 = {scenario.learning.initial_lr:g} exceeds 1/L1 = {limit:.3g}: the convergence bound "
+            "does not cover it, and the rounds that it advises are a rough guide."
+        )
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"

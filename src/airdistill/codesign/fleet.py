@@ -1,0 +1,68 @@
+"""A scenario's fleet in numbers: what every device holds, may transmit and was promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.data.assignment import class_counts
+from airdistill.privacy.accountant import target_mu
+from airdistill.privacy.sensitivity import TrajectoryDynamics
+from airdistill.scenario.model import Scenario
+from airdistill.streams import stream
+
+
+@dataclass(frozen=True)
+class RealisedFleet:
+    """Counts `[device, class]`, and per device `[device]`: power limit, target (ε, δ) and the μ that it grants."""
+
+    class_counts: IntArray
+    peak_power_w: FloatArray
+    epsilon: FloatArray
+    delta: FloatArray
+    mu: FloatArray
+
+    @property
+    def num_devices(self) -> int:
+        return int(self.class_counts.shape[0])
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.class_counts.shape[1])
+
+
+def realise_fleet(scenario: Scenario) -> RealisedFleet:
+    """Draws what the scenario leaves to chance; the same seed gives the same fleet."""
+    num_devices, seed = scenario.num_devices, scenario.seed
+    epsilon = scenario.privacy.epsilon.draw(num_devices, stream(seed, "privacy.epsilon"))
+    delta = scenario.privacy.delta.draw(num_devices, stream(seed, "privacy.delta"))
+    return RealisedFleet(
+        class_counts=class_counts(scenario),
+        peak_power_w=scenario.radio.peak_power.draw(num_devices, stream(seed, "radio.peak_power")),
+        epsilon=epsilon,
+        delta=delta,
+        mu=target_mu(epsilon, delta, scenario.privacy.accountant),
+    )
+
+
+def channel_noise_var(scenario: Scenario) -> float:
+    """The receiver's noise on the decision axis: half of a complex noise's power, all of a real one's."""
+    return scenario.radio.noise_power * (0.5 if scenario.radio.noise == "complex" else 1.0)
+
+
+def training_dynamics(scenario: Scenario) -> TrajectoryDynamics:
+    """What the `trajectory` model must know of the scenario's local training."""
+    return TrajectoryDynamics(
+        initial_lr=scenario.learning.initial_lr,
+        grad_lipschitz=scenario.constants.grad_lipschitz,
+        model_lipschitz=scenario.constants.model_lipschitz,
+        grad_norm_bound=scenario.constants.grad_norm_bound,
+        local_epochs=scenario.learning.local_epochs,
+        batch_size=scenario.learning.batch_size,
+    )
+
+
+def unheld_classes(fleet: RealisedFleet) -> list[int]:
+    return [int(klass) for klass in np.flatnonzero(fleet.class_counts.sum(axis=0) == 0)]

@@ -1,0 +1,62 @@
+"""Rounds as the design sees them: who weighs how much, and how much power can arrive from whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.privacy.sensitivity import aggregation_weights
+
+
+@dataclass(frozen=True)
+class Links:
+    """One round or many at once: a leading `...` axis counts channel draws.
+
+    `weights` w_i^k `[device, class]`; `power_w` |h_i|²P_i `[..., device]`; `channel_noise_var` is the variance of
+    the receiver's noise on the decision axis.
+    """
+
+    weights: FloatArray
+    power_w: FloatArray
+    channel_noise_var: float
+
+    @classmethod
+    def of(
+        cls, class_counts: ArrayLike, channel: ComplexArray, peak_power_w: ArrayLike, channel_noise_var: float
+    ) -> Links:
+        """From counts `[device, class]`, channels `[..., device]` and power limits (one, or `[device]`)."""
+        weights = aggregation_weights(class_counts)
+        power_w = np.abs(np.asarray(channel)) ** 2 * np.asarray(peak_power_w, dtype=np.float64)
+        if power_w.shape[-1] != len(weights):
+            raise ValueError(f"channel of {power_w.shape[-1]} devices: class_counts has {len(weights)}")
+        if not channel_noise_var >= 0:
+            raise ValueError(f"channel_noise_var = {channel_noise_var}: must not be negative")
+        return cls(weights, power_w, float(channel_noise_var))
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.weights.shape[1])
+
+    @cached_property
+    def inverse_cap(self) -> FloatArray:
+        """1/cap_k = max_i (w_i^k)²/(K|h_i|²P_i) over the class's holders, `[..., class]`; zero if it has none."""
+        rows = self.power_w.reshape(-1, self.power_w.shape[-1])
+        limits = np.stack([self._inverse_cap_of(row) for row in rows])
+        return limits.reshape(*self.power_w.shape[:-1], self.num_classes)
+
+    def _inverse_cap_of(self, power_w: FloatArray) -> FloatArray:
+        if np.all(power_w > 0):
+            per_device = self.weights / np.sqrt(power_w)[:, None]
+        else:
+            per_device = divide_or(self.weights, np.broadcast_to(np.sqrt(power_w)[:, None], self.weights.shape), np.inf)
+            per_device[self.weights == 0] = 0.0
+        return np.asarray(per_device.max(axis=0) ** 2 / self.num_classes)
+
+    @cached_property
+    def signal_share(self) -> FloatArray:
+        """Σ_i (w_i^k)²/K, `[class]`: the received power that the signal takes at λ = 1."""
+        return np.asarray(np.einsum("ik,ik->k", self.weights, self.weights) / self.num_classes)

@@ -1,0 +1,109 @@
+"""A plan as JSON, and back. JSON has no infinity: null stands for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from airdistill import __version__
+from airdistill.arrays import FloatArray
+from airdistill.codesign.fleet import RealisedFleet
+from airdistill.codesign.forecast import RoundForecast
+from airdistill.codesign.plan import Plan
+from airdistill.codesign.rounds import RoundsChoice
+from airdistill.scenario.loading import validated
+
+# What outside readers look for stands at the top level; the rest of the forecast in a table of its own.
+_AT_TOP = ("regime", "required_noise_var", "effective_noise_var", "effective_noise")
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    forecast = {field.name: getattr(plan.forecast, field.name) for field in fields(RoundForecast)}
+    privacy = plan.scenario.privacy
+    devices = [
+        {
+            "epsilon": plan.fleet.epsilon[device],
+            "delta": plan.fleet.delta[device],
+            "mu": plan.fleet.mu[device],
+            "epsilon_at_end": {model: values[device] for model, values in plan.epsilon_by_model.items()},
+        }
+        for device in range(plan.fleet.num_devices)
+    ]
+    written: dict[str, Any] = _without_infinity(
+        {
+            "airdistill": __version__,
+            "name": plan.scenario.name,
+            "rounds": asdict(plan.rounds),
+            **{name: forecast.pop(name) for name in _AT_TOP},
+            "convergence_gap": plan.convergence_gap,
+            "uplink_seconds": plan.uplink_seconds,
+            "uplink_joules": plan.uplink_joules,
+            "forecast": forecast,
+            "privacy": {
+                "sensitivity": privacy.sensitivity,
+                "relabel": privacy.relabel,
+                "accountant": privacy.accountant,
+                "trust": privacy.trust,
+                "devices": devices,
+            },
+            "fleet": {"class_counts": plan.fleet.class_counts, "peak_power_w": plan.fleet.peak_power_w},
+            "assumptions": plan.assumptions,
+            "warnings": plan.warnings,
+            "scenario": plan.scenario.model_dump(mode="json"),
+        }
+    )
+    return written
+
+
+def plan_from_dict(stored: dict[str, Any]) -> Plan:
+    devices = stored["privacy"]["devices"]
+    fleet = RealisedFleet(
+        class_counts=np.array(stored["fleet"]["class_counts"], dtype=np.int64),
+        peak_power_w=_array(stored["fleet"]["peak_power_w"]),
+        epsilon=_array([device["epsilon"] for device in devices]),
+        delta=_array([device["delta"] for device in devices]),
+        mu=_array([device["mu"] for device in devices]),
+    )
+    forecast = {**stored["forecast"], **{name: stored[name] for name in _AT_TOP}}
+    models = devices[0]["epsilon_at_end"]
+    return Plan(
+        scenario=validated(stored["scenario"]),
+        fleet=fleet,
+        rounds=RoundsChoice(**{name: _number(value) for name, value in stored["rounds"].items()}),
+        forecast=RoundForecast(**{name: _number(value) for name, value in forecast.items()}),
+        convergence_gap=_number(stored["convergence_gap"]),
+        epsilon_by_model={model: _array([device["epsilon_at_end"][model] for device in devices]) for model in models},
+        assumptions=tuple(stored["assumptions"]),
+        warnings=tuple(stored["warnings"]),
+    )
+
+
+def _without_infinity(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_infinity(entry) for key, entry in value.items()}
+    if isinstance(value, np.ndarray):
+        return _without_infinity(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_without_infinity(entry) for entry in value]
+    if isinstance(value, np.generic):
+        return _without_infinity(value.item())
+    if isinstance(value, float):
+        if math.isnan(value):
+            raise ValueError("a plan holds a value that is no number")
+        return None if math.isinf(value) else value
+    return value
+
+
+def _number(value: Any) -> Any:
+    """A stored value as the plan holds it: null is infinite, a list an array."""
+    if isinstance(value, list):
+        return _array(value)
+    return math.inf if value is None else value
+
+
+def _array(values: list[Any]) -> FloatArray:
+    filled = [[_number(entry) for entry in row] if isinstance(row, list) else _number(row) for row in values]
+    return np.array(filled, dtype=np.float64)

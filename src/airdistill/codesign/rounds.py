@@ -1,0 +1,203 @@
+"""How many rounds: the paper's formula, and the exact optimum over whole numbers.
+
+More rounds learn longer but each must be noisier: Σ_iΩ_i(T) falls, then rises. Under full channel inversion the
+mean of 1/|h|² does not exist, so the planner leaves out the worst `outage` share of the channel draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray
+from airdistill.codesign.constants import LearningConstants
+from airdistill.codesign.convergence import class_shares, fleet_gap
+from airdistill.codesign.links import Links
+from airdistill.codesign.paper_transceiver import privacy_stringency
+from airdistill.codesign.transceiver import effective_noise_var
+from airdistill.codesign.trust import trust_model
+from airdistill.privacy.sensitivity import (
+    TrajectoryDynamics,
+    aggregation_weights,
+    cumulative_squared_shift,
+    required_for_shift,
+    required_noise_var,
+)
+
+DEFAULT_OUTAGE = 0.05
+_COARSE_STEPS = 40
+
+
+@dataclass(frozen=True)
+class RoundsChoice:
+    """T under each rule. `paper` and `privacy_limited` are not held to `largest`, and may be infinite.
+
+    `exact_smaller_constants` is the optimum if L1 and L2 were ten times smaller than declared.
+    """
+
+    chosen: int
+    rule: str
+    exact: int
+    exact_smaller_constants: int
+    paper: float
+    privacy_limited: float
+    largest: int
+
+
+def paper_rounds(class_counts: ArrayLike, epsilon: ArrayLike, delta: ArrayLike, constants: Any) -> int | float:
+    """Eq. (21) with i inside the maximum, to the nearest whole number and at least 1; inf if nothing limits it.
+
+    It is the optimum of a balanced, privacy-limited fleet with the paper's sensitivity and accountant.
+    """
+    constants = LearningConstants.of(constants)
+    weights = aggregation_weights(class_counts)
+    stringency = privacy_stringency(class_counts, epsilon, delta)
+    strictest = float(np.max(stringency * (weights**2).sum(axis=1)))
+    # 24 η0² γ² L2² L1 = 4 η0 A2
+    growth = 4 * constants.initial_lr * constants.noise_factor * strictest
+    if growth == 0:
+        return float("inf")
+    mean_loss = constants.total_loss_bound(len(weights)) / len(weights)
+    return max(1, int(np.floor(3 * mean_loss / growth + 0.5)))
+
+
+def privacy_limited_rounds(class_counts: ArrayLike, required_in_one_round: FloatArray, constants: Any) -> float:
+    """T̂ = 3Σf_max/(η0 A2 K Σ_k α_k req_k(1)): the continuous optimum when v = req in every round."""
+    constants = LearningConstants.of(constants)
+    noise = fleet_noise(class_counts, required_in_one_round.max(axis=0))
+    growth = constants.initial_lr * constants.noise_factor * float(noise)
+    return 3 * constants.total_loss_bound(len(required_in_one_round)) / growth if growth > 0 else float("inf")
+
+
+def exact_rounds(
+    class_counts: ArrayLike,
+    mu: ArrayLike,
+    channels: ComplexArray,
+    peak_power_w: ArrayLike,
+    channel_noise_var: float,
+    constants: Any,
+    model: str,
+    trust: str,
+    max_rounds: int,
+    relabel: bool = False,
+    dynamics: TrajectoryDynamics | None = None,
+    outage: float = DEFAULT_OUTAGE,
+) -> int:
+    """The T in 1..max_rounds with the least Σ_iΩ_i(T) over the channel draws `[draw, device]`."""
+    objective = GapObjective(
+        class_counts=np.asarray(class_counts, dtype=np.float64),
+        mu=np.asarray(mu, dtype=np.float64),
+        links=Links.of(class_counts, np.atleast_2d(channels), peak_power_w, channel_noise_var),
+        constants=LearningConstants.of(constants),
+        model=model,
+        trust=trust,
+        relabel=relabel,
+        dynamics=dynamics,
+        outage=outage,
+    )
+    return objective.best_rounds(max_rounds)
+
+
+@dataclass(frozen=True)
+class GapObjective:
+    """Σ_iΩ_i as a function of the number of rounds, for one fleet and its channel draws."""
+
+    class_counts: FloatArray
+    mu: FloatArray
+    links: Links
+    constants: LearningConstants
+    model: str
+    trust: str
+    relabel: bool = False
+    dynamics: TrajectoryDynamics | None = None
+    outage: float = DEFAULT_OUTAGE
+
+    def with_constants_scaled(self, factor: float) -> GapObjective:
+        """The same fleet if L1 and L2 were so many times as large."""
+        constants = replace(
+            self.constants,
+            grad_lipschitz=factor * self.constants.grad_lipschitz,
+            model_lipschitz=factor * self.constants.model_lipschitz,
+        )
+        return replace(self, constants=constants)
+
+    def required(self, num_rounds: int) -> FloatArray:
+        """The counted noise that T rounds require, `[device, class]`."""
+        return required_noise_var(self.class_counts, self.mu, num_rounds, self.model, self.relabel, self.dynamics)
+
+    def gap(self, num_rounds: int) -> float:
+        """Σ_iΩ_i after T rounds."""
+        return self.gap_when_required(num_rounds, self.required(num_rounds))
+
+    def gap_when_required(self, num_rounds: int, required: FloatArray) -> float:
+        rule = trust_model(self.trust, self.links.channel_noise_var)
+        per_draw = fleet_noise(self.class_counts, effective_noise_var(self.links, required, rule))
+        noise = float(per_draw[below_outage(per_draw, self.outage)].mean())
+        return fleet_gap(num_rounds, self.constants, len(self.class_counts), noise)
+
+    def privacy_limited_rounds(self) -> float:
+        """T̂ of the closed form; infinite where nothing limits it, and for `trajectory`, which has none."""
+        if self.model == "trajectory":
+            return float("inf")
+        return privacy_limited_rounds(self.class_counts, self.required(1), self.constants)
+
+    def best_rounds(self, max_rounds: int) -> int:
+        """Searched where the gap is convex in √T; scanned for `trajectory`, where it need not be."""
+        if self.model == "trajectory":
+            return int(np.argmin(self.gaps(range(1, max_rounds + 1)))) + 1
+        one_round = self.required(1)
+        return least_integer(lambda num_rounds: self.gap_when_required(num_rounds, num_rounds * one_round), max_rounds)
+
+    def gaps(self, rounds: Iterable[int]) -> FloatArray:
+        """Σ_iΩ_i for each of several T in rising order; `trajectory`'s sums over rounds are made only once."""
+        shifts = enumerate(cumulative_squared_shift(self.class_counts, self.model, self.dynamics), start=1)
+        gaps = []
+        for num_rounds in rounds:
+            shift = next(shift for count, shift in shifts if count == num_rounds)
+            required = required_for_shift(shift, self.class_counts, self.mu, self.model, self.relabel)
+            gaps.append(self.gap_when_required(num_rounds, required))
+        return np.array(gaps)
+
+
+def fleet_noise(class_counts: ArrayLike, effective_noise_var: FloatArray) -> FloatArray:
+    """Σ_iΦ2_i = K Σ_k α_k v_k with α_k = Σ_i B_i^k/B_i, for v `[..., class]`; an unheld class does not count."""
+    weight = class_shares(class_counts).sum(axis=0)
+    reached = np.where(weight > 0, effective_noise_var, 0.0)
+    return np.asarray(len(weight) * (reached * weight).sum(axis=-1))
+
+
+def below_outage(noise_per_draw: FloatArray, outage: float) -> BoolArray:
+    """Which draws stay: those up to the (1 − outage) quantile of the fleet's noise, at least one."""
+    num_kept = int(np.floor((len(noise_per_draw) - 1) * (1 - outage))) + 1
+    kept = np.zeros(len(noise_per_draw), dtype=np.bool_)
+    kept[np.argsort(noise_per_draw, kind="stable")[:num_kept]] = True
+    return kept
+
+
+def least_integer(objective: Callable[[int], float], largest: int) -> int:
+    """The whole number in 1..largest where the objective is least; the smallest of several.
+
+    A coarse geometric grid finds the valley, so that a small dent in a nearly convex curve cannot catch the search;
+    thirds of the bracket are then dropped until a handful is left.
+    """
+    known: dict[int, float] = {}
+
+    def value(point: int) -> float:
+        if point not in known:
+            known[point] = objective(point)
+        return known[point]
+
+    grid = sorted({int(round(point)) for point in np.geomspace(1, largest, _COARSE_STEPS)})
+    best = min(range(len(grid)), key=lambda index: (value(grid[index]), index))
+    low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+    while high - low > 8:
+        third = (high - low) // 3
+        if value(low + third) <= value(high - third):
+            high -= third
+        else:
+            low += third
+    return min(range(low, high + 1), key=lambda point: (value(point), point))

@@ -1,0 +1,105 @@
+"""One round's gains: how loud each device sends its knowledge, how much noise it adds, how the server scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.codesign.links import Links
+from airdistill.codesign.trust import TrustModel, trust_model
+
+TOLERANCE = 1e-9  # relative, for limits that a design meets exactly but for rounding
+
+
+@dataclass(frozen=True)
+class RoundDesign:
+    """A round's transceiver: P1, P2 `[device, class]`, λ, v `[class]`, counted noise c `[device, class]`.
+
+    A class that cannot be sent (nobody holds it, or a holder has no channel) has scale 0 and infinite noise.
+    """
+
+    signal_gain: ComplexArray
+    noise_gain: ComplexArray
+    rx_scale: FloatArray
+    effective_noise_var: FloatArray
+    counted_noise_var: FloatArray
+
+    def mean_power_w(self) -> FloatArray:
+        """|P1|² + |P2|², the bound of eq. (8) on the power averaged over a class's slots, `[device, class]`."""
+        return np.asarray(np.abs(self.signal_gain) ** 2 + np.abs(self.noise_gain) ** 2)
+
+    def power_slack(self, peak_power_w: ArrayLike) -> FloatArray:
+        """1 − (|P1|² + |P2|²)/P_i of eq. (9), `[device, class]`: negative where the limit is broken."""
+        return 1.0 - self.mean_power_w() / np.reshape(np.asarray(peak_power_w, dtype=np.float64), (-1, 1))
+
+    def privacy_slack(self, required_noise_var: FloatArray) -> FloatArray:
+        """c/req − 1, eq. (17) in units of the estimate, `[device, class]`: negative where it is broken.
+
+        Infinite where nothing is required.
+        """
+        shape = self.counted_noise_var.shape
+        return divide_or(self.counted_noise_var, np.broadcast_to(required_noise_var, shape), np.inf) - 1.0
+
+
+def design_round(
+    class_counts: ArrayLike,
+    channel: ComplexArray,
+    peak_power_w: ArrayLike,
+    channel_noise_var: float,
+    required_noise_var: ArrayLike,
+    trust: str,
+) -> RoundDesign:
+    """The optimal gains for one round's channel `[device]` and required counted noise `[device, class]`."""
+    rule = trust_model(trust, channel_noise_var)
+    links = Links.of(class_counts, channel, peak_power_w, channel_noise_var)
+    required = np.asarray(required_noise_var, dtype=np.float64)
+    if required.shape != links.weights.shape:
+        raise ValueError(f"required_noise_var of shape {required.shape}: must be {links.weights.shape}")
+    inverse_scale = rule.inverse_scale_sq(links, required)
+    effective = effective_noise_var(links, required, rule, inverse_scale)
+    scale_sq = np.where(np.isfinite(effective), divide_or(np.ones(()), inverse_scale, 0.0), 0.0)
+    inverse_channel = inverse_of(np.asarray(channel, dtype=np.complex128))
+    # The noise first: its temporaries are gone before the signal's array is made.
+    noise_gain = _noise_gain(rule.received_noise(links, required, scale_sq), inverse_channel)
+    return RoundDesign(
+        signal_gain=aligned_signal_gain(links.weights, inverse_channel, scale_sq),
+        noise_gain=noise_gain,
+        rx_scale=np.sqrt(scale_sq),
+        effective_noise_var=effective,
+        counted_noise_var=rule.counted_noise_var(required, effective),
+    )
+
+
+def effective_noise_var(
+    links: Links, required: FloatArray, rule: TrustModel, inverse_scale: FloatArray | None = None
+) -> FloatArray:
+    """v_k of the optimal design, `[..., class]`; infinite for a class that cannot be sent."""
+    if inverse_scale is None:
+        inverse_scale = rule.inverse_scale_sq(links, required)
+    sendable = (inverse_scale > 0) & np.isfinite(inverse_scale)
+    # 0 · inf is no number: what cannot be sent is marked, not multiplied.
+    from_channel = links.channel_noise_var * np.where(sendable, inverse_scale, 0.0)
+    return np.where(sendable, rule.artificial_noise_var(required) + from_channel, np.inf)
+
+
+def aligned_signal_gain(weights: FloatArray, inverse_channel: ComplexArray, scale_sq: FloatArray) -> ComplexArray:
+    """Eq. (18): P1 = w λ h̄/(√K|h|²) = w λ/(√K h), `[device, class]`."""
+    gain = weights * inverse_channel[:, None]
+    gain *= np.sqrt(scale_sq / weights.shape[1])
+    return np.asarray(gain)
+
+
+def _noise_gain(received_noise: FloatArray, inverse_channel: ComplexArray) -> ComplexArray:
+    """P2 = |P2| h̄/|h| from |h P2|², `[device, class]`, so that the noise arrives on the real axis."""
+    if received_noise.strides == (0, 0):  # one number, zero, stands for all
+        return np.broadcast_to(np.complex128(0), received_noise.shape)
+    amplitude = np.sqrt(received_noise, out=received_noise)
+    return np.asarray(amplitude * inverse_channel[:, None])
+
+
+def inverse_of(channel: ComplexArray) -> ComplexArray:
+    """1/h, and zero for a device without a channel."""
+    return np.where(channel != 0, 1.0 / np.where(channel != 0, channel, 1.0), 0.0)

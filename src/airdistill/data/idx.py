@@ -1,0 +1,50 @@
+"""The IDX format of MNIST and its relatives: plain, gzip or xz."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from airdistill.errors import DataError
+
+_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file's content, decompressed by what its name ends in; never a part of it."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        if path.suffix == ".gz":
+            return gzip.decompress(raw)
+        if path.suffix == ".xz":
+            return lzma.decompress(raw)
+    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"{path}: truncated or damaged: {error}") from None
+    return raw
+
+
+def parse_idx(content: bytes, name: str) -> NDArray[np.generic]:
+    """The array in an IDX file's content; `name` is for the error message."""
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _DTYPES:
+        raise DataError(f"{name}: is not an IDX file")
+    dtype, num_axes = np.dtype(_DTYPES[content[2]]), content[3]
+    header = 4 + 4 * num_axes
+    if num_axes == 0 or len(content) < header:
+        raise DataError(f"{name}: truncated: its header is incomplete")
+    shape = tuple(int(length) for length in np.frombuffer(content, ">u4", num_axes, offset=4))
+    expected = header + dtype.itemsize * math.prod(shape)
+    if len(content) != expected:
+        fault = "truncated" if len(content) < expected else "too long"
+        rule = f"{fault}: {len(content)} bytes where its header says {expected}"
+        raise DataError(f"{name}: {rule}")
+    array = np.frombuffer(content, dtype, offset=header).reshape(shape)
+    return array.astype(dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,35 @@
+"""What goes wrong, said in one line that names the field, its value and the rule it breaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Described(str):
+    """Stands for a value that is better described than printed; it is shown without quotes."""
+
+
+NOT_GIVEN = Described("(not given)")
+
+
+class AirDistillError(Exception):
+    """Anything that a user can put right. The command line prints it as one line and exits with 2."""
+
+
+class InputError(AirDistillError):
+    """A value that the user gave breaks a rule."""
+
+    def __init__(self, field: str, value: Any, rule: str) -> None:
+        self.field, self.value, self.rule = field, value, rule
+        super().__init__(f"{field} = {_shortened(value)}: {rule}")
+
+
+class DataError(AirDistillError):
+    """A file that should hold data does not."""
+
+
+def _shortened(value: Any, limit: int = 80) -> str:
+    quoted = isinstance(value, str) and not isinstance(value, Described)
+    text = f'"{value}"' if quoted else str(value)
+    text = " ".join(text.split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

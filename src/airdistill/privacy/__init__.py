@@ -1,0 +1,22 @@
+"""What is promised and what it costs in noise: sensitivity models, accountants, whose noise counts."""
+
+from airdistill.privacy.accountant import gaussian_epsilon, gaussian_mu, paper_mu, target_mu
+from airdistill.privacy.forecast import epsilon_after
+from airdistill.privacy.sensitivity import (
+    TrajectoryDynamics,
+    aggregation_weights,
+    knowledge_sensitivity,
+    required_noise_var,
+)
+
+__all__ = [
+    "TrajectoryDynamics",
+    "aggregation_weights",
+    "epsilon_after",
+    "gaussian_epsilon",
+    "gaussian_mu",
+    "knowledge_sensitivity",
+    "paper_mu",
+    "required_noise_var",
+    "target_mu",
+]

@@ -1,0 +1,152 @@
+"""From (ε, δ) to the Gaussian parameter μ and back.
+
+A mechanism that hides a shift of size Δ in Gaussian noise of standard deviation σ is μ-Gaussian-DP with μ = Δ/σ;
+rounds compose as μ² = Σ μ_t². It is (ε, δ)-DP for exactly the pairs on the curve
+
+    δ(ε, μ) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2).
+
+With Mills' ratio R(x) = (1 − Φ(x))/φ(x) and e^ε φ(−ε/μ − μ/2) = φ(−ε/μ + μ/2) this is
+
+    δ = φ(x) (R(x) − R(x + μ)),   x = ε/μ − μ/2,
+
+which loses no digits for tiny δ and has no e^ε to overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import erfcx, ndtr
+
+from airdistill.arrays import FloatArray
+
+_LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
+_MAX_STEPS = 200
+
+
+def gaussian_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
+    """The largest μ whose mechanism is (ε, δ)-DP; a float for numbers, an array for arrays. ε = inf gives inf."""
+    epsilon, delta = _checked(epsilon, delta, "epsilon")
+    finite = np.isfinite(epsilon)
+    eps = np.where(finite, epsilon, 1.0)
+
+    def excess(log_mu: FloatArray) -> tuple[FloatArray, FloatArray]:
+        mu = np.exp(log_mu)
+        log_delta, ratio_gap, _ = _log_delta(eps, mu)
+        # ∂δ/∂μ = φ(x), so that ∂ log δ/∂ log μ = μ/(R(x) − R(x + μ)).
+        return log_delta - np.log(delta), mu / ratio_gap
+
+    low = np.full(eps.shape, np.log(1e-3)) + np.log(np.minimum(eps, 1.0))
+    high = np.full(eps.shape, np.log(10.0)) + 0.5 * np.log1p(eps)
+    return _unwrap(np.where(finite, np.exp(_increasing_root(excess, low, high)), np.inf))
+
+
+def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
+    """The smallest ε ≥ 0 for which a μ-Gaussian-DP mechanism is (ε, δ)-DP. μ = 0 gives 0, μ = inf gives inf."""
+    mu, delta = _checked(mu, delta, "mu", zero_allowed=True)
+    # δ(0, μ) = 2Φ(μ/2) − 1: at or under the target nothing is left to pay.
+    free = 2 * ndtr(mu / 2) - 1 <= delta
+    ordinary = ~free & np.isfinite(mu)
+    m = np.where(ordinary, mu, 1.0)
+
+    def excess(log_epsilon: FloatArray) -> tuple[FloatArray, FloatArray]:
+        epsilon = np.exp(log_epsilon)
+        log_delta, ratio_gap, far_ratio = _log_delta(epsilon, m)
+        # −∂ log δ/∂ log ε = ε R(x + μ)/(R(x) − R(x + μ)).
+        return np.log(delta) - log_delta, epsilon * far_ratio / ratio_gap
+
+    # ε = μ²/2 + μ√(2 ln 1/δ) is always enough.
+    high = np.log(m * m / 2 + m * np.sqrt(2 * np.log(1 / delta)) + 1e-12)
+    low = np.full(m.shape, np.log(1e-15))
+    # The bracket's upper end is the sound one here: it promises no smaller ε than is true.
+    epsilon = np.exp(_increasing_root(excess, low, high, take_upper=True))
+    return _unwrap(np.where(ordinary, epsilon, np.where(free, 0.0, np.inf)))
+
+
+def paper_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
+    """Theorem 2: μ = ε/√(2 ln(1/δ)). Wasteful for small ε, and not private enough above ε of about 7."""
+    epsilon, delta = _checked(epsilon, delta, "epsilon")
+    return _unwrap(epsilon / np.sqrt(2 * np.log(1 / delta)))
+
+
+def target_mu(epsilon: ArrayLike, delta: ArrayLike, accountant: str) -> FloatArray:
+    """The μ that an accountant grants for the target (ε, δ), `[device]`."""
+    rules: dict[str, Callable[[ArrayLike, ArrayLike], Any]] = {"exact": gaussian_mu, "paper": paper_mu}
+    if accountant not in rules:
+        raise ValueError(f"accountant = {accountant!r}: must be one of {', '.join(rules)}")
+    return np.atleast_1d(np.asarray(rules[accountant](epsilon, delta), dtype=np.float64))
+
+
+def _log_delta(epsilon: FloatArray, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """log δ(ε, μ), and the two pieces of its derivatives: R(x) − R(x + μ) and R(x + μ)."""
+    near = epsilon / mu - mu / 2
+    far_ratio = _mills(near + mu)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        ratio_gap = _mills(near) - far_ratio
+        in_tail = -0.5 * near * near - _LOG_SQRT_2PI + np.log(ratio_gap)
+        # Left of zero R(x) overflows soon, but there δ is near 1/2 or more and the plain form loses nothing.
+        plain = np.log(ndtr(-near) - np.exp(-0.5 * near * near - _LOG_SQRT_2PI) * far_ratio)
+    return np.where(near > 0, in_tail, plain), ratio_gap, far_ratio
+
+
+def _mills(x: FloatArray) -> FloatArray:
+    return np.asarray(np.sqrt(np.pi / 2) * erfcx(x / np.sqrt(2)), dtype=np.float64)
+
+
+def _increasing_root(
+    excess: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
+    low: FloatArray,
+    high: FloatArray,
+    take_upper: bool = False,
+) -> FloatArray:
+    """Where an increasing function crosses zero: Newton's steps, kept inside a bracket that bisection shrinks.
+
+    `excess` gives value and slope. The result is the end of the last bracket that keeps the caller's promise.
+    """
+    low, high = low.copy(), high.copy()
+    low, high = _widened(excess, low, high)
+    guess = 0.5 * (low + high)
+    for _ in range(_MAX_STEPS):
+        value, slope = excess(guess)
+        low, high = np.where(value <= 0, guess, low), np.where(value > 0, guess, high)
+        if np.all(high - low <= 4e-16 * np.maximum(1.0, np.abs(low) + np.abs(high))):
+            break
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            # A hair beyond Newton's point, so that the root ends up bracketed from both sides.
+            step = -value / slope
+            newton = guess + step + np.copysign(1e-14, step)
+        inside = (newton > low) & (newton < high)
+        guess = np.where(inside, newton, 0.5 * (low + high))
+    return high if take_upper else low
+
+
+def _widened(
+    excess: Callable[[FloatArray], tuple[FloatArray, FloatArray]], low: FloatArray, high: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    for _ in range(_MAX_STEPS):
+        too_high = excess(low)[0] > 0
+        too_low = excess(high)[0] < 0
+        if not (too_high.any() or too_low.any()):
+            break
+        low, high = np.where(too_high, low - 1.0, low), np.where(too_low, high + 1.0, high)
+    return low, high
+
+
+def _checked(
+    parameter: ArrayLike, delta: ArrayLike, name: str, zero_allowed: bool = False
+) -> tuple[FloatArray, FloatArray]:
+    parameter, delta = np.broadcast_arrays(np.asarray(parameter, dtype=np.float64), np.asarray(delta, dtype=np.float64))
+    fits = parameter >= 0 if zero_allowed else parameter > 0
+    if not np.all(fits):
+        worst = parameter[~fits].flat[0]
+        raise ValueError(f"{name} = {worst}: must be {'at least' if zero_allowed else 'greater than'} 0")
+    if not np.all((delta > 0) & (delta < 1)):
+        raise ValueError(f"delta = {delta[~((delta > 0) & (delta < 1))].flat[0]}: must lie strictly between 0 and 1")
+    return parameter, delta
+
+
+def _unwrap(values: FloatArray) -> Any:
+    return float(values) if values.ndim == 0 else values

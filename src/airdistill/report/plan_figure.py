@@ -1,0 +1,58 @@
+"""The convergence gap against the number of rounds, with the optimum marked."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+
+from airdistill.channel.sources import channel_source
+from airdistill.codesign.plan import NUM_DRAWS, Plan, gap_objective
+from airdistill.errors import InputError
+from airdistill.files import write_whole
+
+_FORMATS = (".png", ".svg", ".pdf")
+_CURVE, _NOISE, _CHOSEN = "#0072B2", "#E69F00", "#D55E00"  # apart for colour-blind eyes, and in grey
+
+
+def plot_gap(plan: Plan, path: Path) -> None:
+    """Writes Ω against T as PNG, SVG or PDF, as the file's name says."""
+    if path.suffix not in _FORMATS:
+        raise InputError("--plot", str(path), f"must end in {', '.join(_FORMATS)}")
+    if not path.parent.is_dir():
+        raise InputError("--plot", str(path), "its folder does not exist")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    num_rounds, gaps = _curve(plan)
+    start = 3 * plan.scenario.constants.loss_bound * plan.fleet.num_devices / plan.scenario.learning.initial_lr
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.loglog(num_rounds, gaps, color=_CURVE, linewidth=2, label="gap ΣΩ")
+    axes.loglog(num_rounds, start / np.sqrt(num_rounds), "--", color=_NOISE, label="without any noise")
+    best = plan.rounds.exact
+    axes.plot(best, np.interp(best, num_rounds, gaps), "o", color=_CURVE, markersize=9, label=f"optimum, T = {best}")
+    if plan.num_rounds != best:
+        at = np.interp(plan.num_rounds, num_rounds, gaps)
+        axes.plot(plan.num_rounds, at, "D", color=_CHOSEN, markersize=8, label=f"chosen, T = {plan.num_rounds}")
+    axes.set(
+        xlabel="rounds T",
+        ylabel="convergence gap, summed over devices",
+        title=f"Plan of {plan.scenario.name}",
+    )
+    axes.grid(which="both", alpha=0.25)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
+    write_whole(path, buffer.getvalue())
+
+
+def _curve(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    largest = max(plan.rounds.largest, plan.num_rounds)
+    marked = {1, largest, plan.rounds.exact, plan.num_rounds}
+    points = sorted(marked | {round(point) for point in np.geomspace(1, largest, 120)})
+    channels = channel_source(plan.scenario).planning_channels(NUM_DRAWS)
+    objective = gap_objective(plan.scenario, plan.fleet, channels)
+    return np.array(points), objective.gaps(points)

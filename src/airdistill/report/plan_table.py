@@ -1,0 +1,141 @@
+"""A plan on the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from airdistill.arrays import FloatArray
+from airdistill.codesign.plan import NUM_DRAWS, Plan
+from airdistill.units import with_prefix
+
+_MOST_ROWS = 12  # more devices or classes than this are summed up
+
+
+def print_plan(plan: Plan, console: Console, all_devices: bool = False) -> None:
+    """The whole answer: rounds, what binds, noise, power, time, energy, privacy, assumptions, warnings."""
+    console.print(
+        f"[bold]Plan of {escape(plan.scenario.name)}[/bold]", _fleet_in_words(plan), sep="\n", highlight=False
+    )
+    console.print(_summary_table(plan), "")
+    console.print(f"[bold]Noise variance per entry of the knowledge[/bold], median of {NUM_DRAWS} channel draws")
+    console.print(_noise_table(plan))
+    console.print("[bold]Privacy at the end[/bold]: exact ε at each device's δ under every sensitivity model")
+    console.print(_privacy_table(plan, all_devices))
+    console.print("[bold]This rests on[/bold]", _list(plan.assumptions, "·"))
+    if plan.warnings:
+        console.print("[bold yellow]Beware[/bold yellow]", _list(plan.warnings, "[yellow]![/yellow]"))
+
+
+def _list(lines: tuple[str, ...], bullet: str) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=True)
+    for line in lines:
+        table.add_row(bullet, escape(line))
+    return table
+
+
+def _fleet_in_words(plan: Plan) -> str:
+    samples = plan.fleet.class_counts.sum(axis=1)
+    data = plan.scenario.data
+    source = "declared counts" if data.class_counts is not None else f"{data.dataset}, {data.partition}"
+    return (
+        f"{plan.fleet.num_devices} devices with {_range(samples, str)} samples each, "
+        f"{plan.fleet.num_classes} classes ({escape(source)}), seed {plan.scenario.seed}"
+    )
+
+
+def _summary_table(plan: Plan) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    forecast, rounds, outage = plan.forecast, plan.rounds, plan.scenario.radio.outage
+    reason = {"fixed": "fixed by the scenario", "optimal": "the exact optimum", "paper": "eq. (21)"}[rounds.rule]
+    for label, text in [
+        ("Rounds", f"[bold]{rounds.chosen}[/bold], {reason}"),
+        ("  exact optimum", f"{rounds.exact} of at most {rounds.largest}"),
+        ("  paper, eq. (21)", _number(rounds.paper, ".10g")),
+        ("  if L1, L2 were a tenth", f"{rounds.exact_smaller_constants}"),
+        ("What binds", f"{forecast.regime} (privacy in {forecast.privacy_binds_share:.1%} of class-rounds)"),
+        (
+            "Knowledge error Φ2",
+            f"{_number(forecast.effective_noise)}, mean of all but the worst {outage:.0%} of rounds",
+        ),
+        (
+            "  median, quantile",
+            f"{_number(forecast.effective_noise_median)}, {_number(forecast.effective_noise_quantile)}",
+        ),
+        ("Convergence gap ΣΩ", _number(plan.convergence_gap)),
+        (
+            "Transmit power",
+            f"signal {_watts(forecast.signal_power_w)}, noise {_watts(forecast.noise_power_w)} a device",
+        ),
+        ("Uplink time", f"{with_prefix(plan.uplink_seconds, 's')} in all, {_slots(plan)} a round"),
+        ("Uplink energy", f"{with_prefix(plan.uplink_joules, 'J')} in all, for the whole fleet"),
+        ("Weakest device", f"{forecast.worst_snr_db:.1f} dB SNR at full power (median round)"),
+    ]:
+        table.add_row(label, text)
+    return table
+
+
+def _watts(power_w: FloatArray) -> str:
+    return _range(power_w, lambda value: with_prefix(value, "W"))
+
+
+def _slots(plan: Plan) -> str:
+    num_slots = plan.fleet.num_classes**2
+    return f"{num_slots} slots = {with_prefix(num_slots * plan.scenario.radio.slot, 's')}"
+
+
+def _noise_table(plan: Plan) -> Table:
+    table = Table()
+    table.add_column("class")
+    table.add_column("required by privacy", justify="right")
+    table.add_column("got", justify="right")
+    required, got = plan.forecast.required_noise_var, plan.forecast.effective_noise_var
+    if len(required) <= _MOST_ROWS:
+        for klass, (needed, received) in enumerate(zip(required, got, strict=True)):
+            table.add_row(str(klass), _number(needed), _number(received))
+        return table
+    for name, pick in _SUMMARIES.items():
+        table.add_row(name, _number(pick(required)), _number(pick(got)))
+    return table
+
+
+def _privacy_table(plan: Plan, all_devices: bool) -> Table:
+    table = Table(caption_justify="left")
+    declared = plan.scenario.privacy.sensitivity
+    table.add_column("device")
+    table.add_column("asked ε", justify="right")
+    table.add_column("δ", justify="right")
+    for model in plan.epsilon_by_model:
+        table.add_column(f"[bold]{model}*[/bold]" if model == declared else model, justify="right")
+    columns = [plan.fleet.epsilon, plan.fleet.delta, *plan.epsilon_by_model.values()]
+    if all_devices or plan.fleet.num_devices <= _MOST_ROWS:
+        for device in range(plan.fleet.num_devices):
+            table.add_row(str(device), *(_number(column[device]) for column in columns))
+    else:
+        for name, pick in _SUMMARIES.items():
+            table.add_row(name, *(_number(pick(column)) for column in columns))
+    table.caption = "* declared in the scenario" + ("" if all_devices else "; --devices lists every device")
+    return table
+
+
+_SUMMARIES: dict[str, Callable[[FloatArray], float]] = {
+    "least": lambda values: float(np.min(values)),
+    "median": lambda values: float(np.median(values)),
+    "most": lambda values: float(np.max(values)),
+}
+
+
+def _number(value: float, form: str = ".3g") -> str:
+    return "∞" if math.isinf(value) else format(value, form)
+
+
+def _range(values: FloatArray, show: Callable[[float], str]) -> str:
+    low, high = values.min(), values.max()
+    return show(low) if low == high else f"{show(low)}–{show(high)}"

@@ -1,0 +1,101 @@
+"""The kinds of value that a scenario field can hold: how each is read, and which rule it must keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, GetCoreSchemaHandler, PlainValidator
+from pydantic_core import CoreSchema, core_schema
+
+from airdistill.scenario.per_device import PerDevice, parse_per_device
+from airdistill.units import hertz, metres, seconds, watts
+
+Parser = Callable[[Any], float]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise ValueError("must be a number")
+    return float(value)
+
+
+def _finite_number(value: Any) -> float:
+    number = _number(value)
+    if math.isinf(number):
+        raise ValueError("must be a finite number")
+    return number
+
+
+def _positive(parse: Parser) -> Parser:
+    def check(value: Any) -> float:
+        number = parse(value)
+        if not number > 0:
+            raise ValueError("must be greater than 0")
+        return number
+
+    return check
+
+
+def _not_negative(parse: Parser) -> Parser:
+    def check(value: Any) -> float:
+        number = parse(value)
+        if number < 0:
+            raise ValueError("must not be negative")
+        return number
+
+    return check
+
+
+def _sample_count(value: Any) -> float:
+    number = _finite_number(value)
+    if number < 1 or number != int(number):
+        raise ValueError("must be a whole number of samples, at least 1: a device without data is refused")
+    return number
+
+
+def _epsilon(value: Any) -> float:
+    return _positive(_number)(math.inf if value == "inf" else value)
+
+
+def _delta(value: Any) -> float:
+    number = _number(value)
+    if not 0 < number < 1:
+        raise ValueError("must lie strictly between 0 and 1")
+    return number
+
+
+def _rounds(value: Any) -> int | str:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not is_count and value not in ("optimal", "paper"):
+        raise ValueError('must be "optimal", "paper" or a whole number of at least 1')
+    return value  # type: ignore[no-any-return]
+
+
+class _PerDeviceRule:
+    """Teaches pydantic to read a `PerDevice` whose entries pass `parse_one`, and to write it as it was given."""
+
+    def __init__(self, parse_one: Parser) -> None:
+        self._parse_one = parse_one
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            lambda value: parse_per_device(value, self._parse_one),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda value: value.as_given()),
+        )
+
+
+Number = Annotated[float, BeforeValidator(_finite_number)]
+Positive = Annotated[float, BeforeValidator(_positive(_finite_number))]
+NotNegative = Annotated[float, BeforeValidator(_not_negative(_finite_number))]
+Power = Annotated[float, BeforeValidator(_not_negative(watts))]
+Frequency = Annotated[float, BeforeValidator(_positive(hertz))]
+Time = Annotated[float, BeforeValidator(_positive(seconds))]
+Rounds = Annotated[Literal["optimal", "paper"] | int, PlainValidator(_rounds)]
+
+WattsPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(watts))]
+MetresPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(metres))]
+EpsilonPerDevice = Annotated[PerDevice, _PerDeviceRule(_epsilon)]
+DeltaPerDevice = Annotated[PerDevice, _PerDeviceRule(_delta)]
+SamplesPerDevice = Annotated[PerDevice, _PerDeviceRule(_sample_count)]

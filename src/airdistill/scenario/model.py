@@ -1,0 +1,231 @@
+"""A scenario in full, frozen and validated: every field, its default, its unit and its rule.
+
+Defaults are the sound choices: the whole device is protected (`device`), the accountant is exact, and only
+the fleet's own noise counts (`fleet_noise`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    field_validator,
+    model_validator,
+)
+
+from airdistill.errors import NOT_GIVEN, Described, InputError
+from airdistill.scenario.fields import (
+    DeltaPerDevice,
+    EpsilonPerDevice,
+    Frequency,
+    MetresPerDevice,
+    NotNegative,
+    Number,
+    Positive,
+    Power,
+    Rounds,
+    SamplesPerDevice,
+    Time,
+    WattsPerDevice,
+)
+from airdistill.scenario.per_device import PerDevice
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Group(_Section):
+    """Devices that share a model."""
+
+    count: StrictInt = Field(ge=1, description="how many devices")
+    model: StrictStr = Field(description="the model that they train")
+
+
+class Fleet(_Section):
+    """Who takes part."""
+
+    devices: StrictInt | None = Field(None, ge=1, description="how many devices; or give groups")
+    groups: tuple[Group, ...] = Field((), description="devices by model, each with a count and a model")
+    min_devices: StrictInt = Field(1, ge=1, description="a round needs at least so many")
+
+
+class Data(_Section):
+    """What the devices hold."""
+
+    dataset: StrictStr = Field("mnist", description='"mnist" (embedded), a folder of IDX files, or an .npz file')
+    samples_per_device: SamplesPerDevice | None = Field(
+        None, description="one count, a range, or a list; by default the training set is shared out evenly"
+    )
+    partition: Literal["iid", "dirichlet", "shards"] = Field("iid", description="how classes fall to devices")
+    alpha: Positive | None = Field(None, description="dirichlet: concentration, small is skewed")
+    classes_per_device: StrictInt | None = Field(None, ge=1, description="shards: classes each device holds")
+    class_counts: tuple[tuple[StrictInt, ...], ...] | None = Field(
+        None, description="samples by device and class, to plan without data; stands for the fields above"
+    )
+
+    @field_validator("class_counts")
+    @classmethod
+    def _rectangular(cls, counts: tuple[tuple[int, ...], ...] | None) -> tuple[tuple[int, ...], ...] | None:
+        if counts is None:
+            return None
+        if not counts or not counts[0] or len({len(row) for row in counts}) != 1:
+            raise ValueError("must be a table of one row per device, each with one count per class")
+        if min(min(row) for row in counts) < 0:
+            raise ValueError("counts must not be negative")
+        for device, row in enumerate(counts):
+            if sum(row) == 0:
+                raise ValueError(f"device {device} has no data; leave it out of the fleet")
+        return counts
+
+
+class Radio(_Section):
+    """The uplink."""
+
+    peak_power: WattsPerDevice = Field(PerDevice("same", (1e-3,)), description="transmit power limit of a device, W")
+    noise_power: Power = Field(5e-15, description="noise power of the receiver, W")
+    noise: Literal["complex", "real"] = Field(
+        "complex", description="complex: half of the noise lies on the decision axis; real: all of it"
+    )
+    carrier: Frequency = Field(915e6, description="carrier frequency, Hz")
+    distance: MetresPerDevice = Field(PerDevice("range", (100.0, 500.0)), description="from device to server, m")
+    path_loss_exponent: NotNegative = Field(3.0, description="of the path loss, which is a power gain")
+    fading: Literal["rayleigh", "rician", "real_gaussian", "none"] = Field(
+        "rayleigh", description="small-scale fading, new in every round"
+    )
+    rician_k_db: Number = Field(6.0, description="rician: power of the direct path over the scattered, dB")
+    gains: tuple[tuple[Number, Number], ...] | None = Field(
+        None, description="complex gain [re, im] of every device, for good; stands for distance and fading"
+    )
+    trace: StrictStr | None = Field(
+        None, description=".npz or .csv of complex gains, rounds × devices; stands for distance and fading"
+    )
+    slot: Time = Field(3.6e-6, description="time of one transmitted number, s")
+    outage: Number = Field(0.05, ge=0, lt=1, description="share of worst rounds that the planner leaves out")
+    transceiver: Literal["optimal", "paper"] = Field(
+        "optimal", description="optimal for the trust model; or eqs. (18)-(20) as printed, which can fail"
+    )
+
+
+class Privacy(_Section):
+    """What must stay hidden, from whom, and by whose noise."""
+
+    epsilon: EpsilonPerDevice = Field(description="privacy target of a device over the whole run; inf asks for none")
+    delta: DeltaPerDevice = Field(description="failure probability of that target")
+    sensitivity: Literal["paper", "class_mean", "trajectory", "device"] = Field(
+        "device", description="what one neighbour change can move; only `device` is sound for any training"
+    )
+    relabel: StrictBool = Field(False, description="the changed record may change its label too")
+    accountant: Literal["paper", "exact"] = Field("exact", description="from (ε, δ) to noise")
+    trust: Literal["receiver_noise", "fleet_noise", "own_noise"] = Field(
+        "fleet_noise", description="whose noise counts as protection"
+    )
+    noise: Literal["seeded"] = Field("seeded", description="seeded: reproducible, for simulation only")
+
+
+class Learning(_Section):
+    """How the devices learn."""
+
+    model: StrictStr = Field("paper_cnn", description="the model of every device outside a group")
+    rounds: Rounds = Field("optimal", description="optimal: the exact optimum; paper: eq. (21); or a number")
+    max_rounds: StrictInt = Field(2000, ge=1, description="the most rounds that the planner may choose")
+    initial_lr: Positive = Field(0.01, description="η0; round t steps with η0/√t")
+    distill_weight: NotNegative = Field(1.0, description="γ, weight of the distillation loss")
+    local_epochs: StrictInt = Field(1, ge=0, description="passes over the data a round; 0: one full-batch step")
+    batch_size: StrictInt = Field(60, ge=1, description="samples in a minibatch")
+    clip_norm: Positive = Field(1.0, description="per-sample gradient clip of federated learning")
+    receiver: Literal["linear"] = Field("linear", description="how the server estimates the knowledge")
+
+
+class Constants(_Section):
+    """Constants of the convergence bound; the defaults fit the paper's network on MNIST."""
+
+    grad_lipschitz: Positive = Field(22.0, description="L1, Lipschitz constant of the loss gradient")
+    model_lipschitz: Positive = Field(7.7, description="L2, Lipschitz constant of the model's output")
+    grad_norm_bound: Positive = Field(4.0, description="S, bound of the per-sample gradient norm")
+    loss_bound: Positive = Field(2.5, description="f_max, bound of the local loss")
+
+
+class Scenario(_Section):
+    """All that is given."""
+
+    name: StrictStr = Field("scenario", min_length=1, description="names the run")
+    seed: StrictInt = Field(0, ge=0, description="root of every random draw")
+    fleet: Fleet = Field(description="who takes part")
+    data: Data = Field(default_factory=Data, description="what the devices hold")
+    radio: Radio = Field(default_factory=Radio, description="the uplink")
+    privacy: Privacy = Field(description="what must stay hidden")
+    learning: Learning = Field(default_factory=Learning, description="how the devices learn")
+    constants: Constants = Field(default_factory=Constants, description="of the convergence bound")
+    overrides: dict[str, dict[str, Any]] = Field(default_factory=dict, description="what a scheme changes of the above")
+
+    @property
+    def num_devices(self) -> int:
+        if self.fleet.devices is not None:
+            return self.fleet.devices
+        return sum(group.count for group in self.fleet.groups)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Scenario:
+        self._check_fleet()
+        self._check_partition()
+        self._check_device_lists()
+        self._check_paper_transceiver()
+        return self
+
+    def _check_fleet(self) -> None:
+        grouped = sum(group.count for group in self.fleet.groups)
+        if self.num_devices == 0:
+            raise InputError("fleet.devices", NOT_GIVEN, "a fleet needs devices, or groups with counts")
+        if grouped not in (0, self.num_devices):
+            raise InputError("fleet.devices", self.fleet.devices, f"the groups hold {grouped} devices")
+        if self.fleet.min_devices > self.num_devices:
+            raise InputError("fleet.min_devices", self.fleet.min_devices, f"the fleet has only {self.num_devices}")
+
+    def _check_partition(self) -> None:
+        counts = self.data.class_counts
+        if counts is not None:
+            if len(counts) != self.num_devices:
+                shape = Described(f"{len(counts)} rows × {len(counts[0])} columns")
+                raise InputError(
+                    "data.class_counts",
+                    shape,
+                    f"must have one row for each of the {self.num_devices} devices",
+                )
+        elif self.data.partition == "dirichlet" and self.data.alpha is None:
+            raise InputError("data.alpha", NOT_GIVEN, 'partition "dirichlet" needs a concentration')
+        elif self.data.partition == "shards" and self.data.classes_per_device is None:
+            raise InputError("data.classes_per_device", NOT_GIVEN, 'partition "shards" needs a number')
+
+    def _check_device_lists(self) -> None:
+        lists: dict[str, int] = {}
+        for section, field in [
+            ("radio", "peak_power"), ("radio", "distance"), ("privacy", "epsilon"), ("privacy", "delta"),
+            ("data", "samples_per_device"),
+        ]:  # fmt: skip
+            value = getattr(getattr(self, section), field)
+            if value is not None and value.kind == "list":
+                lists[f"{section}.{field}"] = len(value.numbers)
+        if self.radio.gains is not None:
+            lists["radio.gains"] = len(self.radio.gains)
+        for field, length in lists.items():
+            if length != self.num_devices:
+                rule = f"must have one entry for each of the {self.num_devices} devices"
+                raise InputError(field, Described(f"{length} entries"), rule)
+        if self.radio.gains is not None and self.radio.trace is not None:
+            raise InputError("radio.trace", self.radio.trace, "give gains or a trace, not both")
+
+    def _check_paper_transceiver(self) -> None:
+        if self.radio.transceiver != "paper":
+            return
+        needed = {"sensitivity": "paper", "accountant": "paper", "trust": "receiver_noise", "relabel": False}
+        for field, value in needed.items():
+            if getattr(self.privacy, field) != value:
+                rule = f"the paper's transceiver is built for {field} = {value} alone"
+                raise InputError(f"privacy.{field}", getattr(self.privacy, field), rule)

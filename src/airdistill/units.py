@@ -1,0 +1,107 @@
+"""Quantities with units become SI numbers: "1 mW", "-113 dBm", "915 MHz", "3.6 us", "0.5 km".
+
+>>> watts("1 mW")
+0.001
+>>> round(10 * math.log10(watts("-113 dBm") / 1e-3))
+-113
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+_PREFIXES = {
+    "f": 1e-15, "p": 1e-12, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "m": 1e-3, "": 1.0,
+    "k": 1e3, "M": 1e6, "G": 1e9,
+}  # fmt: skip
+_DECIBEL_REFERENCE_W = {"dBm": 1e-3, "dBW": 1.0}
+_KIND_OF_UNIT = {"W": "power", "Hz": "frequency", "s": "time", "m": "distance"}
+_EXAMPLES = {"power": "1 mW", "frequency": "915 MHz", "time": "3.6 us", "distance": "100 m"}
+_QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\s*")
+
+
+def parse_quantity(value: Any, kind: str) -> float:
+    """The SI value of a number (already SI) or of a text with a unit of this kind.
+
+    Raises ValueError with the rule that the value breaks.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(_rule(kind))
+    if isinstance(value, (int, float)):
+        return _finite(float(value))
+    match = _QUANTITY.fullmatch(value)
+    if match is None:
+        raise ValueError(_rule(kind))
+    number, unit = _finite(float(match[1])), match[2]
+    if unit == "":
+        return number
+    return _finite(_to_si(number, unit, kind))
+
+
+def _to_si(number: float, unit: str, kind: str) -> float:
+    if unit in _DECIBEL_REFERENCE_W:
+        _check_kind("power", kind, unit)
+        if abs(number) > 3000:  # 10**308 is where floats end
+            raise ValueError(f"{number:g} {unit} is beyond any radio")
+        return float(_DECIBEL_REFERENCE_W[unit] * 10.0 ** (number / 10.0))
+    for symbol, found_kind in _KIND_OF_UNIT.items():
+        prefix = unit.removesuffix(symbol)
+        if prefix != unit and prefix in _PREFIXES:
+            _check_kind(found_kind, kind, unit)
+            return number * _PREFIXES[prefix]
+    raise ValueError(f'"{unit}" is no unit of {kind}; {_rule(kind)}')
+
+
+def _check_kind(found: str, wanted: str, unit: str) -> None:
+    if found != wanted:
+        raise ValueError(f'"{unit}" is a unit of {found}; {_rule(wanted)}')
+
+
+def _rule(kind: str) -> str:
+    return f'must be a {kind} such as "{_EXAMPLES[kind]}"'
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError("must be a finite number")
+    return number
+
+
+def watts(value: Any) -> float:
+    return parse_quantity(value, "power")
+
+
+def hertz(value: Any) -> float:
+    return parse_quantity(value, "frequency")
+
+
+def seconds(value: Any) -> float:
+    return parse_quantity(value, "time")
+
+
+def metres(value: Any) -> float:
+    return parse_quantity(value, "distance")
+
+
+def with_prefix(value: float, unit: str) -> str:
+    """A number for people: three digits and a prefix.
+
+    >>> with_prefix(0.0216, "s")
+    '21.6 ms'
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} {unit}"
+    steps = [
+        ("f", 1e-15),
+        ("p", 1e-12),
+        ("n", 1e-9),
+        ("µ", 1e-6),
+        ("m", 1e-3),
+        ("", 1.0),
+        ("k", 1e3),
+        ("M", 1e6),
+    ]
+    prefix, scale = next((s for s in reversed(steps) if abs(value) >= s[1] * 0.9995), steps[0])
+    return f"{value / scale:.3g} {prefix}{unit}"
