@@ -1,4 +1,4 @@
-"""The array types that signatures use. Shapes stand in docstrings as `[device, class]`, units in names as `_w`, `_s`."""
+"""The array types of signatures. Shapes stand in docstrings as `[device, class]`, units in names as `_w`, `_s`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def load_trace(source: str, num_devices: int) -> ComplexArray:
 
 
 def _read_npz(path: Path) -> ComplexArray:
-    with np.load(path, allow_pickle=False) as archive:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         names = archive.files
         if "channel" not in names and len(names) != 1:
             raise ValueError(f"has no array named channel, but {', '.join(names) or 'none at all'}")

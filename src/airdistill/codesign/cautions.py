@@ -34,6 +34,8 @@ def assumptions_of(scenario: Scenario) -> tuple[str, ...]:
     lines = [_NEIGHBOURS[scenario.privacy.sensitivity]]
     if scenario.privacy.relabel:
         lines.append("The changed record may change its label, between classes that the device holds anyway.")
+    if scenario.radio.trace is not None:
+        lines.append("Channels repeat the recorded trace, from its first round again after its last.")
     lines += [
         _TRUST[scenario.privacy.trust],
         "Class counts, weights, gains, scales, the number of rounds, initial weights and batch order are public.",

@@ -56,7 +56,7 @@ def forecast_round(
     noise = fleet_noise(fleet.class_counts, tally.noise_var) / fleet.num_devices
     kept = below_outage(noise, outage)
     held = fleet.class_counts.sum(axis=0) > 0
-    channel_floor = links.channel_noise_var * links.inverse_cap[:, held]
+    channel_floor = links.channel_floor[:, held]
     binds = float((required.max(axis=0)[held] > channel_floor).mean())
     return RoundForecast(
         regime="privacy" if binds >= 0.99 else "channel" if binds <= 0.01 else "mixed",
@@ -128,4 +128,4 @@ def _share(part: float, whole: float) -> float:
 def _decibel(signal: float, noise: float) -> float:
     if noise == 0:
         return float("inf")
-    return float(10 * np.log10(signal / noise)) if signal > 0 else float("-inf")
+    return float(10 * np.log10(max(signal / noise, 1e-100)))

@@ -56,6 +56,12 @@ class Links:
             per_device[self.weights == 0] = 0.0
         return np.asarray(per_device.max(axis=0) ** 2 / self.num_classes)
 
+    @property
+    def channel_floor(self) -> FloatArray:
+        """σ_n²/cap_k, `[..., class]`: the noise that is left with all power on the signal."""
+        reachable = np.isfinite(self.inverse_cap)
+        return np.where(reachable, self.channel_noise_var * np.where(reachable, self.inverse_cap, 0.0), np.inf)
+
     @cached_property
     def signal_share(self) -> FloatArray:
         """Σ_i (w_i^k)²/K, `[class]`: the received power that the signal takes at λ = 1."""

@@ -142,12 +142,9 @@ def _choose_rounds(scenario: Scenario, fleet: RealisedFleet, objective: GapObjec
     largest, asked = scenario.learning.max_rounds, scenario.learning.rounds
     exact = objective.best_rounds(largest)
     by_paper = paper_rounds(fleet.class_counts, fleet.epsilon, fleet.delta, objective.constants)
-    if isinstance(asked, int):
-        chosen = asked
-    else:
-        chosen = exact if asked == "optimal" else int(min(by_paper, largest))
+    answers = {"optimal": exact, "paper": int(min(by_paper, largest))}
     return RoundsChoice(
-        chosen=chosen,
+        chosen=asked if isinstance(asked, int) else answers[asked],
         rule="fixed" if isinstance(asked, int) else asked,
         exact=exact,
         exact_smaller_constants=objective.with_constants_scaled(SMALLER_CONSTANTS).best_rounds(largest),

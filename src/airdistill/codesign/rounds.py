@@ -191,7 +191,7 @@ def least_integer(objective: Callable[[int], float], largest: int) -> int:
             known[point] = objective(point)
         return known[point]
 
-    grid = sorted({int(round(point)) for point in np.geomspace(1, largest, _COARSE_STEPS)})
+    grid = sorted({round(point) for point in np.geomspace(1, largest, _COARSE_STEPS)})
     best = min(range(len(grid)), key=lambda index: (value(grid[index]), index))
     low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
     while high - low > 8:

@@ -87,7 +87,7 @@ def _from_folder(folder: Path, name: str) -> NDArray[np.generic]:
 
 def _from_npz(path: Path) -> list[NDArray[np.generic]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             missing = [name for name in _NPZ_NAMES if name not in archive.files]
             if missing:
                 raise DataError(f"{path}: has no {', '.join(missing)}")

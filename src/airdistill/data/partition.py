@@ -105,7 +105,7 @@ def _proportional_places(total: int, supply: IntArray, most: int) -> IntArray:
 
 def _even_shares(holds: BoolArray, sizes: IntArray, supply: IntArray) -> IntArray:
     """Counts `[device, class]` on the held classes with the given sizes, as near to even as the supply allows."""
-    for slack in (0.1, 0.25, 0.5, 1.0):
+    for slack in (0.1, 0.2, 0.3, 0.5, 1.0):
         counts = _shares_within(slack, holds, sizes, supply)
         if counts is not None:
             return counts

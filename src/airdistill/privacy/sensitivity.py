@@ -101,7 +101,7 @@ def classes_moved(class_counts: ArrayLike, model: str, relabel: bool) -> FloatAr
     """n_i, how many classes one neighbour change moves, `[device]`."""
     counts = _checked_counts(class_counts)
     if model in JOINT_MODELS:
-        return np.count_nonzero(counts, axis=1).astype(np.float64)
+        return np.asarray(np.count_nonzero(counts, axis=1), dtype=np.float64)
     return np.full(len(counts), 2.0 if relabel else 1.0)
 
 

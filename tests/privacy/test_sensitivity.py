@@ -1,0 +1,156 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airdistill.privacy.accountant import paper_mu
+from airdistill.privacy.sensitivity import (
+    TrajectoryDynamics,
+    aggregation_weights,
+    cumulative_squared_shift,
+    knowledge_sensitivity,
+    required_noise_var,
+    squared_shift_after,
+)
+
+# Device 0 holds classes 0 and 1, device 1 classes 1 and 2; nobody holds class 3.
+COUNTS = np.array([[10, 30, 0, 0], [0, 10, 50, 0]])
+ROOT2 = math.sqrt(2)
+DYNAMICS = TrajectoryDynamics(
+    initial_lr=0.1, grad_lipschitz=2.0, model_lipschitz=0.5, grad_norm_bound=3.0, local_epochs=1, batch_size=15
+)
+
+
+def test_weights_by_hand():
+    assert aggregation_weights(COUNTS).tolist() == [[1, 0.75, 0, 0], [0, 0.25, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("paper", [[ROOT2 / 40, ROOT2 / 40, 0, 0], [0, ROOT2 / 60, ROOT2 / 60, 0]]),
+        ("class_mean", [[ROOT2 / 10, ROOT2 / 30, 0, 0], [0, ROOT2 / 10, ROOT2 / 50, 0]]),
+        ("device", [[ROOT2, ROOT2, 0, 0], [0, ROOT2, ROOT2, 0]]),
+    ],
+)
+def test_sensitivity_by_hand(model, expected):
+    assert knowledge_sensitivity(COUNTS, model) == pytest.approx(np.array(expected))
+
+
+@pytest.mark.parametrize(("model", "moved"), [("paper", 1), ("class_mean", 1), ("device", 2)])
+def test_required_noise_by_hand(model, moved):
+    # T n (w s)²/μ², for T = 7 rounds and μ = (0.5, 2).
+    mu = np.array([0.5, 2.0])
+    scaled = aggregation_weights(COUNTS) * knowledge_sensitivity(COUNTS, model)
+    expected = 7 * moved * scaled**2 / (mu**2)[:, None]
+    assert required_noise_var(COUNTS, mu, 7, model) == pytest.approx(expected)
+    # Relabelling moves two classes of a per-class model; a whole device covers it already.
+    factor = 1 if model == "device" else 2
+    assert required_noise_var(COUNTS, mu, 7, model, relabel=True) == pytest.approx(factor * expected)
+
+
+@given(st.integers(0, 1000), st.integers(1, 500))
+def test_the_papers_choice_is_eq_17(seed, num_rounds):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 40, (4, 3))
+    epsilon, delta = rng.uniform(0.001, 0.1, 4), rng.uniform(1e-11, 1e-9, 4)
+    channel, scale = rng.uniform(0.1, 3, 4), 1.7
+    required = required_noise_var(counts, paper_mu(epsilon, delta), num_rounds, "paper")
+    # Eq. (17): max_i 4TK|h P1|²ρ_i, with |h P1| = w λ/√K by eq. (18), over λ².
+    stringency = np.log(1 / delta) / (counts.sum(axis=1) * epsilon) ** 2
+    gain = counts / counts.sum(axis=0) * scale / (math.sqrt(3) * channel[:, None])
+    right_side = 4 * num_rounds * 3 * (channel[:, None] * gain) ** 2 * stringency[:, None]
+    assert required == pytest.approx(right_side / scale**2, rel=1e-10)
+
+
+def test_no_privacy_asked_needs_no_noise():
+    assert (required_noise_var(COUNTS, np.array([np.inf, np.inf]), 100, "device") == 0).all()
+
+
+def simplex(rng, *shape):
+    return rng.dirichlet(np.full(shape[-1], 0.1), shape[:-1])
+
+
+@given(st.integers(0, 10_000), st.integers(1, 30))
+def test_replacing_one_record_under_a_fixed_model_stays_within_class_mean(seed, size):
+    rng = np.random.default_rng(seed)
+    outputs = simplex(rng, size, 5)
+    changed = outputs.copy()
+    changed[0] = simplex(rng, 1, 5)[0]
+    shift = np.linalg.norm(outputs.mean(axis=0) - changed.mean(axis=0))
+    assert shift <= knowledge_sensitivity([[size, 3]], "class_mean")[0, 0] * (1 + 1e-12)
+
+
+def test_lemma_1_fails_for_the_smallest_class_even_with_a_fixed_model():
+    # Two samples of a class in a dataset of 100: the mean moves by √2/2 where Lemma 1 allows √2/100.
+    before, after = np.array([[1.0, 0], [1, 0]]), np.array([[0.0, 1], [1, 0]])
+    shift = np.linalg.norm(before.mean(axis=0) - after.mean(axis=0))
+    assert shift == pytest.approx(ROOT2 / 2)
+    assert shift > 49 * knowledge_sensitivity([[2, 98]], "paper")[0, 0]
+    assert shift <= knowledge_sensitivity([[2, 98]], "class_mean")[0, 0] * (1 + 1e-12)
+
+
+def drift_by_steps(dynamics, samples, num_rounds):
+    """D_t step by step: the record sits in the first batch of a pass, the worst place for it."""
+    full = dynamics.local_epochs == 0
+    batch = samples if full else min(dynamics.batch_size, samples)
+    steps = math.ceil(samples / batch)
+    drift, history = 0.0, []
+    for round_index in range(1, num_rounds + 1):
+        history.append(drift)
+        lr = dynamics.initial_lr / math.sqrt(round_index)
+        for _ in range(max(1, dynamics.local_epochs)):
+            for step in range(steps):
+                kick = 2 * lr * dynamics.grad_norm_bound / batch if step == 0 else 0.0
+                drift = (1 + lr * dynamics.grad_lipschitz) * drift + kick
+    return history
+
+
+@pytest.mark.parametrize(("epochs", "batch"), [(0, 7), (1, 15), (2, 15), (1, 100)])
+def test_the_drift_is_that_of_single_steps(epochs, batch):
+    dynamics = TrajectoryDynamics(0.1, 2.0, 0.5, 3.0, local_epochs=epochs, batch_size=batch)
+    drift = np.stack(list(itertools.islice(dynamics.parameter_drift(np.array([40.0, 60.0])), 6)))
+    for device, samples in enumerate((40, 60)):
+        assert drift[:, device] == pytest.approx(drift_by_steps(dynamics, samples, 6), rel=1e-12)
+
+
+def test_trajectory_adds_the_drift_and_stops_at_the_diameter():
+    weights = aggregation_weights(COUNTS)
+    expected = np.zeros(COUNTS.shape)
+    drifts = list(zip(*(drift_by_steps(DYNAMICS, samples, 4) for samples in (40, 60)), strict=True))
+    for drift in drifts:
+        own = np.divide(ROOT2, COUNTS, out=np.zeros(COUNTS.shape), where=COUNTS > 0)
+        sensitivity = np.minimum(ROOT2, own + 0.5 * np.array(drift)[:, None]) * (COUNTS > 0)
+        expected += (weights * sensitivity) ** 2
+    assert squared_shift_after(COUNTS, "trajectory", 4, DYNAMICS) == pytest.approx(expected, rel=1e-12)
+    required = required_noise_var(COUNTS, np.array([0.5, 2.0]), 4, "trajectory", dynamics=DYNAMICS)
+    assert required == pytest.approx(expected * np.array([[2 / 0.25], [2 / 4]]), rel=1e-12)
+    late = squared_shift_after(COUNTS, "trajectory", 3000, DYNAMICS)
+    assert np.isfinite(late).all()
+    assert (late <= squared_shift_after(COUNTS, "device", 3000) * (1 + 1e-12)).all()
+
+
+def test_in_the_first_round_the_trajectory_model_is_the_class_mean():
+    first = next(cumulative_squared_shift(COUNTS, "trajectory", DYNAMICS))
+    assert first == pytest.approx(next(cumulative_squared_shift(COUNTS, "class_mean")))
+
+
+@pytest.mark.parametrize(
+    ("counts", "rule"),
+    [([1, 2], "shape"), ([[1, -2]], "negative"), ([[1, 2], [0, 0]], "device 1 has no data"), ([[]], "shape")],
+)
+def test_bad_counts_are_refused(counts, rule):
+    with pytest.raises(ValueError, match=rule):
+        knowledge_sensitivity(counts, "device")
+
+
+def test_unknown_or_incomplete_models_are_refused():
+    with pytest.raises(ValueError, match="must be one of paper"):
+        knowledge_sensitivity(COUNTS, "guess")
+    with pytest.raises(ValueError, match="needs the training dynamics"):
+        required_noise_var(COUNTS, 1.0, 3, "trajectory")
+    with pytest.raises(ValueError, match="needs the parameter drift"):
+        knowledge_sensitivity(COUNTS, "trajectory")
