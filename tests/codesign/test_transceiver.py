@@ -53,7 +53,8 @@ def noise_over_least(fleet, trust, klass, made):
     cost = np.append(np.ones(num), sigma2)
     # Each row in units of its largest number.
     size = np.abs(np.column_stack([limits, bounds])).max(axis=1)
-    solution = linprog(cost, A_ub=np.array(limits) / size[:, None], b_ub=np.array(bounds) / size)
+    tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    solution = linprog(cost, A_ub=np.array(limits) / size[:, None], b_ub=np.array(bounds) / size, options=tight)
     assert solution.success, solution.message
     return 1 / solution.fun
 
