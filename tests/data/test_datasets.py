@@ -146,7 +146,7 @@ def test_a_truncated_npz_is_refused(tmp_path, arrays):
 
 
 def test_no_data_at_all_is_refused(tmp_path):
-    with pytest.raises(InputError, match="data.dataset"):
+    with pytest.raises(InputError, match=r"data\.dataset"):
         load_dataset(str(tmp_path / "nowhere"))
     with pytest.raises(AirDistillError, match="has no train-images"):
         load_dataset(str(tmp_path))

@@ -1,0 +1,67 @@
+import io
+
+import pytest
+from rich.console import Console
+
+import airdistill as ad
+from airdistill.errors import InputError
+from airdistill.report.plan_figure import plot_gap
+from airdistill.report.plan_table import print_plan
+
+
+def printed(plan, width=100, **options):
+    console = Console(file=io.StringIO(), width=width)
+    print_plan(plan, console, **options)
+    return console.file.getvalue()
+
+
+def test_the_table_answers_the_questions():
+    plan = ad.plan(ad.load("paper"))
+    text = printed(plan)
+    for words in ["Rounds", str(plan.num_rounds), "eq. (21)", str(plan.rounds.paper), "What binds", "720 ms in all"]:
+        assert words in text
+    for words in ["Uplink energy", "Weakest device", "dB SNR", "class_mean", "trajectory", "paper*", "Beware"]:
+        assert words in text
+    for assumption in plan.assumptions:
+        assert " ".join(assumption.split()[:5]) in text
+
+
+def test_devices_are_summed_up_or_listed():
+    plan = ad.plan(ad.load("quick"))
+    assert "median" in printed(plan)
+    assert "│ 19 " in printed(plan, all_devices=True)
+
+
+def test_the_table_fits_a_terminal_of_eighty_columns():
+    for name in ["paper", "quick", "paper-literal"]:
+        assert max(len(line) for line in printed(ad.plan(ad.load(name)), width=80).splitlines()) <= 80
+
+
+def test_many_classes_are_summed_up():
+    counts = str([[1] * 40, [2] * 40])
+    text = printed(ad.plan(ad.load("quick", ["fleet.devices=2", f"data.class_counts={counts}"])))
+    assert "least" in text
+    assert "│ 39 " not in text
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_the_gap_is_drawn(tmp_path, suffix, magic):
+    path = tmp_path / f"gap.{suffix}"
+    plot_gap(ad.plan(ad.load("quick")), path)
+    assert path.read_bytes().startswith(magic)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_drawing_marks_the_optimum_and_the_choice(tmp_path):
+    path = tmp_path / "gap.svg"
+    plan = ad.plan(ad.load("quick"))
+    plot_gap(plan, path)
+    text = path.read_text()
+    assert f"optimum, T = {plan.rounds.exact}" in text
+    assert "chosen, T = 60" in text
+
+
+@pytest.mark.parametrize(("name", "rule"), [("gap.bmp", "must end in"), ("none/gap.png", "folder does not exist")])
+def test_a_figure_that_cannot_be_written_is_refused(tmp_path, name, rule):
+    with pytest.raises(InputError, match=rule):
+        plot_gap(ad.plan(ad.load("quick")), tmp_path / name)

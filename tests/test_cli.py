@@ -1,0 +1,175 @@
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+
+from airdistill import __version__
+from airdistill.cli import main
+from airdistill.scenario import load
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command line in this process: exit code, standard output, standard error."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["airdistill", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        else:
+            code = 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_plan_prints_a_table(run):
+    code, out, err = run("plan", "quick")
+    assert (code, err) == (0, "")
+    assert "Plan of quick" in out
+
+
+def test_plan_prints_json_and_nothing_else(run):
+    code, out, _ = run("plan", "quick", "--json", "--rounds", "7", "--set", "radio.peak_power=10 mW")
+    made = json.loads(out)
+    assert code == 0
+    assert made["rounds"]["chosen"] == 7
+    assert made["scenario"]["radio"]["peak_power"] == 0.01
+
+
+def test_plan_draws(run, tmp_path):
+    code, _, _ = run("plan", "quick", "--plot", tmp_path / "gap.png")
+    assert code == 0
+    assert (tmp_path / "gap.png").stat().st_size > 1000
+
+
+def test_plan_can_follow_a_rule_by_name(run):
+    _, out, _ = run("plan", "quick", "--rounds", "optimal", "--json")
+    rounds = json.loads(out)["rounds"]
+    assert rounds["chosen"] == rounds["exact"]
+
+
+def test_a_printed_preset_is_a_scenario_to_start_from(run, tmp_path):
+    code, out, _ = run("scenarios", "show", "paper")
+    assert code == 0
+    assert tomllib.loads(out)["fleet"]["devices"] == 50
+    (tmp_path / "mine.toml").write_text(out)
+    assert load(tmp_path / "mine.toml") == load("paper")
+
+
+def test_scenarios_are_listed(run):
+    code, out, _ = run("scenarios")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "device-level", "paper", "paper-literal", "quick", "small-data",
+    ]  # fmt: skip
+    _, out, _ = run("scenarios", "--json")
+    assert "quick" in json.loads(out)
+
+
+def test_version_and_help(run):
+    assert run("--version")[1].strip() == __version__
+    for command in ([], ["plan"], ["scenarios"], ["scenarios", "show"]):
+        code, out, _ = run(*command, "--help")
+        assert code == 0
+        assert "Usage" in out
+        if command:
+            assert "Example: airdistill" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["radio.peak_power=-1 mW"], "radio.peak_power"),
+        (["privacy.epsilon=0"], "privacy.epsilon"),
+        (["privacy.delta=1"], "privacy.delta"),
+        (["privacy.delta=1.5"], "privacy.delta"),
+        (["privacy.epsilon=nan"], "privacy.epsilon"),
+        (["constants.grad_lipschitz=nan"], "constants.grad_lipschitz"),
+        (["radio.pwr=1"], "unknown key"),
+        (["radio.carrier=1 mW"], "unit of power"),
+        (["data.class_counts=[[1, 2], [3]]"], "data.class_counts"),
+        (["data.class_counts=[[1, 2]]"], "data.class_counts"),
+        (["data.dataset=nowhere.npz"], "data.dataset"),
+        (["radio.trace=nowhere.csv"], "radio.trace"),
+        (["fleet.devices=0"], "fleet.devices"),
+        (["data.samples_per_device=99999"], "data.samples_per_device"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_two(run, changes, words):
+    code, out, err = run("plan", "quick", *(part for change in changes for part in ("--set", change)))
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_a_missing_scenario_and_a_bad_file_are_refused(run, tmp_path):
+    bad = tmp_path / "bad.toml"
+    bad.write_text("fleet = \n")
+    for source, words in [("nowhere.toml", "no such file"), (bad, "not valid TOML"), (tmp_path, "cannot be read")]:
+        code, _, err = run("plan", source)
+        assert code == 2
+        assert words in err
+        assert err.count("\n") == 1
+
+
+def test_a_truncated_mnist_file_is_refused(run, tmp_path):
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"):
+        (tmp_path / name).write_bytes(b"\0\0\x08\x01\0\0\0\x09abc")
+    code, _, err = run("plan", "quick", "--set", f"data.dataset={tmp_path}")
+    assert code == 2
+    assert "truncated" in err
+    assert err.count("\n") == 1
+
+
+def test_a_class_nobody_holds_is_a_warning(run):
+    changes = ["--set", "fleet.devices=2", "--set", "data.class_counts=[[5, 0], [5, 0]]"]
+    code, out, _ = run("plan", "quick", *changes)
+    assert code == 0
+    assert "Nobody holds class 1" in out
+
+
+def loaded_by(*arguments):
+    script = (
+        f"import sys; sys.argv = ['airdistill', *{list(arguments)!r}]\n"
+        "from airdistill.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "print('LOADED', *sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stderr.split("LOADED")[1].split())
+
+
+def test_planning_needs_no_heavy_library():
+    assert importlib.util.find_spec("torch")  # it is there to be loaded
+    loaded = loaded_by("plan", "paper")
+    assert "numpy" in loaded
+    assert not loaded & {"torch", "dp_accounting", "numba", "matplotlib", "pandas"}
+
+
+def test_help_needs_not_even_numpy():
+    assert not loaded_by("--help") & {"torch", "numpy", "scipy", "pydantic", "matplotlib"}
+
+
+def test_python_m_airdistill_is_the_command_line():
+    done = subprocess.run([sys.executable, "-m", "airdistill", "plan", "nope"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith('error: scenario = "nope"')
+
+
+def test_python_does_the_same():
+    import airdistill as ad
+
+    plan = ad.plan(ad.load("quick"))
+    assert plan.num_rounds == 60
+    assert np.isfinite(plan.convergence_gap)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ad.nothing
