@@ -22,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-scenarios_app = typer.Typer(rich_markup_mode=None, help="The presets: list them, or print one to start from.")
+scenarios_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(scenarios_app, name="scenarios", invoke_without_command=True)
 
 ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A preset's name or a TOML file.")]
@@ -50,7 +50,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
