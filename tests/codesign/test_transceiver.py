@@ -1,5 +1,7 @@
 """The closed forms against generic solvers, and the properties that any good design has."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -244,6 +246,19 @@ def test_a_holder_without_a_channel_silences_its_class_and_no_other(trust):
     assert np.isfinite(made.signal_gain).all()
     assert np.isfinite(made.noise_gain).all()
     assert made.privacy_slack(required).min() >= -1e-9
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_a_design_holds_at_most_six_arrays_of_the_fleets_size(trust):
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 20, (3000, 40))
+    required = rng.random(counts.shape)
+    channel, power = rng.standard_normal(3000) + 1j, np.ones(3000)
+    tracemalloc.start()
+    design_round(counts, channel, power, 0.1, required, trust)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= 6 * counts.size * 8
 
 
 def test_wrong_arguments_are_refused():
