@@ -16,17 +16,21 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from airdistill.codesign.plan import Plan, plan
     from airdistill.errors import AirDistillError
+    from airdistill.run import RunRecord, resume, run
     from airdistill.scenario import Scenario, load
 
-__all__ = ["AirDistillError", "Plan", "Scenario", "load", "plan"]
+__all__ = ["AirDistillError", "Plan", "RunRecord", "Scenario", "load", "plan", "resume", "run"]
 
 # Names are looked up when first used, so that `import airdistill` and `airdistill --help` stay light.
 _HOMES = {
     "AirDistillError": "airdistill.errors",
     "Plan": "airdistill.codesign.plan",
+    "RunRecord": "airdistill.run.record",
     "Scenario": "airdistill.scenario",
     "load": "airdistill.scenario",
     "plan": "airdistill.codesign.plan",
+    "resume": "airdistill.run.runner",
+    "run": "airdistill.run.runner",
 }
 
 

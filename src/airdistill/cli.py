@@ -6,13 +6,18 @@ Imports stand inside the commands, so that `--help` answers at once.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from airdistill import __version__
 from airdistill.errors import AirDistillError
+
+if TYPE_CHECKING:
+    from airdistill.run.record import RunRecord
+    from airdistill.run.runner import OnRound
 
 app = typer.Typer(
     name="airdistill",
@@ -94,6 +99,89 @@ def plan_command(
     print_plan(made, Console(), devices)
 
 
+SchemeOption = Annotated[
+    str, typer.Option("--scheme", metavar="NAME", help="A scheme's name, or your own as package.module:Scheme.")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", help="Devices worked on at once; 0: one for each core.")]
+
+
+@app.command("run")
+def run_command(
+    scenario: ScenarioArgument,
+    scheme: SchemeOption = "ota_fd",
+    changes: SetOption = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Plan and run so many rounds.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="An empty folder; by default under runs/.")
+    ] = None,
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = 0,
+    eval_every: Annotated[int, typer.Option("--eval-every", help="Rounds between two evaluations.")] = 20,
+    checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", help="Rounds between checkpoints.")] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a fleet; leaves a record that can be resumed and plotted.
+
+    Example: airdistill run quick --scheme fd_error_free --rounds 5 --out my-run
+    """
+    from airdistill.run.options import RunOptions
+    from airdistill.run.runner import run
+    from airdistill.scenario.loading import load
+
+    options = RunOptions(device=device, threads=threads, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    given = load(scenario, changes or [])
+    _follow(lambda on_round: run(given, scheme, rounds, out, options, on_round), f"{given.name}, {scheme}", as_json)
+
+
+@app.command("resume")
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")], as_json: JsonOption = False
+) -> None:
+    """Go on with a run that was stopped or killed, to the same bytes.
+
+    Example: airdistill resume runs/quick-ota_fd
+    """
+    from airdistill.run.runner import resume
+
+    _follow(lambda on_round: resume(folder, on_round), str(folder), as_json)
+
+
+@app.command("schemes")
+def schemes_command(as_json: JsonOption = False) -> None:
+    """What can be run.
+
+    Example: airdistill schemes --json
+    """
+    import inspect
+
+    from airdistill.schemes.registry import SCHEMES
+
+    summaries = {name: " ".join((inspect.getdoc(scheme) or "").split()) for name, scheme in SCHEMES.items()}
+    _print_summaries(summaries, as_json)
+
+
+def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) -> None:
+    """Runs with a bar on standard error; Ctrl-C leaves what there is, with exit code 130."""
+    import logging
+
+    from rich.console import Console
+
+    from airdistill.report.progress import print_run, round_bar
+
+    logging.basicConfig(format="%(message)s")
+    try:
+        with round_bar(Console(stderr=True), label) as on_round:
+            record = start(on_round)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; what there is was kept: airdistill resume goes on with it\n")
+        sys.exit(130)
+    if as_json:
+        _print_json({"folder": str(record.folder), **record.summary})
+    else:
+        print_run(record, Console())
+
+
 @scenarios_app.callback()
 def scenarios_command(context: typer.Context, as_json: JsonOption = False) -> None:
     """The presets: list them, or print one to start from.
@@ -104,13 +192,7 @@ def scenarios_command(context: typer.Context, as_json: JsonOption = False) -> No
         return
     from airdistill.scenario.loading import preset_names, preset_summary
 
-    summaries = {name: preset_summary(name) for name in preset_names()}
-    if as_json:
-        _print_json(summaries)
-        return
-    width = max(len(name) for name in summaries)
-    for name, summary in summaries.items():
-        _print_text(f"{name:<{width}}  {summary}")
+    _print_summaries({name: preset_summary(name) for name in preset_names()}, as_json)
 
 
 @scenarios_app.command("show")
@@ -124,10 +206,19 @@ def show_command(name: Annotated[str, typer.Argument(metavar="NAME", help="A pre
     _print_text(preset_text(name).rstrip("\n"))
 
 
-def _print_json(value: Any) -> None:
-    import json
+def _print_summaries(summaries: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        _print_json(summaries)
+        return
+    width = max(len(name) for name in summaries)
+    for name, summary in summaries.items():
+        _print_text(f"{name:<{width}}  {summary}")
 
-    _print_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+def _print_json(value: Any) -> None:
+    from airdistill.jsonable import json_text
+
+    _print_text(json_text(value).rstrip("\n"))
 
 
 def _print_text(text: str) -> None:

@@ -14,6 +14,7 @@ from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.rounds import RoundsChoice
+from airdistill.jsonable import jsonable
 from airdistill.scenario.loading import validated
 
 # What outside readers look for stands at the top level; the rest of the forecast in a table of its own.
@@ -32,7 +33,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         }
         for device in range(plan.fleet.num_devices)
     ]
-    written: dict[str, Any] = _without_infinity(
+    written: dict[str, Any] = jsonable(
         {
             "airdistill": __version__,
             "name": plan.scenario.name,
@@ -79,22 +80,6 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
         assumptions=tuple(stored["assumptions"]),
         warnings=tuple(stored["warnings"]),
     )
-
-
-def _without_infinity(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_infinity(entry) for key, entry in value.items()}
-    if isinstance(value, np.ndarray):
-        return _without_infinity(value.tolist())
-    if isinstance(value, (list, tuple)):
-        return [_without_infinity(entry) for entry in value]
-    if isinstance(value, np.generic):
-        return _without_infinity(value.item())
-    if isinstance(value, float):
-        if math.isnan(value):
-            raise ValueError("a plan holds a value that is no number")
-        return None if math.isinf(value) else value
-    return value
 
 
 def _number(value: Any) -> Any:

@@ -1,0 +1,39 @@
+"""The complex baseband of one round, equation by equation."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.codesign.transceiver import RoundDesign
+from airdistill.privacy.sensitivity import aggregation_weights
+
+
+def ideal_knowledge(class_counts: ArrayLike, local_knowledge: FloatArray) -> FloatArray:
+    """Eq. (3): Σ_i w_i^k q_i^k, `[class, class]`, from `[device, class, class]`; not a number where nobody has any."""
+    weights = aggregation_weights(class_counts)
+    held = weights > 0
+    spoken = np.where(held[:, :, None], local_knowledge, 0.0)
+    ideal = np.einsum("ik,ikd->kd", weights, spoken)
+    return np.where(np.asarray(held.any(axis=0))[:, None], ideal, np.nan)
+
+
+def transmit(design: RoundDesign, local_knowledge: FloatArray, artificial_noise: FloatArray) -> ComplexArray:
+    """Eq. (7): x = P1 √K q + P2 m, `[device, class, slot]`; a device sends no knowledge of a class it lacks."""
+    num_classes = local_knowledge.shape[1]
+    spoken = np.where(design.signal_gain[:, :, None] != 0, local_knowledge, 0.0)
+    signal = design.signal_gain[:, :, None] * np.sqrt(num_classes) * spoken
+    return np.asarray(signal + design.noise_gain[:, :, None] * artificial_noise)
+
+
+def superpose(transmitted: ComplexArray, channel: ComplexArray, receiver_noise: ComplexArray) -> ComplexArray:
+    """Eqs. (10), (11): y = Σ_i h_i x_i + n, `[class, slot]`."""
+    return np.asarray(np.einsum("i,ikd->kd", channel, transmitted) + receiver_noise)
+
+
+def receive(received: ComplexArray, rx_scale: FloatArray) -> FloatArray:
+    """Eq. (12): r̂ = Re(r)/λ, `[class, class]`; not a number for a class that was not sent (λ = 0)."""
+    sent = rx_scale > 0
+    scaled = received.real / np.where(sent, rx_scale, 1.0)[:, None]
+    return np.where(sent[:, None], scaled, np.nan)

@@ -1,0 +1,1 @@
+"""Models, local knowledge, local training and evaluation. Knows nothing of privacy or radio."""

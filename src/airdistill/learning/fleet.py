@@ -1,0 +1,134 @@
+"""All devices' learning: the same steps for every learner, within a bound of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.data.datasets import Dataset
+from airdistill.errors import AirDistillError
+from airdistill.learning.learner import Learner, Losses, Target
+from airdistill.learning.models import build_model
+from airdistill.learning.samples import input_shape, to_tensor
+from airdistill.streams import stream
+
+Result = TypeVar("Result")
+CPU = torch.device("cpu")
+
+
+class TrainingDivergedError(AirDistillError):
+    """A loss became infinite or no number."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How the arithmetic is done. The result's last bits may depend on all but `workers` and `kept_bytes`.
+
+    `workers` devices are worked on at once, each by one thread: threads inside an operation would change last bits
+    with their number, and wait for each other in vain on a busy machine. `chunk_samples` go through a model at once;
+    forward passes are kept for the update up to `kept_bytes`.
+    """
+
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+    chunk_samples: int = 300
+    kept_bytes: int = 4 << 30
+    workers: int = 1
+
+    def for_each(self, function: Callable[..., Result], *sequences: Iterable[Any]) -> list[Result]:
+        """The function's results for every device, in order."""
+        if self.workers == 1 or self.device.type != "cpu":
+            return list(map(function, *sequences))
+        with ThreadPoolExecutor(self.workers) as pool:
+            return list(pool.map(function, *sequences))
+
+
+class LearningFleet:
+    """Learners in the order of their devices."""
+
+    def __init__(self, learners: list[Learner], engine: Engine) -> None:
+        self.learners = learners
+        self.engine = engine
+        self._kept_bytes_a_sample: float | None = None
+
+    @classmethod
+    def of(
+        cls, dataset: Dataset, indices: Iterable[IntArray], models: list[str], seed: int, engine: Engine
+    ) -> LearningFleet:
+        """Every device with its samples and its own initial weights, from the stream (model-weights, 0, device)."""
+        shape = input_shape(dataset.x_train)
+        samples = to_tensor(dataset.x_train, engine.dtype, engine.device)
+        learners = []
+        for device, held in enumerate(indices):
+            rng = stream(seed, "model-weights", 0, device)
+            model = build_model(models[device], shape, dataset.num_classes, rng, engine.dtype).to(engine.device)
+            own = samples[torch.from_numpy(held).to(engine.device)]
+            learners.append(Learner(model, own, dataset.y_train[held], dataset.num_classes, engine.chunk_samples))
+        return cls(learners, engine)
+
+    def knowledge(self, for_full_batch: bool) -> FloatArray:
+        """Local knowledge of all devices, `[device, class, class]`.
+
+        Before a full-batch step the forward passes are kept, as many as fit: that step then needs no second one.
+        """
+        budget = self.engine.kept_bytes if for_full_batch else 0.0
+        keeps = []
+        for learner in self.learners:
+            cost = learner.num_samples * self._bytes_kept_for_a_sample(learner) if for_full_batch else 0.0
+            keeps.append(for_full_batch and cost <= budget)
+            budget -= cost if keeps[-1] else 0.0
+        return np.stack(self.engine.for_each(Learner.knowledge, self.learners, keeps))
+
+    def _bytes_kept_for_a_sample(self, learner: Learner) -> float:
+        """What autograd holds on to, measured on the first learner's first chunk."""
+        if self._kept_bytes_a_sample is None:
+            self._kept_bytes_a_sample = learner.bytes_kept_for_a_sample()
+        return self._kept_bytes_a_sample
+
+    def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> list[Losses]:
+        """Eq. (4) on every device."""
+        return self.engine.for_each(lambda learner: learner.full_batch_step(target, lr, distill_weight), self.learners)
+
+    def local_epochs(
+        self, target: Target | None, lr: float, distill_weight: float, orders: list[list[IntArray]], batch_size: int
+    ) -> list[Losses]:
+        """Minibatch passes on every device; `orders[device]` has one order of its samples for each pass."""
+        return self.engine.for_each(
+            lambda learner, own: learner.local_epochs(target, lr, distill_weight, own, batch_size),
+            self.learners,
+            orders,
+        )
+
+    def models(self) -> list[nn.Module]:
+        return [learner.model for learner in self.learners]
+
+    def state(self) -> dict[str, Tensor]:
+        """Every model's weights under `device.parameter`."""
+        return {
+            f"{device}.{name}": tensor.detach()
+            for device, learner in enumerate(self.learners)
+            for name, tensor in learner.model.state_dict().items()
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for device, learner in enumerate(self.learners):
+            prefix = f"{device}."
+            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            learner.model.load_state_dict(own)
+
+
+def check_finite(losses: list[Losses], round_index: int) -> None:
+    """Raises with round and device where a loss is no finite number."""
+    for device, loss in enumerate(losses):
+        if not np.isfinite([loss.training, loss.distillation]).all():
+            raise TrainingDivergedError(
+                f"round {round_index}, device {device}: the loss is {loss.training + loss.distillation}; "
+                "lower learning.initial_lr or learning.distill_weight"
+            )

@@ -1,0 +1,142 @@
+"""One device's learning: its knowledge (eq. 2), its loss (eq. 1) and its update (eq. 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax
+
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.learning.samples import channels_last
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a device distils from: rows of knowledge `[class, class]`, and which classes have any `[class]`."""
+
+    rows: Tensor
+    known: Tensor
+
+    @classmethod
+    def of(cls, received: FloatArray, dtype: torch.dtype, device: torch.device) -> Target:
+        """From received knowledge `[class, class]`; a row that is no finite vector counts as not received."""
+        known = np.asarray(np.isfinite(received).all(axis=1))
+        rows = np.where(known[:, None], received, 0.0)
+        return cls(torch.from_numpy(rows).to(device, dtype), torch.from_numpy(known).to(device, dtype))
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The two means of eq. (1) over a device's samples; the distillation term without its weight γ."""
+
+    training: float
+    distillation: float
+
+
+class Learner:
+    """A device: its model, its samples in chunks, and the forward pass that it may keep for its update."""
+
+    def __init__(self, model: nn.Module, samples: Tensor, labels: IntArray, num_classes: int, chunk: int) -> None:
+        if samples.ndim == 4:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = model
+        self.num_classes = num_classes
+        self._samples = channels_last(samples)
+        self._labels = torch.from_numpy(labels).to(samples.device)
+        self._chunks = torch.split(self._samples, chunk)
+        self._chunk_labels = torch.split(self._labels, chunk)
+        self._class_counts = torch.bincount(self._labels, minlength=num_classes)
+        self._kept: list[Tensor] | None = None
+
+    @property
+    def num_samples(self) -> int:
+        return len(self._labels)
+
+    def knowledge(self, keep: bool = False) -> FloatArray:
+        """Eq. (2): the mean prediction of every class, `[class, class]`; not a number where it has no samples.
+
+        With `keep` the forward pass stays in memory for `full_batch_step`, which then needs no second one.
+        """
+        sums = torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64, device=self._samples.device)
+        kept = []
+        for samples, labels in zip(self._chunks, self._chunk_labels, strict=True):
+            with torch.set_grad_enabled(keep):
+                logits = self.model(samples)
+            kept.append(logits)
+            sums.index_add_(0, labels, logits.detach().to(torch.float64).softmax(dim=1))
+        self._kept = kept if keep else None
+        return np.asarray((sums / self._class_counts[:, None]).cpu().numpy())
+
+    def bytes_kept_for_a_sample(self) -> float:
+        """What autograd holds on to between a forward and a backward pass, measured on one chunk."""
+        storages: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            logits = self.model(self._chunks[0])
+        return sum(storages.values()) / len(logits)
+
+    def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Losses:
+        """Eq. (4): one gradient step on all samples, on the kept forward pass if there is one."""
+        kept, self._kept = self._kept, None
+        training = distillation = 0.0
+        for position, (samples, labels) in enumerate(zip(self._chunks, self._chunk_labels, strict=True)):
+            logits = kept[position] if kept is not None else self.model(samples)
+            share = len(labels) / self.num_samples
+            losses = self._backward(logits, labels, target, distill_weight, share)
+            training += losses.training
+            distillation += losses.distillation
+            if kept is not None:
+                kept[position] = torch.empty(0)  # let the chunk's activations go
+        self._descend(lr)
+        return Losses(training, distillation)
+
+    def local_epochs(
+        self, target: Target | None, lr: float, distill_weight: float, orders: list[IntArray], batch_size: int
+    ) -> Losses:
+        """Passes of minibatch steps, one for each order `[sample]`; the losses are means over all steps."""
+        training = distillation = 0.0
+        for order in orders:
+            for batch in torch.split(torch.from_numpy(order).to(self._labels.device), batch_size):
+                share = len(batch) / (self.num_samples * len(orders))
+                samples, labels = channels_last(self._samples[batch]), self._labels[batch]
+                losses = self._backward(self.model(samples), labels, target, distill_weight, 1.0)
+                training += share * losses.training
+                distillation += share * losses.distillation
+                self._descend(lr)
+        return Losses(training, distillation)
+
+    def _backward(
+        self, logits: Tensor, labels: Tensor, target: Target | None, distill_weight: float, share: float
+    ) -> Losses:
+        """Adds this batch's share of the gradient of eq. (1); returns its share of the two losses."""
+        training = share * cross_entropy(logits, labels)
+        if target is None or distill_weight == 0:
+            torch.autograd.backward(training)
+            return Losses(float(training.detach()), 0.0)
+        predictions = log_softmax(logits, dim=1).exp()
+        squared = ((predictions - target.rows[labels]) ** 2).sum(dim=1)
+        distillation = share * (squared * target.known[labels]).mean()
+        torch.autograd.backward(training + distill_weight * distillation)
+        return Losses(float(training.detach()), float(distillation.detach()))
+
+    @torch.no_grad()
+    def _descend(self, lr: float) -> None:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=lr)
+                parameter.grad = None
+
+    def gradient(self, target: Target | None, distill_weight: float) -> list[Tensor]:
+        """∇F of eq. (1) at the present parameters, without a step."""
+        for samples, labels in zip(self._chunks, self._chunk_labels, strict=True):
+            self._backward(self.model(samples), labels, target, distill_weight, len(labels) / self.num_samples)
+        gradients = [parameter.grad.clone() for parameter in self.model.parameters() if parameter.grad is not None]
+        self.model.zero_grad(set_to_none=True)
+        return gradients

@@ -1,0 +1,107 @@
+"""The models that devices train: logits out, one for each class."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from airdistill.errors import InputError
+from airdistill.plugins import load_object
+
+_FIELD = "learning.model"
+
+
+class PaperCnn(nn.Module):
+    """The paper's network: two convolutions with max-pooling, two dense layers; 21,680 parameters on MNIST."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = input_shape
+        rows, columns = (((side - 2) // 2 - 4) // 2 for side in (height, width))
+        if min(rows, columns) < 1:
+            raise InputError(_FIELD, "paper_cnn", f"needs images of 14 × 14 at least, not {height} × {width}")
+        self.first = nn.Conv2d(channels, 10, 3)
+        self.second = nn.Conv2d(10, 20, 5)
+        self.hidden = nn.Linear(20 * rows * columns, 50)
+        self.out = nn.Linear(50, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = nn.functional.relu(nn.functional.max_pool2d(self.first(images), 2))
+        features = nn.functional.relu(nn.functional.max_pool2d(self.second(features), 2))
+        logits: Tensor = self.out(nn.functional.relu(self.hidden(features.flatten(1))))
+        return logits
+
+
+def paper_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    if len(input_shape) != 3:
+        raise InputError(_FIELD, "paper_cnn", f"needs images, not samples of shape {input_shape}")
+    return PaperCnn(input_shape, num_classes)
+
+
+def mlp(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """One hidden layer of 64."""
+    width = math.prod(input_shape)
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, num_classes))
+
+
+def softmax_regression(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A single linear layer: convex, and its constants can be computed."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+
+
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "paper_cnn": paper_cnn,
+    "mlp": mlp,
+    "softmax_regression": softmax_regression,
+}
+
+
+def build_model(
+    name: str, input_shape: tuple[int, ...], num_classes: int, rng: np.random.Generator, dtype: torch.dtype
+) -> nn.Module:
+    """A model by name, or by a user's `package.module:factory`, with weights drawn from `rng`.
+
+    A factory is called with those of `input_shape` and `num_classes` that it has parameters for.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**63)))
+        model = _create(name, input_shape, num_classes)
+    model = model.to(dtype)
+    _check_output(model, name, input_shape, num_classes, dtype)
+    return model
+
+
+def _create(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    if name in MODELS:
+        return MODELS[name](input_shape, num_classes)
+    if ":" not in name:
+        known = ", ".join(MODELS)
+        raise InputError(_FIELD, name, f"must be one of {known}, or your own as package.module:factory")
+    factory = load_object(name, _FIELD)
+    offered = {"input_shape": input_shape, "num_classes": num_classes}
+    wanted = inspect.signature(factory).parameters
+    model = factory(**{key: value for key, value in offered.items() if key in wanted})
+    if not isinstance(model, nn.Module):
+        raise InputError(_FIELD, name, f"must return an nn.Module, not a {type(model).__name__}")
+    return model
+
+
+def _check_output(
+    model: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int, dtype: torch.dtype
+) -> None:
+    try:
+        with torch.no_grad():
+            shape = tuple(model(torch.zeros(2, *input_shape, dtype=dtype)).shape)
+    except RuntimeError as error:
+        raise InputError(_FIELD, name, f"cannot take samples of shape {input_shape}: {error}") from None
+    if shape != (2, num_classes):
+        raise InputError(_FIELD, name, f"must give {num_classes} outputs a sample, not {shape[1:]}")
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,89 @@
+"""Checkpoints that are whole or not there: tensors in safetensors, the rest in JSON, the last two kept.
+
+The JSON file is written last and holds the digest of the tensors: a checkpoint counts only if both agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from airdistill.files import write_whole
+
+logger = logging.getLogger(__name__)
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after a round, and how far the round file went then."""
+
+    round_index: int
+    tensors: dict[str, Tensor]
+    numbers: dict[str, float]
+    rounds_bytes: int
+    rounds_digest: str
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Writes it beside the older ones, and removes all but the last two."""
+    content = save({name: tensor.contiguous().cpu() for name, tensor in checkpoint.tensors.items()})
+    tensors, header = _paths(folder, checkpoint.round_index)
+    write_whole(tensors, content)
+    described: dict[str, Any] = {
+        "round": checkpoint.round_index,
+        "numbers": checkpoint.numbers,
+        "rounds_bytes": checkpoint.rounds_bytes,
+        "rounds_digest": checkpoint.rounds_digest,
+        "tensors_digest": hashlib.sha256(content).hexdigest(),
+    }
+    body = json.dumps(described, sort_keys=True)
+    write_whole(header, f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n".encode())
+    for old in _headers(folder)[_KEPT:]:
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest that is whole; a line says which damaged one was passed over."""
+    for header in _headers(folder):
+        try:
+            return _read(header)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            logger.warning("%s: damaged (%s); the checkpoint before it is used", header.stem, error)
+    return None
+
+
+def _read(header: Path) -> Checkpoint:
+    body, digest = header.read_text().splitlines()
+    if hashlib.sha256(body.encode()).hexdigest() != digest:
+        raise ValueError("its header does not have its digest")
+    described = json.loads(body)
+    content = header.with_suffix(".safetensors").read_bytes()
+    if hashlib.sha256(content).hexdigest() != described["tensors_digest"]:
+        raise ValueError("its tensors do not have their digest")
+    return Checkpoint(
+        described["round"],
+        load(content),
+        described["numbers"],
+        described["rounds_bytes"],
+        described["rounds_digest"],
+    )
+
+
+def _headers(folder: Path) -> list[Path]:
+    """Newest first."""
+    return sorted(folder.glob("checkpoint-*.json"), reverse=True)
+
+
+def _paths(folder: Path, round_index: int) -> tuple[Path, Path]:
+    stem = folder / f"checkpoint-{round_index:08d}"
+    return stem.with_suffix(".safetensors"), stem.with_suffix(".json")

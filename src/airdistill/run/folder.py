@@ -1,0 +1,102 @@
+"""A run's folder: what it holds, who may write to it, and how far its round file goes."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from airdistill.errors import AirDistillError, InputError
+from airdistill.files import write_whole
+from airdistill.jsonable import json_text
+
+SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"
+TIMINGS, SUMMARY, LOCK = "timings.jsonl", "summary.json", "lock"
+
+
+class RunError(AirDistillError):
+    """A run cannot be started, gone on with or written."""
+
+
+class RoundFile:
+    """`rounds.jsonl`: one line a round, appended, with a running digest."""
+
+    def __init__(self, path: Path, keep_bytes: int, digest: str | None) -> None:
+        """Opens the file cut back to `keep_bytes`, which must have that digest: what follows is played again."""
+        content = path.read_bytes()[:keep_bytes] if path.exists() else b""
+        self._hash = hashlib.sha256(content)
+        if digest is not None and (len(content) != keep_bytes or self.digest != digest):
+            raise RunError(f"{path}: does not begin as its checkpoint says; it was edited or cut")
+        self._path, self.num_bytes = path, len(content)
+        with path.open("ab") as file:
+            file.truncate(keep_bytes)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def append(self, record: dict[str, Any]) -> None:
+        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        with self._path.open("ab") as file:
+            file.write(line)
+        self._hash.update(line)
+        self.num_bytes += len(line)
+
+    def sync(self) -> None:
+        """Down to the disk, before a checkpoint says that it is there."""
+        with self._path.open("ab") as file:
+            os.fsync(file.fileno())
+
+
+def new_folder(out: Path | None, name: str) -> Path:
+    """The folder for a new run: the one asked for, which must be empty, or the next free one under runs/."""
+    if out is not None:
+        if out.exists() and any(entry.name != LOCK for entry in out.iterdir()):
+            raise InputError("--out", str(out), "is not empty; choose another folder, or resume the run in it")
+        out.mkdir(parents=True, exist_ok=True)
+        return out
+    for number in itertools.count(1):
+        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("itertools.count ends never")
+
+
+def existing_folder(folder: Path) -> Path:
+    if not (folder / RUN).is_file():
+        raise InputError("RUN", str(folder), f"is no run's folder: it has no {RUN}")
+    return folder
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of the folder; the lock goes with the process, however that ends."""
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{folder}: another process is running in it") from None
+        yield
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turns what the disk refuses into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(f"{folder}: cannot be written: {reason}; what was there is kept, resume goes on") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, json_text(value).encode())

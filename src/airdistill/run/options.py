@@ -1,0 +1,58 @@
+"""How a run is carried out, as opposed to what it simulates."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from airdistill.errors import InputError
+from airdistill.learning.fleet import Engine
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Stored with the run, so that a resumed run does the same arithmetic.
+
+    `device`, `chunk_samples` and `dtype` may change the last bits of a result; the others never do. `threads` work on
+    as many devices at once; 0 stands for one for each core.
+    """
+
+    device: str = "cpu"
+    threads: int = 0
+    dtype: str = "float32"
+    chunk_samples: int = 300
+    kept_bytes: int = 4 << 30
+    eval_every: int = 20
+    checkpoint_every: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_samples", "eval_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1")
+        if self.threads < 0:
+            raise InputError("--threads", self.threads, "must not be negative")
+        if self.dtype not in _DTYPES:
+            raise InputError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
+
+    def engine(self) -> Engine:
+        """The arithmetic that these options ask for; leaves PyTorch one thread inside each operation."""
+        torch.set_num_threads(1)
+        workers = self.threads or len(os.sched_getaffinity(0))
+        return Engine(self._device(), _DTYPES[self.dtype], self.chunk_samples, self.kept_bytes, workers)
+
+    def _device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.device not in ("cpu", "cuda"):
+            raise InputError("--device", self.device, "must be cpu, cuda or auto")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("--device", self.device, "this machine has no CUDA device")
+        return torch.device(self.device)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,156 @@
+"""The round loop: plays rounds, writes them down, and can be stopped and gone on with at any moment."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from airdistill import __version__
+from airdistill.codesign.plan import Plan, plan
+from airdistill.files import write_whole
+from airdistill.jsonable import jsonable
+from airdistill.run.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from airdistill.run.folder import (
+    PLAN,
+    ROUNDS,
+    RUN,
+    SCENARIO,
+    SUMMARY,
+    TIMINGS,
+    RoundFile,
+    existing_folder,
+    locked,
+    new_folder,
+    write_json,
+    writing,
+)
+from airdistill.run.options import RunOptions
+from airdistill.run.record import RunRecord
+from airdistill.run.simulation import Simulation
+from airdistill.scenario.loading import changed, for_scheme
+from airdistill.scenario.model import Scenario
+from airdistill.schemes.registry import load_scheme
+
+OnRound = Callable[[dict[str, Any], int], None]
+
+
+def run(
+    scenario: Scenario,
+    scheme: str = "ota_fd",
+    rounds: int | None = None,
+    out: str | Path | None = None,
+    options: RunOptions | None = None,
+    on_round: OnRound | None = None,
+) -> RunRecord:
+    """Trains a scenario's fleet with a scheme, in a new folder; `on_round(record, num_rounds)` follows it."""
+    options = options or RunOptions()
+    chosen = load_scheme(scheme)
+    adapted = chosen.adapt(for_scheme(scenario, chosen.name))
+    if rounds is not None:
+        adapted = changed(adapted, {"learning": {"rounds": rounds}})
+    simulation = Simulation(plan(adapted), chosen, options)
+    folder = new_folder(None if out is None else Path(out), f"{scenario.name}-{chosen.name}")
+    with locked(folder), writing(folder):
+        given = adapted.model_dump(mode="json", exclude_none=True)
+        write_whole(folder / SCENARIO, tomli_w.dumps(given).encode())
+        write_json(folder / PLAN, simulation.plan.to_dict())
+        # Written last: a folder with this file can be resumed.
+        write_json(folder / RUN, {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()})
+        return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
+
+
+def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
+    """Goes on with a run that was stopped or killed, to the same bytes as if it had not been."""
+    folder = existing_folder(Path(folder))
+    with locked(folder), writing(folder):
+        stored = json.loads((folder / RUN).read_text())
+        planned = Plan.from_dict(json.loads((folder / PLAN).read_text()))
+        simulation = Simulation(planned, load_scheme(stored["scheme"]), RunOptions(**stored["options"]))
+        checkpoint = newest_checkpoint(folder)
+        if checkpoint is None:
+            return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
+        simulation.restore(checkpoint.round_index, checkpoint.tensors, checkpoint.numbers)
+        rounds = RoundFile(folder / ROUNDS, checkpoint.rounds_bytes, checkpoint.rounds_digest)
+        return _play(folder, simulation, rounds, on_round)
+
+
+def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnRound | None) -> RunRecord:
+    """Round by round:
+
+    1. play it and append its record;
+    2. note the time that it took, in a file of its own;
+    3. checkpoint every few rounds, at the end, and when asked to stop;
+    4. at the end, write the summary.
+    """
+    num_rounds = simulation.plan.num_rounds
+    with _stop_requests() as stop_asked:
+        while simulation.round_index < num_rounds:
+            started = time.perf_counter()
+            record = jsonable(simulation.advance(), nan_is_null=True)
+            rounds.append(record)
+            _note_time(folder, simulation.round_index, time.perf_counter() - started)
+            if on_round is not None:
+                on_round(record, num_rounds)
+            due = simulation.round_index % simulation.options.checkpoint_every == 0
+            if due or stop_asked() or simulation.round_index == num_rounds:
+                _checkpoint(folder, simulation, rounds)
+            if stop_asked():
+                raise KeyboardInterrupt
+    write_json(folder / SUMMARY, _summary(simulation, record if num_rounds else {}))
+    return RunRecord.read(folder)
+
+
+def _checkpoint(folder: Path, simulation: Simulation, rounds: RoundFile) -> None:
+    rounds.sync()
+    tensors, numbers = simulation.state()
+    save_checkpoint(folder, Checkpoint(simulation.round_index, tensors, numbers, rounds.num_bytes, rounds.digest))
+
+
+def _summary(simulation: Simulation, last: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": simulation.plan.scenario.name,
+        "scheme": simulation.scheme.name,
+        "rounds": simulation.round_index,
+        "accuracy": last["accuracy"],
+        "random_iterate": {"round": simulation.iterate_round, "accuracy": simulation.iterate_accuracy()},
+        "uplink_seconds": last["uplink_seconds"],
+        "planned_joules": last["planned_joules"],
+        "measured_joules": last["measured_joules"],
+        "epsilon_spent": last["epsilon_spent"],
+        "sensitivity": simulation.plan.scenario.privacy.sensitivity,
+    }
+
+
+def _note_time(folder: Path, round_index: int, seconds: float) -> None:
+    with (folder / TIMINGS).open("a") as file:
+        file.write(json.dumps({"round": round_index, "seconds": round(seconds, 6)}) + "\n")
+
+
+@contextmanager
+def _stop_requests() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C or SIGTERM lets the round end and be saved; a second one stops at once."""
+    asked = False
+
+    def note(number: int, _frame: object) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(number, signal.default_int_handler)
+
+    previous = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, note)
+    except ValueError:  # not in the main thread: whoever owns that thread handles signals
+        previous.clear()
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,150 @@
+"""The state of a run between two rounds, and the step from one to the next."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from airdistill.channel.sources import channel_source
+from airdistill.codesign.fleet import training_dynamics
+from airdistill.codesign.plan import Plan
+from airdistill.data.assignment import assign_samples
+from airdistill.data.datasets import load_dataset
+from airdistill.errors import InputError
+from airdistill.learning.evaluation import TestSet
+from airdistill.learning.fleet import LearningFleet, check_finite
+from airdistill.learning.samples import to_tensor
+from airdistill.privacy.meter import PrivacyMeter, SpendingRule
+from airdistill.run.options import RunOptions
+from airdistill.scenario.model import Scenario
+from airdistill.schemes.base import Outcome, Round, Scheme
+from airdistill.streams import stream
+
+_ITERATE = "iterate."
+_COST = "privacy.cost"
+
+
+class Simulation:
+    """A fleet in the middle of its run. `advance` plays a round; `state` is all that a later start needs."""
+
+    def __init__(self, plan: Plan, scheme: Scheme, options: RunOptions) -> None:
+        scenario = plan.scenario
+        if scenario.data.class_counts is not None:
+            raise InputError("data.class_counts", "declared", "a run needs data; declared counts are for planning")
+        self.plan, self.scheme, self.options = plan, scheme, options
+        engine, dataset = options.engine(), load_dataset(scenario.data.dataset)
+        shares = assign_samples(scenario, dataset.y_train)
+        self.fleet = LearningFleet.of(dataset, shares.indices, model_names(scenario), scenario.seed, engine)
+        test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
+        self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
+        self._source = channel_source(scenario)
+        self._spending = SpendingRule(
+            plan.fleet.class_counts,
+            plan.fleet.delta,
+            scenario.privacy.sensitivity,
+            scenario.privacy.relabel,
+            training_dynamics(scenario),
+        )
+        self._meter = PrivacyMeter(self._spending)
+        self._iterate: dict[str, Tensor] | None = None
+        self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
+        self.round_index = 0
+        self.uplink_seconds = self.planned_joules = self.measured_joules = 0.0
+
+    def advance(self) -> dict[str, Any]:
+        """Plays the next round and returns its record."""
+        self.round_index += 1
+        if self.round_index == self.iterate_round:
+            self._iterate = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
+        this = Round(self.round_index, self.plan.scenario, self.plan, self._source, self.fleet)
+        outcome = self.scheme.play(this)
+        check_finite(outcome.losses, self.round_index)
+        self._meter.charge(outcome.counted_noise_var)
+        record = self._record(this, outcome)
+        last = self.round_index == self.plan.num_rounds
+        if last or self.round_index % self.options.eval_every == 0:
+            record["accuracy"] = self.accuracy()
+        return record
+
+    def accuracy(self) -> dict[str, float]:
+        """Of the devices' own models on the common test set."""
+        return asdict(self._tests.evaluate(self.fleet.models(), self.plan.fleet.class_counts, self.fleet.engine))
+
+    def iterate_accuracy(self) -> dict[str, float] | None:
+        """Of the random iterate of Theorem 1, if the run has passed it."""
+        if self._iterate is None:
+            return None
+        present = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
+        self.fleet.load_state(self._iterate)
+        accuracy = self.accuracy()
+        self.fleet.load_state(present)
+        return accuracy
+
+    def _record(self, this: Round, outcome: Outcome) -> dict[str, Any]:
+        weight = self.plan.scenario.learning.distill_weight
+        training = float(np.mean([loss.training for loss in outcome.losses]))
+        distillation = float(np.mean([loss.distillation for loss in outcome.losses]))
+        record: dict[str, Any] = {
+            "round": this.index,
+            "lr": this.lr,
+            "loss": training + weight * distillation,
+            "training_loss": training,
+            "distillation_loss": distillation,
+        }
+        heard = outcome.heard
+        if heard is not None:
+            self.uplink_seconds += heard.uplink_seconds
+            self.planned_joules += heard.planned_joules
+            self.measured_joules += heard.measured_joules
+            record |= {
+                "predicted_noise_var": heard.predicted_noise_var.tolist(),
+                "measured_noise_var": heard.squared_error.tolist(),
+                "planned_power_w": heard.planned_power_w,
+                "measured_power_w": heard.measured_power_w,
+            }
+        return record | {
+            "uplink_seconds": self.uplink_seconds,
+            "planned_joules": self.planned_joules,
+            "measured_joules": self.measured_joules,
+            "epsilon_spent": float(self._meter.epsilon().max()),
+        }
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Tensors and numbers from which `restore` goes on to the same bytes."""
+        tensors = dict(self.fleet.state())
+        tensors |= {_ITERATE + name: tensor for name, tensor in (self._iterate or {}).items()}
+        tensors[_COST] = torch.from_numpy(self._meter.cost)
+        numbers = {
+            "uplink_seconds": self.uplink_seconds,
+            "planned_joules": self.planned_joules,
+            "measured_joules": self.measured_joules,
+        }
+        return tensors, numbers
+
+    def restore(self, round_index: int, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        """Puts the run back to where `state` was taken, after that round."""
+        cost = tensors[_COST].cpu().numpy()
+        self.fleet.load_state({name: tensor for name, tensor in tensors.items() if name[0].isdigit()})
+        iterate = {name.removeprefix(_ITERATE): tensor for name, tensor in tensors.items() if name.startswith(_ITERATE)}
+        self._iterate = iterate or None
+        self._meter = PrivacyMeter(self._spending, round_index, cost)
+        self.round_index = round_index
+        self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
+        self.measured_joules = numbers["measured_joules"]
+
+
+def model_names(scenario: Scenario) -> list[str]:
+    """The model of every device, in order."""
+    if not scenario.fleet.groups:
+        return [scenario.learning.model] * scenario.num_devices
+    return [group.model for group in scenario.fleet.groups for _ in range(group.count)]
+
+
+def random_iterate_round(seed: int, num_rounds: int) -> int:
+    """The round whose starting point is Theorem 1's θ̂: t with probability ∝ 1/η_t ∝ √t."""
+    weights = np.sqrt(np.arange(1, num_rounds + 1))
+    return int(stream(seed, "random-iterate").choice(num_rounds, p=weights / weights.sum())) + 1

@@ -1,0 +1,88 @@
+"""What a scheme is: how it changes the scenario, and how it plays a round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from airdistill.air.exchange import Heard, RoundNoise
+from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.sources import ChannelSource
+from airdistill.codesign.plan import Plan
+from airdistill.learning.fleet import LearningFleet
+from airdistill.learning.learner import Losses, Target
+from airdistill.scenario.model import Scenario
+from airdistill.streams import stream
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A round's result: every device's losses, what the server heard, and the noise that hid it.
+
+    `counted_noise_var` `[device, class]` is zero where knowledge went out unprotected, and None where none went out.
+    """
+
+    losses: list[Losses]
+    heard: Heard | None = None
+    counted_noise_var: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a scheme has to play round `index` with, counted from 1."""
+
+    index: int
+    scenario: Scenario
+    plan: Plan
+    source: ChannelSource
+    fleet: LearningFleet
+
+    @property
+    def lr(self) -> float:
+        """η_t = η0/√t."""
+        return float(self.scenario.learning.initial_lr / np.sqrt(self.index))
+
+    def channel(self) -> ComplexArray:
+        """This round's gains, `[device]`."""
+        return self.source.round_channel(self.index)
+
+    def noise(self) -> RoundNoise:
+        """This round's artificial and receiver noise."""
+        radio, fleet = self.scenario.radio, self.plan.fleet
+        return RoundNoise.seeded(
+            self.scenario.seed, self.index, fleet.num_devices, fleet.num_classes, radio.noise_power, radio.noise
+        )
+
+    def local_knowledge(self) -> FloatArray:
+        """Eq. (2) of every device, `[device, class, class]`."""
+        return self.fleet.knowledge(for_full_batch=self.scenario.learning.local_epochs == 0)
+
+    def learn(self, received: FloatArray | None) -> list[Losses]:
+        """Every device's update: one full-batch step (eq. 4), or the scenario's local epochs."""
+        learning, engine = self.scenario.learning, self.fleet.engine
+        target = None if received is None else Target.of(received, engine.dtype, engine.device)
+        if learning.local_epochs == 0:
+            return self.fleet.full_batch_step(target, self.lr, learning.distill_weight)
+        orders = [
+            [rng.permutation(learner.num_samples) for _ in range(learning.local_epochs)]
+            for device, learner in enumerate(self.fleet.learners)
+            for rng in [stream(self.scenario.seed, "batch-order", self.index, device)]
+        ]
+        return self.fleet.local_epochs(target, self.lr, learning.distill_weight, orders, learning.batch_size)
+
+
+class Scheme(ABC):
+    """A system to run. One of your own is a class with these names in a file of its own."""
+
+    name: ClassVar[str]
+
+    def adapt(self, scenario: Scenario) -> Scenario:
+        """The scenario as this scheme runs it."""
+        return scenario
+
+    @abstractmethod
+    def play(self, this: Round) -> Outcome:
+        """One round."""

@@ -1,0 +1,26 @@
+"""Schemes by name."""
+
+from __future__ import annotations
+
+from airdistill.errors import InputError
+from airdistill.plugins import load_object
+from airdistill.schemes.base import Scheme
+from airdistill.schemes.fd_error_free import FdErrorFree
+from airdistill.schemes.local_only import LocalOnly
+from airdistill.schemes.ota_fd import OtaFd
+from airdistill.schemes.ota_fd_fixed import OtaFdFixed
+
+SCHEMES: dict[str, type[Scheme]] = {scheme.name: scheme for scheme in (OtaFd, OtaFdFixed, FdErrorFree, LocalOnly)}
+
+
+def load_scheme(reference: str) -> Scheme:
+    """A scheme by name, or a user's own by `package.module:Scheme`."""
+    if reference in SCHEMES:
+        return SCHEMES[reference]()
+    if ":" not in reference:
+        rule = f"must be one of {', '.join(SCHEMES)}, or your own as package.module:Scheme"
+        raise InputError("--scheme", reference, rule)
+    found = load_object(reference, "--scheme")
+    if not (isinstance(found, type) and issubclass(found, Scheme)):
+        raise InputError("--scheme", reference, "must be a class derived from airdistill.schemes.Scheme")
+    return found()

@@ -1,0 +1,166 @@
+"""One round, equation by equation, against plain NumPy in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from small_worlds import small_scenario
+
+import airdistill as ad
+from airdistill.air.exchange import RoundNoise
+from airdistill.channel import channel_source
+from airdistill.data import assign_samples, load_dataset
+from airdistill.privacy.accountant import gaussian_mu
+from airdistill.run.options import RunOptions
+from airdistill.run.simulation import Simulation
+from airdistill.schemes import load_scheme
+
+GROUPS = "fleet.groups=[{count=2, model='softmax_regression'}, {count=1, model='mlp'}]"
+SHARDS = ["data.partition=shards", "data.classes_per_device=2"]
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def loss_gradient_of_logits(logits, labels, target, weight):
+    """∂/∂logits of the mean of −log p_v + γ‖p − q^v‖²: p − onehot, and the softmax's Jacobian for the rest."""
+    p = softmax(logits)
+    towards = 2 * weight * (p - target[labels])
+    through = p * (towards - (towards * p).sum(axis=1, keepdims=True))
+    return (p - np.eye(p.shape[1])[labels] + through) / len(labels)
+
+
+class NumpyModel:
+    """A softmax regression or a network of one hidden layer, with its gradient written out."""
+
+    def __init__(self, module):
+        self.layers = [
+            (layer.weight.detach().numpy().copy(), layer.bias.detach().numpy().copy())
+            for layer in module
+            if isinstance(layer, torch.nn.Linear)
+        ]
+
+    def activations(self, x):
+        outputs = [x]
+        for position, (weight, bias) in enumerate(self.layers):
+            x = x @ weight.T + bias
+            outputs.append(x if position == len(self.layers) - 1 else np.maximum(x, 0))
+            x = outputs[-1]
+        return outputs
+
+    def step(self, x, labels, target, weight, lr):
+        outputs = self.activations(x)
+        slope = loss_gradient_of_logits(outputs[-1], labels, target, weight)
+        for position in reversed(range(len(self.layers))):
+            matrix, bias = self.layers[position]
+            below = outputs[position]
+            next_slope = (slope @ matrix) * (below > 0)
+            self.layers[position] = (matrix - lr * slope.T @ below, bias - lr * slope.sum(axis=0))
+            slope = next_slope
+
+
+def fleet_noise_gains(counts, channel, power, noise_var, required):
+    """λ, P1 and |P2|² of theory section 1 for `fleet_noise`, written out anew."""
+    num_classes = counts.shape[1]
+    weights, link = counts / counts.sum(axis=0), np.abs(channel) ** 2 * power
+    scale, p1, p2 = np.zeros(num_classes), np.zeros(counts.shape, complex), np.zeros(counts.shape)
+    for k in range(num_classes):
+        holders = weights[:, k] > 0
+        cap = min(num_classes * link[holders] / weights[holders, k] ** 2)
+        needed = max(required[:, k])
+        scale_sq = min(cap, link.sum() / (needed + (weights[:, k] ** 2).sum() / num_classes))
+        headroom = link - scale_sq * weights[:, k] ** 2 / num_classes
+        scale[k] = math.sqrt(scale_sq)
+        p1[:, k] = weights[:, k] * scale[k] * channel.conj() / (math.sqrt(num_classes) * np.abs(channel) ** 2)
+        p2[:, k] = needed * scale_sq * headroom / headroom.sum() / np.abs(channel) ** 2
+    return scale, p1, p2
+
+
+@pytest.mark.parametrize("axis", ["complex", "real"])
+def test_a_round_is_its_equations(tmp_path, axis):
+    # Enough receiver noise to be seen beside the artificial noise.
+    radio = [f"radio.noise={axis}", "radio.noise_power=1e-13 W", "learning.distill_weight=0.7"]
+    scenario = small_scenario(tmp_path, GROUPS, *SHARDS, *radio)
+    simulation = Simulation(ad.plan(scenario), load_scheme("ota_fd"), RunOptions(dtype="float64", chunk_samples=7))
+    models = [NumpyModel(module) for module in simulation.fleet.models()]
+    dataset = load_dataset(scenario.data.dataset)
+    shares = assign_samples(scenario, dataset.y_train)
+    counts, held = shares.class_counts, shares.indices
+    assert (counts == 0).any()
+    assert len(models[0].layers) == 1
+    assert len(models[2].layers) == 2
+
+    record = simulation.advance()
+
+    # Eq. (2) and eq. (3).
+    local = np.zeros((3, 3, 3))
+    for i in range(3):
+        outputs = softmax(models[i].activations(dataset.x_train[held[i]])[-1])
+        for k in range(3):
+            if counts[i, k]:
+                local[i, k] = outputs[dataset.y_train[held[i]] == k].mean(axis=0)
+    weights = counts / counts.sum(axis=0)
+    ideal = np.einsum("ik,ikd->kd", weights, local)
+    # Theory section 1: req = T n (w√2)²/μ².
+    mu = gaussian_mu(8.0, 1e-5)
+    required = 6 * 2 * (weights * math.sqrt(2)) ** 2 / mu**2
+    noise_var = 1e-13 * (0.5 if axis == "complex" else 1.0)
+    channel = channel_source(scenario).round_channel(1)
+    scale, p1, p2 = fleet_noise_gains(counts, channel, 1e-3, noise_var, required)
+    # Eqs. (7), (10), (12).
+    noise = RoundNoise.seeded(scenario.seed, 1, 3, 3, 1e-13, axis)
+    phase = channel.conj() / np.abs(channel)
+    sent = math.sqrt(3) * p1[:, :, None] * local + (np.sqrt(p2) * phase[:, None])[:, :, None] * noise.artificial
+    received = (np.einsum("i,ikd->kd", channel, sent) + noise.receiver).real / scale[:, None]
+    predicted = required.max(axis=0) + noise_var / scale**2
+    assert record["predicted_noise_var"] == pytest.approx(predicted.tolist(), rel=1e-9)
+    assert record["measured_noise_var"] == pytest.approx(((received - ideal) ** 2).mean(axis=1).tolist(), rel=1e-9)
+    # Energy and power as section 0 defines them.
+    slot = scenario.radio.slot
+    assert record["planned_joules"] == pytest.approx(slot * 3 * (np.abs(p1) ** 2 + p2).sum(), rel=1e-9)
+    assert record["measured_joules"] == pytest.approx(slot * (np.abs(sent) ** 2).sum(), rel=1e-9)
+    assert record["uplink_seconds"] == pytest.approx(9 * slot)
+    # Eq. (4) with η_1 = η0.
+    for i, model in enumerate(models):
+        model.step(dataset.x_train[held[i]], dataset.y_train[held[i]], received, 0.7, 0.1)
+    for model, module in zip(models, simulation.fleet.models(), strict=True):
+        for (weight, bias), (other, other_bias) in zip(model.layers, NumpyModel(module).layers, strict=True):
+            assert weight == pytest.approx(other, rel=1e-9, abs=1e-12)
+            assert bias == pytest.approx(other_bias, rel=1e-9, abs=1e-12)
+
+
+def test_the_step_size_falls_with_the_root_of_the_round(tmp_path):
+    simulation = Simulation(ad.plan(small_scenario(tmp_path)), load_scheme("local_only"), RunOptions())
+    assert [simulation.advance()["lr"] for _ in range(4)] == pytest.approx([0.1 / math.sqrt(t) for t in (1, 2, 3, 4)])
+
+
+def test_minibatches_follow_their_order(tmp_path):
+    """One local epoch of batch 8 on 20 samples: steps of 8, 8 and 4, written out."""
+    changes = ["learning.local_epochs=1", "learning.batch_size=8"]
+    scenario = small_scenario(tmp_path, *changes)
+    simulation = Simulation(ad.plan(scenario), load_scheme("fd_error_free"), RunOptions(dtype="float64"))
+    model = NumpyModel(simulation.fleet.models()[1])
+    dataset = load_dataset(scenario.data.dataset)
+    shares = assign_samples(scenario, dataset.y_train)
+    local = np.stack(
+        [
+            [
+                softmax(NumpyModel(m).activations(dataset.x_train[held])[-1])[dataset.y_train[held] == k].mean(axis=0)
+                for k in range(3)
+            ]
+            for m, held in zip(simulation.fleet.models(), shares.indices, strict=True)
+        ]
+    )
+    target = np.einsum("ik,ikd->kd", shares.class_counts / shares.class_counts.sum(axis=0), local)
+    simulation.advance()
+    from airdistill.streams import stream
+
+    order = stream(scenario.seed, "batch-order", 1, 1).permutation(20)
+    held = shares.indices[1]
+    for batch in (order[:8], order[8:16], order[16:]):
+        model.step(dataset.x_train[held[batch]], dataset.y_train[held[batch]], target, 1.0, 0.1)
+    trained = NumpyModel(simulation.fleet.models()[1])
+    assert model.layers[0][0] == pytest.approx(trained.layers[0][0], rel=1e-9)
