@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from airdistill.codesign.plan import Plan, plan
     from airdistill.errors import AirDistillError
-    from airdistill.run import RunRecord, resume, run
+    from airdistill.runs import RunRecord, resume, run
     from airdistill.scenario import Scenario, load
 
 __all__ = ["AirDistillError", "Plan", "RunRecord", "Scenario", "load", "plan", "resume", "run"]
@@ -25,12 +25,12 @@ __all__ = ["AirDistillError", "Plan", "RunRecord", "Scenario", "load", "plan", "
 _HOMES = {
     "AirDistillError": "airdistill.errors",
     "Plan": "airdistill.codesign.plan",
-    "RunRecord": "airdistill.run.record",
+    "RunRecord": "airdistill.runs.record",
     "Scenario": "airdistill.scenario",
     "load": "airdistill.scenario",
     "plan": "airdistill.codesign.plan",
-    "resume": "airdistill.run.runner",
-    "run": "airdistill.run.runner",
+    "resume": "airdistill.runs.runner",
+    "run": "airdistill.runs.runner",
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,14 @@ FloatArray: TypeAlias = NDArray[np.float64]
 ComplexArray: TypeAlias = NDArray[np.complex128]
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
+
+
+def fields_of(given: Any, kind: type) -> dict[str, Any]:
+    """Those fields of a dataclass `kind` that a mapping holds by key, or any other object by attribute."""
+    names = [field.name for field in fields(kind)]
+    if isinstance(given, Mapping):
+        return {name: given[name] for name in names if name in given}
+    return {name: getattr(given, name) for name in names if hasattr(given, name)}
 
 
 def divide_or(numerator: FloatArray, denominator: FloatArray, otherwise: float) -> FloatArray:

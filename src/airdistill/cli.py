@@ -5,19 +5,21 @@ Imports stand inside the commands, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click.exceptions import Abort, ClickException, NoArgsIsHelpError
 
 from airdistill import __version__
 from airdistill.errors import AirDistillError
 
 if TYPE_CHECKING:
-    from airdistill.run.record import RunRecord
-    from airdistill.run.runner import OnRound
+    from airdistill.runs.record import RunRecord
+    from airdistill.runs.runner import OnRound
 
 app = typer.Typer(
     name="airdistill",
@@ -40,11 +42,21 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machine
 
 def main() -> None:
     """Runs a command; what a user can put right is one line on standard error and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ε still shows the rest
     try:
-        app()
-    except AirDistillError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.exit(app(standalone_mode=False) or 0)
+    except NoArgsIsHelpError as asked:
+        _print_text(asked.format_message())
         sys.exit(2)
+    except (AirDistillError, ClickException) as error:
+        message = error.format_message() if isinstance(error, ClickException) else str(error)
+        sys.stderr.write(f"error: {message}\n")
+        sys.exit(2)
+    except (Abort, KeyboardInterrupt):
+        sys.stderr.write("stopped\n")
+        sys.exit(130)
 
 
 def _print_version(asked: bool) -> None:
@@ -125,8 +137,8 @@ def run_command(
 
     Example: airdistill run quick --scheme fd_error_free --rounds 5 --out my-run
     """
-    from airdistill.run.options import RunOptions
-    from airdistill.run.runner import run
+    from airdistill.runs.options import RunOptions
+    from airdistill.runs.runner import run
     from airdistill.scenario.loading import load
 
     options = RunOptions(device=device, threads=threads, eval_every=eval_every, checkpoint_every=checkpoint_every)
@@ -142,7 +154,7 @@ def resume_command(
 
     Example: airdistill resume runs/quick-ota_fd
     """
-    from airdistill.run.runner import resume
+    from airdistill.runs.runner import resume
 
     _follow(lambda on_round: resume(folder, on_round), str(folder), as_json)
 
@@ -159,6 +171,29 @@ def schemes_command(as_json: JsonOption = False) -> None:
 
     summaries = {name: " ".join((inspect.getdoc(scheme) or "").split()) for name, scheme in SCHEMES.items()}
     _print_summaries(summaries, as_json)
+
+
+@app.command("bench")
+def bench_command(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="Whose fleet is measured.")] = "paper",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds of each engine; the fastest counts.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Seconds and memory of a full-batch round, against the naive loop and the machine's floor.
+
+    Example: airdistill bench quick --json
+    """
+    from airdistill.bench.engines import measure_engines
+
+    measured = measure_engines(scenario, repeats)
+    if as_json:
+        _print_json(measured)
+        return
+    from rich.console import Console
+
+    from airdistill.report.bench_table import print_bench
+
+    print_bench(measured, Console())
 
 
 def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) -> None:

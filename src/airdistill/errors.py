@@ -21,11 +21,14 @@ class InputError(AirDistillError):
 
     def __init__(self, field: str, value: Any, rule: str) -> None:
         self.field, self.value, self.rule = field, value, rule
-        super().__init__(f"{field} = {_shortened(value)}: {rule}")
+        super().__init__(f"{_shortened(Described(field))} = {_shortened(value)}: {_shortened(Described(rule), 300)}")
 
 
 class DataError(AirDistillError):
     """A file that should hold data does not."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_shortened(Described(message), 500))
 
 
 def _shortened(value: Any, limit: int = 80) -> str:

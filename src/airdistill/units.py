@@ -30,7 +30,7 @@ def parse_quantity(value: Any, kind: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(_rule(kind))
     if isinstance(value, (int, float)):
-        return _finite(float(value))
+        return _finite(float(value) if abs(value) < 1e300 else math.inf)
     match = _QUANTITY.fullmatch(value)
     if match is None:
         raise ValueError(_rule(kind))

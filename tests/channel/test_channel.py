@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from airdistill.channel import channel_source, draw_fading, path_gain
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError
 from airdistill.scenario import load
 
 NUM = 200_000
@@ -86,12 +86,13 @@ def test_a_trace_is_followed_and_starts_over(tmp_path, form):
         ("trace.csv", b"1,2,3\n4,5,6\n", "rounds × 2 devices"),
         ("trace.csv", b"1,x\n", "cannot be read"),
         ("trace.csv", b"1,nan\n", "finite"),
-        ("trace.npz", b"PK", "cannot be read"),
+        ("trace.npz", b"PK", "damaged or no .npz"),
+        ("trace.csv", b"", "rounds × 2 devices"),
     ],
 )
 def test_a_bad_trace_is_refused(tmp_path, name, content, rule):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=rule):
+    with pytest.raises(AirDistillError, match=rule):
         channel_source(load("paper", ["fleet.devices=2", f"radio.trace={path}"]))

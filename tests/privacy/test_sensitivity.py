@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from airdistill.privacy.accountant import paper_mu
 from airdistill.privacy.sensitivity import (
+    AccumulatedShift,
     TrajectoryDynamics,
     aggregation_weights,
-    cumulative_squared_shift,
     knowledge_sensitivity,
     required_noise_var,
-    squared_shift_after,
 )
 
 # Device 0 holds classes 0 and 1, device 1 classes 1 and 2; nobody holds class 3.
@@ -125,17 +124,17 @@ def test_trajectory_adds_the_drift_and_stops_at_the_diameter():
         own = np.divide(ROOT2, COUNTS, out=np.zeros(COUNTS.shape), where=COUNTS > 0)
         sensitivity = np.minimum(ROOT2, own + 0.5 * np.array(drift)[:, None]) * (COUNTS > 0)
         expected += (weights * sensitivity) ** 2
-    assert squared_shift_after(COUNTS, "trajectory", 4, DYNAMICS) == pytest.approx(expected, rel=1e-12)
+    assert AccumulatedShift(COUNTS, "trajectory", DYNAMICS).after(4) == pytest.approx(expected, rel=1e-12)
     required = required_noise_var(COUNTS, np.array([0.5, 2.0]), 4, "trajectory", dynamics=DYNAMICS)
     assert required == pytest.approx(expected * np.array([[2 / 0.25], [2 / 4]]), rel=1e-12)
-    late = squared_shift_after(COUNTS, "trajectory", 3000, DYNAMICS)
+    late = AccumulatedShift(COUNTS, "trajectory", DYNAMICS).after(3000)
     assert np.isfinite(late).all()
-    assert (late <= squared_shift_after(COUNTS, "device", 3000) * (1 + 1e-12)).all()
+    assert (late <= AccumulatedShift(COUNTS, "device").after(3000) * (1 + 1e-12)).all()
 
 
 def test_in_the_first_round_the_trajectory_model_is_the_class_mean():
-    first = next(cumulative_squared_shift(COUNTS, "trajectory", DYNAMICS))
-    assert first == pytest.approx(next(cumulative_squared_shift(COUNTS, "class_mean")))
+    first = AccumulatedShift(COUNTS, "trajectory", DYNAMICS).after(1)
+    assert first == pytest.approx(AccumulatedShift(COUNTS, "class_mean").after(1))
 
 
 @pytest.mark.parametrize(
@@ -152,5 +151,34 @@ def test_unknown_or_incomplete_models_are_refused():
         knowledge_sensitivity(COUNTS, "guess")
     with pytest.raises(ValueError, match="needs the training dynamics"):
         required_noise_var(COUNTS, 1.0, 3, "trajectory")
-    with pytest.raises(ValueError, match="needs the parameter drift"):
-        knowledge_sensitivity(COUNTS, "trajectory")
+    for num_rounds in (0, 2.5, -1):
+        with pytest.raises(ValueError, match="whole number of at least 1"):
+            required_noise_var(COUNTS, 1.0, num_rounds, "device")
+    with pytest.raises(ValueError, match="mu = -1"):
+        required_noise_var(COUNTS, [1.0, -1.0], 3, "device")
+
+
+def test_without_a_drift_trajectory_is_the_first_rounds():
+    assert knowledge_sensitivity(COUNTS, "trajectory") == pytest.approx(knowledge_sensitivity(COUNTS, "class_mean"))
+
+
+def test_sums_are_the_same_in_any_order_and_far_out():
+    """Past the diameter the growth is linear; jumping there must equal walking there, and so must going back."""
+    jumping, walking = AccumulatedShift(COUNTS, "trajectory", vars(DYNAMICS)), np.zeros(COUNTS.shape)
+    weights = aggregation_weights(COUNTS)
+    drifts = DYNAMICS.parameter_drift(COUNTS.sum(axis=1).astype(float))
+    history = []
+    for drift in itertools.islice(drifts, 200):
+        walking = walking + (weights * knowledge_sensitivity(COUNTS, "trajectory", drift, 0.5)) ** 2
+        history.append(walking)
+    assert jumping.linear_from(200) < 200
+    for num_rounds in (200, 3, 150, 1):
+        assert jumping.after(num_rounds) == pytest.approx(history[num_rounds - 1], rel=1e-12)
+
+
+def test_a_growth_beyond_all_numbers_stops_at_the_diameter():
+    wild = TrajectoryDynamics(1.0, 100.0, 1.0, 3.0, local_epochs=1, batch_size=1)
+    counts = np.full((2, 3), 500)
+    late = AccumulatedShift(counts, "trajectory", wild).after(5)
+    first = AccumulatedShift(counts, "class_mean").after(1)
+    assert late == pytest.approx(first + AccumulatedShift(counts, "device").after(4))

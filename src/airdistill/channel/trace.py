@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from airdistill.arrays import ComplexArray
+from airdistill.data.npz import read_npz
 from airdistill.errors import Described, InputError
 
 _FIELD = "radio.trace"
@@ -24,25 +27,29 @@ def load_trace(source: str, num_devices: int) -> ComplexArray:
         raise InputError(_FIELD, source, "no such file")
     if path.suffix not in (".npz", ".csv"):
         raise InputError(_FIELD, source, "must be an .npz or a .csv file")
-    try:
-        gains = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
-        raise InputError(_FIELD, source, f"cannot be read: {error}") from None
-    shape = Described(f"{source} of shape {gains.shape}")
+    gains = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
     if gains.ndim != 2 or len(gains) == 0 or gains.shape[1] != num_devices:
+        shape = Described(f"{source} of shape {gains.shape}")
         raise InputError(_FIELD, shape, f"must be rounds × {num_devices} devices")
-    if not np.isfinite(gains).all():
+    if gains.dtype.kind not in "iufc" or not np.isfinite(gains).all():
         raise InputError(_FIELD, source, "has gains that are no finite numbers")
+    return gains.astype(np.complex128)
+
+
+def _read_npz(path: Path) -> NDArray[Any]:
+    def choose(names: list[str]) -> list[str]:
+        if "channel" in names or len(names) == 1:
+            return ["channel" if "channel" in names else names[0]]
+        raise InputError(_FIELD, str(path), f"has no array named channel, but {', '.join(names) or 'none at all'}")
+
+    (gains,) = read_npz(path, choose).values()
     return gains
 
 
-def _read_npz(path: Path) -> ComplexArray:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        names = archive.files
-        if "channel" not in names and len(names) != 1:
-            raise ValueError(f"has no array named channel, but {', '.join(names) or 'none at all'}")
-        return np.asarray(archive["channel" if "channel" in names else names[0]], dtype=np.complex128)
-
-
-def _read_csv(path: Path) -> ComplexArray:
-    return np.loadtxt(path, dtype=np.complex128, delimiter=",", ndmin=2)
+def _read_csv(path: Path) -> NDArray[Any]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an empty file is refused by its shape
+            return np.loadtxt(path, dtype=np.complex128, delimiter=",", ndmin=2)
+    except (ValueError, OSError, UnicodeDecodeError) as error:
+        raise InputError(_FIELD, str(path), f"cannot be read: {error}") from None

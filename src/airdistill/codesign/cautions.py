@@ -83,7 +83,10 @@ def _about_privacy(scenario: Scenario, fleet: RealisedFleet, epsilon_by_model: d
                 'use accountant = "exact".'
             )
     if scenario.privacy.trust == "receiver_noise" and channel_noise_var(scenario) == 0:
-        yield "The receiver is noiseless, so that none of its noise can be counted: planned as fleet_noise."
+        if scenario.radio.transceiver == "paper":
+            yield "The receiver is noiseless, and the paper's transceiver adds no noise: it can send nothing privately."
+        else:
+            yield "The receiver is noiseless, so that none of its noise can be counted: planned as fleet_noise."
 
 
 def _about_knowledge(fleet: RealisedFleet, forecast: RoundForecast) -> Iterator[str]:
@@ -104,9 +107,9 @@ def _about_knowledge(fleet: RealisedFleet, forecast: RoundForecast) -> Iterator[
 
 
 def _about_channel(scenario: Scenario, forecast: RoundForecast) -> Iterator[str]:
-    if not np.isfinite(forecast.effective_noise):
-        yield "A device without a channel silences its classes in more rounds than the outage leaves out."
-    elif forecast.outage_noise_share > 0.5:
+    if not np.isfinite(forecast.effective_noise) and channel_noise_var(scenario) > 0:
+        yield "In more rounds than the outage leaves out a class cannot be received at all: a holder has no channel."
+    elif np.isfinite(forecast.effective_noise) and forecast.outage_noise_share > 0.5:
         yield (
             f"The worst {scenario.radio.outage:.0%} of rounds carry {forecast.outage_noise_share:.0%} of the noise: "
             "let devices in a deep fade stay silent."

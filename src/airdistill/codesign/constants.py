@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from airdistill.arrays import FloatArray
+from airdistill.arrays import FloatArray, fields_of
 from airdistill.scenario.model import Scenario
 
 
@@ -26,12 +25,7 @@ class LearningConstants:
     @classmethod
     def of(cls, given: Any) -> LearningConstants:
         """From anything that holds the constants by these names: a mapping, or an object with such attributes."""
-        if isinstance(given, cls):
-            return given
-        names = [field.name for field in fields(cls)]
-        if isinstance(given, Mapping):
-            return cls(**{name: given[name] for name in names if name in given})
-        return cls(**{name: getattr(given, name) for name in names if hasattr(given, name)})
+        return given if isinstance(given, cls) else cls(**fields_of(given, cls))
 
     @classmethod
     def of_scenario(cls, scenario: Scenario) -> LearningConstants:

@@ -27,6 +27,13 @@ def effective_noise(class_counts: ArrayLike, effective_noise_var: FloatArray) ->
     return np.asarray(shares.shape[1] * (shares * reached).sum(axis=1))
 
 
+def fleet_effective_noise(class_counts: ArrayLike, effective_noise_var: FloatArray) -> FloatArray:
+    """Σ_iΦ2_i = K Σ_k α_k v_k with α_k = Σ_i B_i^k/B_i, for v `[..., class]`; an unheld class does not count."""
+    weight = class_shares(class_counts).sum(axis=0)
+    reached = np.where(weight > 0, effective_noise_var, 0.0)
+    return np.asarray(len(weight) * (reached * weight).sum(axis=-1))
+
+
 def misalignment(
     class_counts: ArrayLike,
     channel: ComplexArray,
@@ -69,4 +76,6 @@ def convergence_gap(
 def fleet_gap(num_rounds: float, constants: LearningConstants, num_devices: int, fleet_noise: float) -> float:
     """Σ_iΩ_i for an aligned receiver whose Σ_iΦ2_i is the same in every round: (3Σf_max/η0 + A2 ΣΦ2)/√T."""
     start = 3 * constants.total_loss_bound(num_devices) / constants.initial_lr
-    return float((start + constants.noise_factor * fleet_noise) / np.sqrt(num_rounds))
+    # Without distillation (γ = 0) noise does no harm, not even an infinite one.
+    harm = constants.noise_factor * fleet_noise if constants.noise_factor > 0 else 0.0
+    return float((start + harm) / np.sqrt(num_rounds))

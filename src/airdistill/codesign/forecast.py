@@ -9,21 +9,26 @@ from typing import Literal
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.codesign.convergence import fleet_effective_noise
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
-from airdistill.codesign.rounds import below_outage, fleet_noise
+from airdistill.codesign.rounds import below_outage
 from airdistill.codesign.transceiver import TOLERANCE, RoundDesign
 
 
 @dataclass(frozen=True)
 class RoundForecast:
-    """One round of the plan over the channel's draws. Lists by class are medians; `kept` leaves out the outage.
+    """One round of the plan over `num_draws` channel draws. Lists by class are medians.
+
+    `effective_noise` is the mean over devices and over the draws below the outage; the median is over all draws, the
+    quantile the largest of those below.
 
     `outage_noise_share` is the part of all noise that falls in the rounds left out. `worst_snr_db` is the received
     signal-to-noise ratio of the weakest device at full power; `channel_snr_db` that of the knowledge (norm 1 at
     most) in the noisiest class if privacy asked for nothing. Powers `[device]` are means over classes and draws.
     """
 
+    num_draws: int
     regime: Literal["privacy", "channel", "mixed"]
     privacy_binds_share: float
     required_noise_var: FloatArray
@@ -53,12 +58,13 @@ def forecast_round(
 ) -> RoundForecast:
     """Designs every draw `[draw, device]` and sums up what comes out."""
     tally = _tally(fleet, channels, required, design)
-    noise = fleet_noise(fleet.class_counts, tally.noise_var) / fleet.num_devices
+    noise = fleet_effective_noise(fleet.class_counts, tally.noise_var) / fleet.num_devices
     kept = below_outage(noise, outage)
     held = fleet.class_counts.sum(axis=0) > 0
     channel_floor = links.channel_floor[:, held]
     binds = float((required.max(axis=0)[held] > channel_floor).mean())
     return RoundForecast(
+        num_draws=len(channels),
         regime="privacy" if binds >= 0.99 else "channel" if binds <= 0.01 else "mixed",
         privacy_binds_share=binds,
         required_noise_var=required.max(axis=0),

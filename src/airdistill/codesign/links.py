@@ -33,6 +33,8 @@ class Links:
         power_w = np.abs(np.asarray(channel)) ** 2 * np.asarray(peak_power_w, dtype=np.float64)
         if power_w.shape[-1] != len(weights):
             raise ValueError(f"channel of {power_w.shape[-1]} devices: class_counts has {len(weights)}")
+        if not np.isfinite(power_w).all() or not (power_w >= 0).all():
+            raise ValueError("channel and peak_power_w: must be finite, and the power not negative")
         if not channel_noise_var >= 0:
             raise ValueError(f"channel_noise_var = {channel_noise_var}: must not be negative")
         return cls(weights, power_w, float(channel_noise_var))

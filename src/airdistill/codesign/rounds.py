@@ -6,8 +6,9 @@ mean of 1/|h|² does not exist, so the planner leaves out the worst `outage` sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,16 @@ from numpy.typing import ArrayLike
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray
 from airdistill.codesign.constants import LearningConstants
-from airdistill.codesign.convergence import class_shares, fleet_gap
+from airdistill.codesign.convergence import fleet_effective_noise, fleet_gap
 from airdistill.codesign.links import Links
 from airdistill.codesign.paper_transceiver import privacy_stringency
 from airdistill.codesign.transceiver import effective_noise_var
 from airdistill.codesign.trust import trust_model
 from airdistill.privacy.sensitivity import (
+    AccumulatedShift,
     TrajectoryDynamics,
     aggregation_weights,
-    cumulative_squared_shift,
     required_for_shift,
-    required_noise_var,
 )
 
 DEFAULT_OUTAGE = 0.05
@@ -68,7 +68,7 @@ def paper_rounds(class_counts: ArrayLike, epsilon: ArrayLike, delta: ArrayLike, 
 def privacy_limited_rounds(class_counts: ArrayLike, required_in_one_round: FloatArray, constants: Any) -> float:
     """T̂ = 3Σf_max/(η0 A2 K Σ_k α_k req_k(1)): the continuous optimum when v = req in every round."""
     constants = LearningConstants.of(constants)
-    noise = fleet_noise(class_counts, required_in_one_round.max(axis=0))
+    noise = fleet_effective_noise(class_counts, required_in_one_round.max(axis=0))
     growth = constants.initial_lr * constants.noise_factor * float(noise)
     return 3 * constants.total_loss_bound(len(required_in_one_round)) / growth if growth > 0 else float("inf")
 
@@ -84,19 +84,24 @@ def exact_rounds(
     trust: str,
     max_rounds: int,
     relabel: bool = False,
-    dynamics: TrajectoryDynamics | None = None,
+    dynamics: Any = None,
     outage: float = DEFAULT_OUTAGE,
 ) -> int:
-    """The T in 1..max_rounds with the least Σ_iΩ_i(T) over the channel draws `[draw, device]`."""
+    """The T in 1..max_rounds with the least Σ_iΩ_i(T) over the channel draws `[draw, device]`.
+
+    Without `dynamics` the `trajectory` model takes one full-batch step a round with the constants given, the case that
+    the gap is a bound for.
+    """
+    constants = LearningConstants.of(constants)
     objective = GapObjective(
         class_counts=np.asarray(class_counts, dtype=np.float64),
         mu=np.asarray(mu, dtype=np.float64),
         links=Links.of(class_counts, np.atleast_2d(channels), peak_power_w, channel_noise_var),
-        constants=LearningConstants.of(constants),
+        constants=constants,
         model=model,
         trust=trust,
         relabel=relabel,
-        dynamics=dynamics,
+        dynamics=TrajectoryDynamics.of(constants if dynamics is None else dynamics),
         outage=outage,
     )
     return objective.best_rounds(max_rounds)
@@ -125,17 +130,20 @@ class GapObjective:
         )
         return replace(self, constants=constants)
 
+    @cached_property
+    def _shift(self) -> AccumulatedShift:
+        return AccumulatedShift(self.class_counts, self.model, self.dynamics)
+
     def required(self, num_rounds: int) -> FloatArray:
         """The counted noise that T rounds require, `[device, class]`."""
-        return required_noise_var(self.class_counts, self.mu, num_rounds, self.model, self.relabel, self.dynamics)
+        shift = self._shift.after(num_rounds)
+        return required_for_shift(shift, self.class_counts, self.mu, self.model, self.relabel)
 
     def gap(self, num_rounds: int) -> float:
         """Σ_iΩ_i after T rounds."""
-        return self.gap_when_required(num_rounds, self.required(num_rounds))
-
-    def gap_when_required(self, num_rounds: int, required: FloatArray) -> float:
         rule = trust_model(self.trust, self.links.channel_noise_var)
-        per_draw = fleet_noise(self.class_counts, effective_noise_var(self.links, required, rule))
+        noise_var = effective_noise_var(self.links, self.required(num_rounds), rule)
+        per_draw = fleet_effective_noise(self.class_counts, noise_var)
         noise = float(per_draw[below_outage(per_draw, self.outage)].mean())
         return fleet_gap(num_rounds, self.constants, len(self.class_counts), noise)
 
@@ -146,28 +154,11 @@ class GapObjective:
         return privacy_limited_rounds(self.class_counts, self.required(1), self.constants)
 
     def best_rounds(self, max_rounds: int) -> int:
-        """Searched where the gap is convex in √T; scanned for `trajectory`, where it need not be."""
-        if self.model == "trajectory":
-            return int(np.argmin(self.gaps(range(1, max_rounds + 1)))) + 1
-        one_round = self.required(1)
-        return least_integer(lambda num_rounds: self.gap_when_required(num_rounds, num_rounds * one_round), max_rounds)
-
-    def gaps(self, rounds: Iterable[int]) -> FloatArray:
-        """Σ_iΩ_i for each of several T in rising order; `trajectory`'s sums over rounds are made only once."""
-        shifts = enumerate(cumulative_squared_shift(self.class_counts, self.model, self.dynamics), start=1)
-        gaps = []
-        for num_rounds in rounds:
-            shift = next(shift for count, shift in shifts if count == num_rounds)
-            required = required_for_shift(shift, self.class_counts, self.mu, self.model, self.relabel)
-            gaps.append(self.gap_when_required(num_rounds, required))
-        return np.array(gaps)
-
-
-def fleet_noise(class_counts: ArrayLike, effective_noise_var: FloatArray) -> FloatArray:
-    """Σ_iΦ2_i = K Σ_k α_k v_k with α_k = Σ_i B_i^k/B_i, for v `[..., class]`; an unheld class does not count."""
-    weight = class_shares(class_counts).sum(axis=0)
-    reached = np.where(weight > 0, effective_noise_var, 0.0)
-    return np.asarray(len(weight) * (reached * weight).sum(axis=-1))
+        """Searched where the requirement grows linearly, for there the gap is convex in √T; scanned before that."""
+        linear_from = self._shift.linear_from(max_rounds)
+        best_later = least_integer(self.gap, linear_from, max_rounds)
+        candidates: list[int] = [*range(1, linear_from), best_later]
+        return min(candidates, key=lambda num_rounds: (self.gap(num_rounds), num_rounds))
 
 
 def below_outage(noise_per_draw: FloatArray, outage: float) -> BoolArray:
@@ -178,20 +169,14 @@ def below_outage(noise_per_draw: FloatArray, outage: float) -> BoolArray:
     return kept
 
 
-def least_integer(objective: Callable[[int], float], largest: int) -> int:
-    """The whole number in 1..largest where the objective is least; the smallest of several.
+def least_integer(objective: Callable[[int], float], smallest: int, largest: int) -> int:
+    """The whole number in smallest..largest where the objective is least; the smallest of several.
 
     A coarse geometric grid finds the valley, so that a small dent in a nearly convex curve cannot catch the search;
     thirds of the bracket are then dropped until a handful is left.
     """
-    known: dict[int, float] = {}
-
-    def value(point: int) -> float:
-        if point not in known:
-            known[point] = objective(point)
-        return known[point]
-
-    grid = sorted({round(point) for point in np.geomspace(1, largest, _COARSE_STEPS)})
+    value = cache(objective)
+    grid = sorted({round(point) for point in np.geomspace(smallest, largest, _COARSE_STEPS)})
     best = min(range(len(grid)), key=lambda index: (value(grid[index]), index))
     low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
     while high - low > 8:

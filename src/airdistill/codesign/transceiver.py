@@ -58,6 +58,13 @@ def design_round(
     required = np.asarray(required_noise_var, dtype=np.float64)
     if required.shape != links.weights.shape:
         raise ValueError(f"required_noise_var of shape {required.shape}: must be {links.weights.shape}")
+    if not (required >= 0).all() or np.isinf(required).any():
+        raise ValueError("required_noise_var: must be finite and not negative")
+    idle = links.weights == 0
+    if required[idle].any():
+        # Who does not hold a class has nothing to hide in it.
+        required = np.where(idle, 0.0, required)
+    del idle
     inverse_scale = rule.inverse_scale_sq(links, required)
     effective = effective_noise_var(links, required, rule, inverse_scale)
     scale_sq = np.where(np.isfinite(effective), divide_or(np.ones(()), inverse_scale, 0.0), 0.0)

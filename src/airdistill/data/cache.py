@@ -29,9 +29,9 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "airdistill"
 
 
-def decoded_once(source: Path, decode: Callable[[], NDArray[np.generic]]) -> NDArray[np.generic]:
-    """What `decode` makes of the file `source`: from the cache if it was made before, else now and cached."""
-    entry = cache_folder() / f"{hashlib.sha256(source.read_bytes()).hexdigest()}.npy"
+def decoded_once(source: bytes, decode: Callable[[], NDArray[np.generic]]) -> NDArray[np.generic]:
+    """What `decode` makes of a file's content: from the cache if it was made before, else now and cached."""
+    entry = cache_folder() / f"{hashlib.sha256(source).hexdigest()}.npy"
     cached = _read(entry)
     if cached is not None:
         return cached

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 
 from airdistill.arrays import IntArray
 from airdistill.data.cache import decoded_once
-from airdistill.data.idx import parse_idx, read_bytes
+from airdistill.data.idx import decompress, parse_idx, read_file
+from airdistill.data.npz import read_npz
 from airdistill.errors import DataError, InputError
 
 # Of the decompressed official files.
@@ -23,6 +23,7 @@ _MNIST_MD5 = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
+_LARGEST_LABEL = 9_999
 _NPZ_NAMES = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -64,14 +65,16 @@ def load_train_labels(source: str) -> IntArray:
 def _embedded(name: str) -> NDArray[np.generic]:
     path = Path(str(resources.files("airdistill") / "data" / "mnist" / f"{name}.xz"))
 
+    raw = read_file(path)
+
     def decode() -> NDArray[np.generic]:
-        content = read_bytes(path)
+        content = decompress(raw, path)
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != _MNIST_MD5[name]:
             raise DataError(f"{path}: is not the official MNIST file; install the package again")
         return parse_idx(content, str(path))
 
     # Labels take a millisecond to decode: only images are worth a place in the cache.
-    return decode() if "labels" in name else decoded_once(path, decode)
+    return decode() if "labels" in name else decoded_once(raw, decode)
 
 
 def _from_folder(folder: Path, name: str) -> NDArray[np.generic]:
@@ -79,21 +82,25 @@ def _from_folder(folder: Path, name: str) -> NDArray[np.generic]:
     stems = [name, name.replace("-idx", ".idx")]
     for path in (folder / f"{stem}{suffix}" for stem in stems for suffix in ("", ".gz", ".xz")):
         if path.is_file():
-            if path.suffix in (".gz", ".xz") and "labels" not in name:
-                return decoded_once(path, lambda path=path: parse_idx(read_bytes(path), str(path)))  # type: ignore[misc]
-            return parse_idx(read_bytes(path), str(path))
+            return _read_idx(path)
     raise DataError(f"{folder}: has no {name} (plain, .gz or .xz)")
 
 
+def _read_idx(path: Path) -> NDArray[np.generic]:
+    raw = read_file(path)
+    if path.suffix in (".gz", ".xz"):
+        return decoded_once(raw, lambda: parse_idx(decompress(raw, path), str(path)))
+    return parse_idx(raw, str(path))
+
+
 def _from_npz(path: Path) -> list[NDArray[np.generic]]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            missing = [name for name in _NPZ_NAMES if name not in archive.files]
-            if missing:
-                raise DataError(f"{path}: has no {', '.join(missing)}")
-            return [archive[name] for name in _NPZ_NAMES]
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path}: truncated, damaged or no .npz file: {error}") from None
+    def choose(names: list[str]) -> list[str]:
+        missing = [name for name in _NPZ_NAMES if name not in names]
+        if missing:
+            raise DataError(f"{path}: has no {', '.join(missing)}")
+        return list(_NPZ_NAMES)
+
+    return list(read_npz(path, choose).values())
 
 
 def _checked(
@@ -122,4 +129,6 @@ def _as_labels(array: NDArray[np.generic], name: str) -> IntArray:
     labels = array.astype(np.int64)
     if labels.min() < 0:
         raise DataError(f"{name}: label {labels.min()} is negative")
+    if labels.max() > _LARGEST_LABEL:
+        raise DataError(f"{name}: label {labels.max()}: there may be {_LARGEST_LABEL + 1} classes at most, from 0 on")
     return labels

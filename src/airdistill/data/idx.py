@@ -13,15 +13,20 @@ from numpy.typing import NDArray
 
 from airdistill.errors import DataError
 
+_MOST_AXES = 8
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
-def read_bytes(path: Path) -> bytes:
-    """The file's content, decompressed by what its name ends in; never a part of it."""
+def read_file(path: Path) -> bytes:
+    """The file as it lies on the disk."""
     try:
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def decompress(raw: bytes, path: Path) -> bytes:
+    """The content by what the file's name ends in; never a part of it."""
     try:
         if path.suffix == ".gz":
             return gzip.decompress(raw)
@@ -38,6 +43,8 @@ def parse_idx(content: bytes, name: str) -> NDArray[np.generic]:
         raise DataError(f"{name}: is not an IDX file")
     dtype, num_axes = np.dtype(_DTYPES[content[2]]), content[3]
     header = 4 + 4 * num_axes
+    if num_axes > _MOST_AXES:
+        raise DataError(f"{name}: is not an IDX file: it claims {num_axes} axes")
     if num_axes == 0 or len(content) < header:
         raise DataError(f"{name}: truncated: its header is incomplete")
     shape = tuple(int(length) for length in np.frombuffer(content, ">u4", num_axes, offset=4))

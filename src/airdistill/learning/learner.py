@@ -55,6 +55,9 @@ class Learner:
     def num_samples(self) -> int:
         return len(self._labels)
 
+    def samples_and_labels(self) -> tuple[Tensor, Tensor]:
+        return self._samples, self._labels
+
     def knowledge(self, keep: bool = False) -> FloatArray:
         """Eq. (2): the mean prediction of every class, `[class, class]`; not a number where it has no samples.
 

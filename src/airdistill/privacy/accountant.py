@@ -84,11 +84,10 @@ def _log_delta(epsilon: FloatArray, mu: FloatArray) -> tuple[FloatArray, FloatAr
     """log δ(ε, μ), and the two pieces of its derivatives: R(x) − R(x + μ) and R(x + μ)."""
     near = epsilon / mu - mu / 2
     far_ratio = _mills(near + mu)
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        ratio_gap = _mills(near) - far_ratio
-        in_tail = -0.5 * near * near - _LOG_SQRT_2PI + np.log(ratio_gap)
-        # Left of zero R(x) overflows soon, but there δ is near 1/2 or more and the plain form loses nothing.
-        plain = np.log(ndtr(-near) - np.exp(-0.5 * near * near - _LOG_SQRT_2PI) * far_ratio)
+    ratio_gap = _mills(near) - far_ratio
+    in_tail = -0.5 * near * near - _LOG_SQRT_2PI + np.log(ratio_gap)
+    # Left of zero R(x) overflows soon, but there δ is near 1/2 or more and the plain form loses nothing.
+    plain = np.log(ndtr(-near) - np.exp(-0.5 * near * near - _LOG_SQRT_2PI) * far_ratio)
     return np.where(near > 0, in_tail, plain), ratio_gap, far_ratio
 
 
@@ -106,11 +105,10 @@ def _increasing_root(
 
     `excess` gives value and slope. The result is the end of the last bracket that keeps the caller's promise.
     """
-    low, high = low.copy(), high.copy()
     low, high = _widened(excess, low, high)
     guess = 0.5 * (low + high)
     for _ in range(_MAX_STEPS):
-        value, slope = excess(guess)
+        value, slope = _quietly(excess, guess)
         low, high = np.where(value <= 0, guess, low), np.where(value > 0, guess, high)
         if np.all(high - low <= 4e-16 * np.maximum(1.0, np.abs(low) + np.abs(high))):
             break
@@ -123,12 +121,20 @@ def _increasing_root(
     return high if take_upper else low
 
 
+def _quietly(
+    excess: Callable[[FloatArray], tuple[FloatArray, FloatArray]], point: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Far from the root a value may be infinite and a slope no number; bisection takes over there."""
+    with np.errstate(all="ignore"):
+        return excess(point)
+
+
 def _widened(
     excess: Callable[[FloatArray], tuple[FloatArray, FloatArray]], low: FloatArray, high: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     for _ in range(_MAX_STEPS):
-        too_high = excess(low)[0] > 0
-        too_low = excess(high)[0] < 0
+        too_high = _quietly(excess, low)[0] > 0
+        too_low = _quietly(excess, high)[0] < 0
         if not (too_high.any() or too_low.any()):
             break
         low, high = np.where(too_high, low - 1.0, low), np.where(too_low, high + 1.0, high)

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from airdistill.arrays import FloatArray
 from airdistill.privacy.accountant import gaussian_epsilon
-from airdistill.privacy.sensitivity import JOINT_MODELS, TrajectoryDynamics, squared_shift_after
+from airdistill.privacy.sensitivity import JOINT_MODELS, AccumulatedShift, TrajectoryDynamics
 
 
 def spent_squared_mu(cost: FloatArray, model: str, relabel: bool) -> FloatArray:
@@ -35,7 +35,7 @@ def epsilon_after(
 
     `inverse_counted_noise` `[device, class]` is the mean of 1/c over the rounds: privacy adds up in 1/c.
     """
-    shift = squared_shift_after(class_counts, model, num_rounds, dynamics)
-    cost = np.where(shift > 0, shift * np.where(shift > 0, inverse_counted_noise, 0.0), 0.0)
+    shift = AccumulatedShift(class_counts, model, dynamics).after(num_rounds)
+    cost = shift * np.where(shift > 0, inverse_counted_noise, 0.0)
     mu = np.sqrt(spent_squared_mu(cost, model, relabel))
     return np.atleast_1d(np.asarray(gaussian_epsilon(mu, delta), dtype=np.float64))

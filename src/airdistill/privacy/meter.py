@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from airdistill.arrays import FloatArray, IntArray, divide_or
 from airdistill.privacy.accountant import gaussian_epsilon
 from airdistill.privacy.forecast import spent_squared_mu
-from airdistill.privacy.sensitivity import TrajectoryDynamics, cumulative_squared_shift
+from airdistill.privacy.sensitivity import AccumulatedShift, TrajectoryDynamics
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,15 @@ class PrivacyMeter:
     def __init__(self, rule: SpendingRule, round_index: int = 0, cost: FloatArray | None = None) -> None:
         """Fresh, or as it stood after `round_index` rounds with that cost `[device, class]`."""
         self._rule = rule
-        self._shifts = cumulative_squared_shift(rule.class_counts, rule.model, rule.dynamics)
-        self._so_far = np.zeros(rule.class_counts.shape)
-        for shift in itertools.islice(self._shifts, round_index):
-            self._so_far = shift
+        self._shift = AccumulatedShift(rule.class_counts, rule.model, rule.dynamics)
+        self._round_index = round_index
+        self._so_far = self._shift.after(round_index) if round_index else np.zeros(rule.class_counts.shape)
         self.cost = np.zeros(rule.class_counts.shape) if cost is None else cost
 
     def charge(self, counted_noise_var: FloatArray | None) -> None:
         """One round with this counted noise `[device, class]`; None if nothing was sent."""
-        shift = next(self._shifts)
+        self._round_index += 1
+        shift = self._shift.after(self._round_index)
         moved, self._so_far = shift - self._so_far, shift
         if counted_noise_var is not None:
             price = divide_or(moved, np.broadcast_to(counted_noise_var, moved.shape), np.inf)

@@ -13,13 +13,15 @@ classes that the device holds before and after: two classes move. The last two m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from airdistill.arrays import FloatArray, divide_or
+from airdistill.arrays import FloatArray, divide_or, fields_of
 
 SENSITIVITY_MODELS = ("paper", "class_mean", "trajectory", "device")
 JOINT_MODELS = ("trajectory", "device")
@@ -40,25 +42,29 @@ class TrajectoryDynamics:
     local_epochs: int = 0
     batch_size: int = 1
 
+    @classmethod
+    def of(cls, given: Any) -> TrajectoryDynamics:
+        """From anything that holds the numbers by these names: a mapping, or an object with such attributes."""
+        return given if isinstance(given, cls) else cls(**fields_of(given, cls))
+
     def parameter_drift(self, samples_per_device: FloatArray) -> Iterator[FloatArray]:
         """D_1, D_2, …: how far apart two neighbours' parameters can be when round t starts, `[device]`.
 
-        In a pass of n steps the record is in one batch of b: D ← (1+ηL1)^n D + (1+ηL1)^(n−1)·2ηS/b.
+        In a pass of n steps the record is in one batch of b: D ← (1+ηL1)^n D + (1+ηL1)^(n−1)·2ηS/b. It may be infinite.
         """
         full_batch = self.local_epochs == 0
         batch = samples_per_device if full_batch else np.minimum(float(self.batch_size), samples_per_device)
         num_steps = np.ceil(samples_per_device / batch)
         drift = np.zeros(len(samples_per_device))
-        round_index = 1
-        while True:
+        for round_index in itertools.count(1):
             yield drift
             lr = self.initial_lr / np.sqrt(round_index)
-            growth = 1 + lr * self.grad_lipschitz
-            with np.errstate(over="ignore"):  # it explodes; the simplex's diameter caps it downstream
+            with np.errstate(over="ignore", invalid="ignore"):
+                growth = (1 + lr * self.grad_lipschitz) ** num_steps
+                kick = growth / (1 + lr * self.grad_lipschitz) * 2 * lr * self.grad_norm_bound / batch
                 for _ in range(max(1, self.local_epochs)):
-                    kick = growth ** (num_steps - 1) * 2 * lr * self.grad_norm_bound / batch
-                    drift = growth**num_steps * drift + kick
-            round_index += 1
+                    # Nothing grows to nothing, even where the growth is beyond all numbers.
+                    drift = np.where(drift > 0, growth * drift, 0.0) + kick
 
 
 def aggregation_weights(class_counts: ArrayLike) -> FloatArray:
@@ -75,8 +81,8 @@ def knowledge_sensitivity(
 ) -> FloatArray:
     """L2 sensitivity of every class mean, `[device, class]`; zero where a device does not hold the class.
 
-    `trajectory` needs the drift D_t `[device]` of the round in question and L2. As the record may be of any class,
-    each class is given the record's own share √2/B_i^k.
+    For `trajectory` give the drift D_t `[device]` of the round and L2; without them it is the first round's, D_1 = 0.
+    As the record may be of any class, each class is given the record's own share √2/B_i^k.
     """
     counts = _checked_counts(class_counts)
     if model == "paper":
@@ -85,10 +91,10 @@ def knowledge_sensitivity(
     elif model == "class_mean":
         per_class = divide_or(np.array(SIMPLEX_DIAMETER), counts, 0.0)
     elif model == "trajectory":
-        if parameter_drift is None:
-            raise ValueError("sensitivity = trajectory: needs the parameter drift of the round")
         own_share = divide_or(np.array(SIMPLEX_DIAMETER), counts, 0.0)
-        moved = own_share + model_lipschitz * np.asarray(parameter_drift)[:, None]
+        drift = np.zeros(len(counts)) if parameter_drift is None else np.asarray(parameter_drift)
+        with np.errstate(over="ignore"):
+            moved = own_share + model_lipschitz * drift[:, None]
         per_class = np.minimum(SIMPLEX_DIAMETER, moved)
     elif model == "device":
         per_class = np.full(counts.shape, SIMPLEX_DIAMETER)
@@ -105,38 +111,59 @@ def classes_moved(class_counts: ArrayLike, model: str, relabel: bool) -> FloatAr
     return np.full(len(counts), 2.0 if relabel else 1.0)
 
 
-def cumulative_squared_shift(
-    class_counts: ArrayLike, model: str, dynamics: TrajectoryDynamics | None = None
-) -> Iterator[FloatArray]:
-    """Σ_{t≤T} (w_i^k s_ik,t)² for T = 1, 2, …, `[device, class]`: what noise must cover after T rounds.
+class AccumulatedShift:
+    """Σ_{t≤T} (w_i^k s_ik,t)² as a function of T: what noise must cover after T rounds.
 
-    It grows linearly in T but for `trajectory`, whose sensitivity depends on the round.
+    It grows linearly in T, but for `trajectory`, whose sensitivity rises from round to round until it reaches the
+    simplex's diameter; from there on it is linear, too.
     """
-    counts = _checked_counts(class_counts)
-    weights = aggregation_weights(counts)
-    if model != "trajectory":
-        one_round = (weights * knowledge_sensitivity(counts, model)) ** 2
-        num_rounds = 0
-        while True:
-            num_rounds += 1
-            yield num_rounds * one_round
-    if dynamics is None:
-        raise ValueError("sensitivity = trajectory: needs the training dynamics")
-    total = np.zeros(counts.shape)
-    for drift in dynamics.parameter_drift(counts.sum(axis=1)):
-        sensitivity = knowledge_sensitivity(counts, model, drift, dynamics.model_lipschitz)
-        total = total + (weights * sensitivity) ** 2
-        yield total
 
+    def __init__(self, class_counts: ArrayLike, model: str, dynamics: Any = None) -> None:
+        self._counts = _checked_counts(class_counts)
+        self._weights = aggregation_weights(self._counts)
+        self._model, self._dynamics = model, None if dynamics is None else TrajectoryDynamics.of(dynamics)
+        if model == "trajectory" and self._dynamics is None:
+            raise ValueError("sensitivity = trajectory: needs the training dynamics")
+        self._restart()
 
-def squared_shift_after(
-    class_counts: ArrayLike, model: str, num_rounds: int, dynamics: TrajectoryDynamics | None = None
-) -> FloatArray:
-    """The same for one T."""
-    if model != "trajectory":
-        return num_rounds * next(cumulative_squared_shift(class_counts, model))
-    rounds = cumulative_squared_shift(class_counts, model, dynamics)
-    return next(total for count, total in enumerate(rounds, start=1) if count == num_rounds)
+    def after(self, num_rounds: int) -> FloatArray:
+        """The sum after T rounds, `[device, class]`; asking for T in rising order costs least."""
+        _check_rounds(num_rounds)
+        if num_rounds < self._round:
+            self._restart()
+        while self._round < num_rounds and not self._linear:
+            self._advance()
+        return self._total + (num_rounds - self._round) * self._step
+
+    def linear_from(self, most: int) -> int:
+        """The round from which on the growth is linear, or `most` if that comes later."""
+        while self._round < most and not self._linear:
+            self._advance()
+        return min(self._round, most)
+
+    def _restart(self) -> None:
+        self._round = 1
+        if self._model == "trajectory":
+            assert self._dynamics is not None  # checked when made
+            self._drifts = self._dynamics.parameter_drift(self._counts.sum(axis=1))
+            self._step = self._squared_shift(next(self._drifts))
+            self._linear = False
+        else:
+            self._step = self._squared_shift(None)
+            self._linear = True
+        self._total = self._step
+
+    def _advance(self) -> None:
+        self._step = self._squared_shift(next(self._drifts))
+        self._total = self._total + self._step
+        self._round += 1
+        widest = (self._weights * SIMPLEX_DIAMETER) ** 2
+        self._linear = bool((self._step >= widest).all())
+
+    def _squared_shift(self, drift: FloatArray | None) -> FloatArray:
+        lipschitz = 0.0 if self._dynamics is None else self._dynamics.model_lipschitz
+        sensitivity = knowledge_sensitivity(self._counts, self._model, drift, lipschitz)
+        return np.asarray((self._weights * sensitivity) ** 2)
 
 
 def required_noise_var(
@@ -145,14 +172,14 @@ def required_noise_var(
     num_rounds: int,
     model: str,
     relabel: bool = False,
-    dynamics: TrajectoryDynamics | None = None,
+    dynamics: Any = None,
 ) -> FloatArray:
     """req_ik = n_i Σ_t (w_i^k s_ik)²/μ_i², the counted noise per entry that each round needs, `[device, class]`.
 
     With `paper` and the paper's μ this is the right side of eq. (17) over λ²: 4T (w_i^k)² ρ_i.
     """
     counts = _checked_counts(class_counts)
-    shift = squared_shift_after(counts, model, num_rounds, dynamics)
+    shift = AccumulatedShift(counts, model, dynamics).after(num_rounds)
     return required_for_shift(shift, counts, mu, model, relabel)
 
 
@@ -162,7 +189,14 @@ def required_for_shift(
     """The noise that hides an accumulated squared shift `[device, class]` from the μ of each device."""
     share = classes_moved(class_counts, model, relabel)
     target = np.broadcast_to(np.asarray(mu, dtype=np.float64), share.shape)
+    if not np.all(target > 0):
+        raise ValueError(f"mu = {target[~(target > 0)][0]}: must be greater than 0")
     return np.asarray(squared_shift * (share / target**2)[:, None], dtype=np.float64)
+
+
+def _check_rounds(num_rounds: int) -> None:
+    if num_rounds < 1 or num_rounds != int(num_rounds):
+        raise ValueError(f"num_rounds = {num_rounds}: must be a whole number of at least 1")
 
 
 def _checked_counts(class_counts: ArrayLike) -> FloatArray:

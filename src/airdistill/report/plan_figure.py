@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ def plot_gap(plan: Plan, path: Path) -> None:
     """Writes Ω against T as PNG, SVG or PDF, as the file's name says."""
     if path.suffix not in _FORMATS:
         raise InputError("--plot", str(path), f"must end in {', '.join(_FORMATS)}")
-    if not path.parent.is_dir():
-        raise InputError("--plot", str(path), "its folder does not exist")
+    if not path.parent.is_dir() or path.is_dir():
+        raise InputError("--plot", str(path), "its folder does not exist, or it is a folder itself")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -34,9 +35,15 @@ def plot_gap(plan: Plan, path: Path) -> None:
     axes.loglog(num_rounds, start / np.sqrt(num_rounds), "--", color=_NOISE, label="without any noise")
     best = plan.rounds.exact
     axes.plot(best, np.interp(best, num_rounds, gaps), "o", color=_CURVE, markersize=9, label=f"optimum, T = {best}")
-    if plan.num_rounds != best:
-        at = np.interp(plan.num_rounds, num_rounds, gaps)
-        axes.plot(plan.num_rounds, at, "D", color=_CHOSEN, markersize=8, label=f"chosen, T = {plan.num_rounds}")
+    if plan.num_rounds != best or plan.scenario.radio.transceiver == "paper":
+        axes.plot(
+            plan.num_rounds,
+            plan.convergence_gap,
+            "D",
+            color=_CHOSEN,
+            markersize=8,
+            label=f"chosen, T = {plan.num_rounds}",
+        )
     axes.set(
         xlabel="rounds T",
         ylabel="convergence gap, summed over devices",
@@ -45,8 +52,13 @@ def plot_gap(plan: Plan, path: Path) -> None:
     axes.grid(which="both", alpha=0.25)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
-    write_whole(path, buffer.getvalue())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name in letters that the font lacks
+        figure.savefig(buffer, format=path.suffix[1:], dpi=150)
+    try:
+        write_whole(path, buffer.getvalue())
+    except OSError as error:
+        raise InputError("--plot", str(path), f"cannot be written: {error.strerror or error}") from None
 
 
 def _curve(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
@@ -55,4 +67,4 @@ def _curve(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     points = sorted(marked | {round(point) for point in np.geomspace(1, largest, 120)})
     channels = channel_source(plan.scenario).planning_channels(NUM_DRAWS)
     objective = gap_objective(plan.scenario, plan.fleet, channels)
-    return np.array(points), objective.gaps(points)
+    return np.array(points), np.array([objective.gap(point) for point in points])

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from airdistill.arrays import FloatArray
-from airdistill.codesign.plan import NUM_DRAWS, Plan
+from airdistill.codesign.plan import Plan
 from airdistill.units import with_prefix
 
 _MOST_ROWS = 12  # more devices or classes than this are summed up
@@ -23,7 +23,9 @@ def print_plan(plan: Plan, console: Console, all_devices: bool = False) -> None:
         f"[bold]Plan of {escape(plan.scenario.name)}[/bold]", _fleet_in_words(plan), sep="\n", highlight=False
     )
     console.print(_summary_table(plan), "")
-    console.print(f"[bold]Noise variance per entry of the knowledge[/bold], median of {NUM_DRAWS} channel draws")
+    console.print(
+        f"[bold]Noise variance per entry of the knowledge[/bold], median of {plan.forecast.num_draws} channel draws"
+    )
     console.print(_noise_table(plan))
     console.print("[bold]Privacy at the end[/bold]: exact ε at each device's δ under every sensitivity model")
     console.print(_privacy_table(plan, all_devices))

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from airdistill.run.record import RunRecord
+from airdistill.runs.record import RunRecord
 from airdistill.units import with_prefix
 
 

@@ -15,17 +15,33 @@ from airdistill.units import hertz, metres, seconds, watts
 Parser = Callable[[Any], float]
 
 
+# Wider than any radio, any network and any dataset, and narrow enough that no product of a few overflows.
+LARGEST, SMALLEST = 1e30, 1e-30
+LARGEST_COUNT = 10**9
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-12, 1e6
+SMALLEST_DELTA = 1e-100
+
+
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("must be a number")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise ValueError(f"must lie between {SMALLEST:g} and {LARGEST:g}")
+    if math.isnan(value):
         raise ValueError("must be a number")
     return float(value)
 
 
-def _finite_number(value: Any) -> float:
-    number = _number(value)
-    if math.isinf(number):
-        raise ValueError("must be a finite number")
-    return number
+def _in_reach(parse: Parser) -> Parser:
+    def check(value: Any) -> float:
+        number = parse(value)
+        if math.isinf(number):
+            raise ValueError("must be a finite number")
+        if number != 0 and not SMALLEST <= abs(number) <= LARGEST:
+            raise ValueError(f"must lie between {SMALLEST:g} and {LARGEST:g}")
+        return number
+
+    return check
 
 
 def _positive(parse: Parser) -> Parser:
@@ -49,27 +65,34 @@ def _not_negative(parse: Parser) -> Parser:
 
 
 def _sample_count(value: Any) -> float:
-    number = _finite_number(value)
-    if number < 1 or number != int(number):
-        raise ValueError("must be a whole number of samples, at least 1: a device without data is refused")
+    number = _in_reach(_number)(value)
+    if not 1 <= number <= LARGEST_COUNT or number != int(number):
+        raise ValueError(
+            f"must be a whole number of samples from 1 to {LARGEST_COUNT}: a device without data is refused"
+        )
     return number
 
 
 def _epsilon(value: Any) -> float:
-    return _positive(_number)(math.inf if value == "inf" else value)
+    number = _positive(_number)(math.inf if value == "inf" else value)
+    if not (math.isinf(number) or SMALLEST_EPSILON <= number <= LARGEST_EPSILON):
+        raise ValueError(f"must lie between {SMALLEST_EPSILON:g} and {LARGEST_EPSILON:g}, or be inf")
+    return number
 
 
 def _delta(value: Any) -> float:
     number = _number(value)
     if not 0 < number < 1:
         raise ValueError("must lie strictly between 0 and 1")
+    if number < SMALLEST_DELTA:
+        raise ValueError(f"must be at least {SMALLEST_DELTA:g}")
     return number
 
 
 def _rounds(value: Any) -> int | str:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_COUNT
     if not is_count and value not in ("optimal", "paper"):
-        raise ValueError('must be "optimal", "paper" or a whole number of at least 1')
+        raise ValueError(f'must be "optimal", "paper" or a whole number from 1 to {LARGEST_COUNT}')
     return value  # type: ignore[no-any-return]
 
 
@@ -86,16 +109,16 @@ class _PerDeviceRule:
         )
 
 
-Number = Annotated[float, BeforeValidator(_finite_number)]
-Positive = Annotated[float, BeforeValidator(_positive(_finite_number))]
-NotNegative = Annotated[float, BeforeValidator(_not_negative(_finite_number))]
-Power = Annotated[float, BeforeValidator(_not_negative(watts))]
-Frequency = Annotated[float, BeforeValidator(_positive(hertz))]
-Time = Annotated[float, BeforeValidator(_positive(seconds))]
+Number = Annotated[float, BeforeValidator(_in_reach(_number))]
+Positive = Annotated[float, BeforeValidator(_positive(_in_reach(_number)))]
+NotNegative = Annotated[float, BeforeValidator(_not_negative(_in_reach(_number)))]
+Power = Annotated[float, BeforeValidator(_not_negative(_in_reach(watts)))]
+Frequency = Annotated[float, BeforeValidator(_positive(_in_reach(hertz)))]
+Time = Annotated[float, BeforeValidator(_positive(_in_reach(seconds)))]
 Rounds = Annotated[Literal["optimal", "paper"] | int, PlainValidator(_rounds)]
 
-WattsPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(watts))]
-MetresPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(metres))]
+WattsPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(_in_reach(watts)))]
+MetresPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(_in_reach(metres)))]
 EpsilonPerDevice = Annotated[PerDevice, _PerDeviceRule(_epsilon)]
 DeltaPerDevice = Annotated[PerDevice, _PerDeviceRule(_delta)]
 SamplesPerDevice = Annotated[PerDevice, _PerDeviceRule(_sample_count)]

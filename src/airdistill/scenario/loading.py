@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -35,6 +36,9 @@ def load(source: str | Path, changes: Iterable[str] = ()) -> Scenario:
 def for_scheme(scenario: Scenario, scheme: str) -> Scenario:
     """The scenario as one scheme sees it: with its own overrides applied."""
     overrides = scenario.overrides.get(scheme, {})
+    for field in ("overrides", "name"):
+        if field in overrides:
+            raise InputError(f"overrides.{scheme}.{field}", overrides[field], "a scheme cannot change this")
     try:
         return changed(scenario, overrides)
     except InputError as error:
@@ -87,9 +91,16 @@ def _read(source: str | Path) -> dict[str, Any]:
 
 def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(text, parse_float=_parse_float)
+    except (ValueError, RecursionError) as error:
         raise InputError("scenario", source, f"is not valid TOML: {error}") from None
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number) and "inf" not in text:
+        raise ValueError(f"{text} is too large a number; write inf if you mean it")
+    return number
 
 
 def parse_change(change: str) -> dict[str, Any]:
@@ -99,12 +110,16 @@ def parse_change(change: str) -> dict[str, Any]:
     if not sign or not all(keys):
         raise InputError("--set", change, "must read section.field=value")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        given = tomllib.loads(f"value = {text}", parse_float=_parse_float)
+        value: Any = given["value"] if len(given) == 1 else text
+    except RecursionError:
+        raise InputError("--set", change, "is nested too deeply") from None
+    except ValueError:
         value = text.strip()
     for key in reversed(keys):
         value = {key: value}
-    return dict(value)
+    nested: dict[str, Any] = value
+    return nested
 
 
 def merged(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +153,7 @@ def _first_error(invalid: ValidationError) -> InputError:
     elif kind in ("model_type", "dict_type"):
         rule = "must be a table"
     else:
-        rule = error["msg"].replace("Input should be", "must be").replace("Input should have", "must have")
+        rule = error["msg"].replace("Input should", "must").replace("String should", "must")
     return InputError(field, error["input"], rule)
 
 

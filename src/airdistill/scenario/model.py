@@ -21,6 +21,7 @@ from pydantic import (
 
 from airdistill.errors import NOT_GIVEN, Described, InputError
 from airdistill.scenario.fields import (
+    LARGEST_COUNT,
     DeltaPerDevice,
     EpsilonPerDevice,
     Frequency,
@@ -36,6 +37,9 @@ from airdistill.scenario.fields import (
 )
 from airdistill.scenario.per_device import PerDevice
 
+MOST_DEVICES = 10**7
+NAME_PATTERN = r"^\w[\w.-]{0,99}$"
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,14 +48,14 @@ class _Section(BaseModel):
 class Group(_Section):
     """Devices that share a model."""
 
-    count: StrictInt = Field(ge=1, description="how many devices")
+    count: StrictInt = Field(ge=1, le=MOST_DEVICES, description="how many devices")
     model: StrictStr = Field(description="the model that they train")
 
 
 class Fleet(_Section):
     """Who takes part."""
 
-    devices: StrictInt | None = Field(None, ge=1, description="how many devices; or give groups")
+    devices: StrictInt | None = Field(None, ge=1, le=MOST_DEVICES, description="how many devices; or give groups")
     groups: tuple[Group, ...] = Field((), description="devices by model, each with a count and a model")
     min_devices: StrictInt = Field(1, ge=1, description="a round needs at least so many")
 
@@ -77,10 +81,10 @@ class Data(_Section):
             return None
         if not counts or not counts[0] or len({len(row) for row in counts}) != 1:
             raise ValueError("must be a table of one row per device, each with one count per class")
-        if min(min(row) for row in counts) < 0:
-            raise ValueError("counts must not be negative")
+        if min(min(row) for row in counts) < 0 or max(max(row) for row in counts) > LARGEST_COUNT:
+            raise ValueError(f"counts must lie between 0 and {LARGEST_COUNT}, none of them negative")
         for device, row in enumerate(counts):
-            if sum(row) == 0:
+            if not any(row):
                 raise ValueError(f"device {device} has no data; leave it out of the fleet")
         return counts
 
@@ -95,11 +99,13 @@ class Radio(_Section):
     )
     carrier: Frequency = Field(915e6, description="carrier frequency, Hz")
     distance: MetresPerDevice = Field(PerDevice("range", (100.0, 500.0)), description="from device to server, m")
-    path_loss_exponent: NotNegative = Field(3.0, description="of the path loss, which is a power gain")
+    path_loss_exponent: NotNegative = Field(3.0, le=10, description="of the path loss, which is a power gain")
     fading: Literal["rayleigh", "rician", "real_gaussian", "none"] = Field(
         "rayleigh", description="small-scale fading, new in every round"
     )
-    rician_k_db: Number = Field(6.0, description="rician: power of the direct path over the scattered, dB")
+    rician_k_db: Number = Field(
+        6.0, ge=-100, le=100, description="rician: power of the direct path over the scattered, dB"
+    )
     gains: tuple[tuple[Number, Number], ...] | None = Field(
         None, description="complex gain [re, im] of every device, for good; stands for distance and fading"
     )
@@ -134,7 +140,9 @@ class Learning(_Section):
 
     model: StrictStr = Field("paper_cnn", description="the model of every device outside a group")
     rounds: Rounds = Field("optimal", description="optimal: the exact optimum; paper: eq. (21); or a number")
-    max_rounds: StrictInt = Field(2000, ge=1, description="the most rounds that the planner may choose")
+    max_rounds: StrictInt = Field(
+        2000, ge=1, le=LARGEST_COUNT, description="the most rounds that the planner may choose"
+    )
     initial_lr: Positive = Field(0.01, description="η0; round t steps with η0/√t")
     distill_weight: NotNegative = Field(1.0, description="γ, weight of the distillation loss")
     local_epochs: StrictInt = Field(1, ge=0, description="passes over the data a round; 0: one full-batch step")
@@ -155,7 +163,7 @@ class Constants(_Section):
 class Scenario(_Section):
     """All that is given."""
 
-    name: StrictStr = Field("scenario", min_length=1, description="names the run")
+    name: StrictStr = Field("scenario", pattern=NAME_PATTERN, description="names the run and its folder")
     seed: StrictInt = Field(0, ge=0, description="root of every random draw")
     fleet: Fleet = Field(description="who takes part")
     data: Data = Field(default_factory=Data, description="what the devices hold")

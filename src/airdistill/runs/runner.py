@@ -16,8 +16,8 @@ from airdistill import __version__
 from airdistill.codesign.plan import Plan, plan
 from airdistill.files import write_whole
 from airdistill.jsonable import jsonable
-from airdistill.run.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
-from airdistill.run.folder import (
+from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from airdistill.runs.folder import (
     PLAN,
     ROUNDS,
     RUN,
@@ -31,9 +31,9 @@ from airdistill.run.folder import (
     write_json,
     writing,
 )
-from airdistill.run.options import RunOptions
-from airdistill.run.record import RunRecord
-from airdistill.run.simulation import Simulation
+from airdistill.runs.options import RunOptions
+from airdistill.runs.record import RunRecord
+from airdistill.runs.simulation import Simulation
 from airdistill.scenario.loading import changed, for_scheme
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.registry import load_scheme
@@ -103,7 +103,8 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
                 _checkpoint(folder, simulation, rounds)
             if stop_asked():
                 raise KeyboardInterrupt
-    write_json(folder / SUMMARY, _summary(simulation, record if num_rounds else {}))
+    # The last record from the file: a run may have been killed after its last round and before this.
+    write_json(folder / SUMMARY, _summary(simulation, RunRecord.read(folder).rounds[-1]))
     return RunRecord.read(folder)
 
 

@@ -12,8 +12,8 @@ from airdistill.air.exchange import RoundNoise
 from airdistill.channel import channel_source
 from airdistill.data import assign_samples, load_dataset
 from airdistill.privacy.accountant import gaussian_mu
-from airdistill.run.options import RunOptions
-from airdistill.run.simulation import Simulation
+from airdistill.runs.options import RunOptions
+from airdistill.runs.simulation import Simulation
 from airdistill.schemes import load_scheme
 
 GROUPS = "fleet.groups=[{count=2, model='softmax_regression'}, {count=1, model='mlp'}]"
@@ -62,7 +62,7 @@ class NumpyModel:
             slope = next_slope
 
 
-def fleet_noise_gains(counts, channel, power, noise_var, required):
+def fleet_noise_gains(counts, channel, power, required):
     """λ, P1 and |P2|² of theory section 1 for `fleet_noise`, written out anew."""
     num_classes = counts.shape[1]
     weights, link = counts / counts.sum(axis=0), np.abs(channel) ** 2 * power
@@ -109,7 +109,7 @@ def test_a_round_is_its_equations(tmp_path, axis):
     required = 6 * 2 * (weights * math.sqrt(2)) ** 2 / mu**2
     noise_var = 1e-13 * (0.5 if axis == "complex" else 1.0)
     channel = channel_source(scenario).round_channel(1)
-    scale, p1, p2 = fleet_noise_gains(counts, channel, 1e-3, noise_var, required)
+    scale, p1, p2 = fleet_noise_gains(counts, channel, 1e-3, required)
     # Eqs. (7), (10), (12).
     noise = RoundNoise.seeded(scenario.seed, 1, 3, 3, 1e-13, axis)
     phase = channel.conj() / np.abs(channel)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airdistill.run.folder import ROUNDS, SUMMARY
+from airdistill.runs.folder import ROUNDS, SUMMARY
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet, check_finite
 from airdistill.learning.samples import to_tensor
 from airdistill.privacy.meter import PrivacyMeter, SpendingRule
-from airdistill.run.options import RunOptions
+from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.streams import stream

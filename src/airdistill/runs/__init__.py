@@ -1,6 +1,6 @@
 """The round loop, its records and its checkpoints."""
 
-from airdistill.run.record import RunRecord
-from airdistill.run.runner import resume, run
+from airdistill.runs.record import RunRecord
+from airdistill.runs.runner import resume, run
 
 __all__ = ["RunRecord", "resume", "run"]

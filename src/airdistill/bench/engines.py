@@ -1,0 +1,110 @@
+"""Seconds and memory of one full-batch round of a fleet, each engine in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from airdistill.bench.naive import NaiveDevice, naive_round
+from airdistill.channel.sources import channel_source
+from airdistill.codesign.plan import plan
+from airdistill.errors import AirDistillError
+from airdistill.privacy.sensitivity import aggregation_weights
+from airdistill.runs.options import RunOptions
+from airdistill.runs.simulation import Simulation
+from airdistill.scenario.loading import changed, load
+from airdistill.schemes.base import Round
+from airdistill.schemes.registry import load_scheme
+
+ENGINES = ("naive", "torch")
+# Dense operations of the paper's network: forward, and twice that backward, less the first layer's input gradient.
+_CONV_FLOPS = 2 * (26 * 26 * 10 * 9 + 9 * 9 * 20 * 250)
+_DENSE_FLOPS = 2 * (320 * 50 + 50 * 10)
+_FIRST_LAYER_INPUT_FLOPS = 2 * 26 * 26 * 10 * 9
+FLOPS_A_SAMPLE = 3 * (_CONV_FLOPS + _DENSE_FLOPS) - _FIRST_LAYER_INPUT_FLOPS
+
+
+def measure_engines(scenario_name: str, repeats: int) -> dict[str, Any]:
+    """Every engine on one scenario's fleet, and the floor that the machine's matrix product sets."""
+    scenario = load(scenario_name)
+    fleet = plan(scenario).fleet
+    results = {engine: _in_own_process(scenario_name, engine, repeats) for engine in ENGINES}
+    num_samples = int(fleet.class_counts.sum())
+    rate = sgemm_flops_a_second()
+    return {
+        "scenario": scenario_name,
+        "devices": fleet.num_devices,
+        "samples": num_samples,
+        "engines": results,
+        "speedup": results["naive"]["seconds_per_round"] / results["torch"]["seconds_per_round"],
+        "flops_per_round": num_samples * FLOPS_A_SAMPLE,
+        "sgemm_flops_per_second": rate,
+        "sgemm_floor_seconds": num_samples * FLOPS_A_SAMPLE / rate,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _in_own_process(scenario_name: str, engine: str, repeats: int) -> dict[str, float]:
+    """Its peak memory is then its own."""
+    call = f"from airdistill.bench.engines import report; report({scenario_name!r}, {engine!r}, {repeats})"
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise AirDistillError(f"bench {engine}: {done.stderr.strip().splitlines()[-1]}")
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def report(scenario_name: str, engine: str, repeats: int) -> None:
+    """Prints one engine's numbers; called in a process of its own."""
+    play = _naive(scenario_name) if engine == "naive" else _torch(scenario_name)
+    play(0)
+    seconds = []
+    for repeat in range(1, repeats + 1):
+        started = time.perf_counter()
+        play(repeat)
+        seconds.append(time.perf_counter() - started)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    sys.stdout.write(json.dumps({"seconds_per_round": min(seconds), "peak_rss_bytes": peak}))
+
+
+def _simulation(scenario_name: str) -> Simulation:
+    scenario = changed(load(scenario_name), {"learning": {"local_epochs": 0, "rounds": 400}})
+    return Simulation(plan(scenario), load_scheme("fd_error_free"), RunOptions())
+
+
+def _torch(scenario_name: str) -> Callable[[int], None]:
+    simulation = _simulation(scenario_name)
+    planned, source = simulation.plan, channel_source(simulation.plan.scenario)
+
+    def play(repeat: int) -> None:
+        simulation.scheme.play(Round(repeat + 1, planned.scenario, planned, source, simulation.fleet))
+
+    return play
+
+
+def _naive(scenario_name: str) -> Callable[[int], None]:
+    simulation = _simulation(scenario_name)
+    # What PyTorch does by itself: one thread for each core, the ordinary layout.
+    torch.set_num_threads(simulation.fleet.engine.workers)
+    devices = [NaiveDevice(learner.model, *learner.samples_and_labels()) for learner in simulation.fleet.learners]
+    learning = simulation.plan.scenario.learning
+    weights = aggregation_weights(simulation.plan.fleet.class_counts)
+    return lambda repeat: naive_round(devices, weights, learning.initial_lr / (repeat + 1) ** 0.5, 1.0)
+
+
+def sgemm_flops_a_second(size: int = 2048, repeats: int = 5) -> float:
+    """The rate of float32 matrix products on all cores, the best of several."""
+    first, second = torch.rand(size, size), torch.rand(size, size)
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        torch.mm(first, second)
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds[1:])

@@ -1,0 +1,269 @@
+"""What a run writes down, and what it refuses."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from small_worlds import small_scenario, write_dataset
+
+import airdistill as ad
+from airdistill.errors import InputError
+from airdistill.learning.fleet import TrainingDivergedError
+from airdistill.privacy.accountant import gaussian_epsilon
+from airdistill.runs.checkpoint import newest_checkpoint
+from airdistill.runs.folder import RunError, locked
+from airdistill.runs.options import RunOptions
+from airdistill.runs.simulation import random_iterate_round
+from airdistill.scenario import load
+
+OFTEN = RunOptions(eval_every=2, checkpoint_every=2, threads=1)
+
+
+def bytes_of(folder):
+    """What must not depend on how a run was interrupted."""
+    final = sorted(folder.glob("checkpoint-*.safetensors"))[-1]
+    return (folder / "rounds.jsonl").read_bytes(), (folder / "summary.json").read_bytes(), final.read_bytes()
+
+
+def test_a_run_leaves_a_record(tmp_path):
+    scenario = small_scenario(tmp_path)
+    record = ad.run(scenario, "ota_fd", out=tmp_path / "run", options=OFTEN)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"scenario.toml", "plan.json", "run.json", "rounds.jsonl", "timings.jsonl", "summary.json"} <= names
+    assert sorted(name for name in names if "checkpoint" in name) == [
+        "checkpoint-00000004.json", "checkpoint-00000004.safetensors",
+        "checkpoint-00000006.json", "checkpoint-00000006.safetensors",
+    ]  # fmt: skip
+    assert [line["round"] for line in record.rounds] == [1, 2, 3, 4, 5, 6]
+    assert ["accuracy" in line for line in record.rounds] == [False, True] * 3
+    assert record.accuracy == record.summary["accuracy"]
+    assert "seconds" not in json.dumps(record.rounds).replace("uplink_seconds", "")
+    assert load(tmp_path / "run" / "scenario.toml") == scenario
+    assert ad.Plan.from_dict(json.loads((tmp_path / "run" / "plan.json").read_text())).num_rounds == 6
+
+
+def test_privacy_spent_is_what_the_plan_forecast(tmp_path):
+    """Under fleet_noise every round counts exactly the required noise, so that the strictest device ends at its ε."""
+    scenario = small_scenario(tmp_path, "data.partition=shards", "data.classes_per_device=3")
+    record = ad.run(scenario, "ota_fd", out=tmp_path / "run", options=OFTEN)
+    plan = ad.plan(scenario)
+    assert record.summary["epsilon_spent"] == pytest.approx(plan.epsilon_by_model["device"].max(), rel=1e-9)
+    assert record.summary["epsilon_spent"] <= 8 * (1 + 1e-9)
+    # After t of T rounds a share t/T of μ² is spent.
+    weights = plan.fleet.class_counts / plan.fleet.class_counts.sum(axis=0)
+    noise = plan.required_noise_var().max(axis=0)
+    mu = np.sqrt((2 * weights**2 / noise).sum(axis=1) * 2).max()
+    assert record.rounds[1]["epsilon_spent"] == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-9)
+
+
+def test_schemes_differ_as_they_say(tmp_path):
+    runs = {
+        name: ad.run(small_scenario(tmp_path), name, out=tmp_path / name, options=OFTEN)
+        for name in ("ota_fd", "fd_error_free", "local_only")
+    }
+    assert runs["local_only"].summary["epsilon_spent"] == 0
+    assert runs["local_only"].summary["uplink_seconds"] == 0
+    assert "measured_noise_var" not in runs["local_only"].rounds[0]
+    assert runs["fd_error_free"].summary["epsilon_spent"] is None
+    assert runs["fd_error_free"].rounds[0]["measured_noise_var"] == [0, 0, 0]
+    assert runs["ota_fd"].summary["uplink_seconds"] == pytest.approx(6 * 9 * 3.6e-6)
+    assert runs["ota_fd"].rounds[0]["training_loss"] == runs["local_only"].rounds[0]["training_loss"]
+    assert runs["ota_fd"].rounds[1]["training_loss"] != runs["local_only"].rounds[1]["training_loss"]
+
+
+def test_the_fixed_scheme_plans_and_stops_at_400(tmp_path):
+    record = ad.run(small_scenario(tmp_path), "ota_fd_fixed", out=tmp_path / "run", options=RunOptions(eval_every=400))
+    assert record.summary["rounds"] == 400
+    planned = ad.Plan.from_dict(json.loads((tmp_path / "run" / "plan.json").read_text()))
+    assert planned.num_rounds == 400
+    assert record.summary["epsilon_spent"] <= 8 * (1 + 1e-9)
+    short = ad.run(small_scenario(tmp_path), "ota_fd_fixed", rounds=3, out=tmp_path / "short", options=OFTEN)
+    assert short.summary["rounds"] == 3
+
+
+def test_without_a_privacy_target_only_the_channel_is_left(tmp_path):
+    record = ad.run(small_scenario(tmp_path, "privacy.epsilon=inf"), out=tmp_path / "run", options=OFTEN)
+    private = ad.run(small_scenario(tmp_path), out=tmp_path / "private", options=OFTEN)
+    assert record.summary["epsilon_spent"] is None
+    assert np.mean(record.rounds[0]["predicted_noise_var"]) < 0.1 * np.mean(private.rounds[0]["predicted_noise_var"])
+
+
+def test_the_same_seed_gives_the_same_bytes_and_threads_do_not_matter(tmp_path):
+    scenario = small_scenario(tmp_path, "learning.local_epochs=1", "learning.batch_size=6", "learning.model=mlp")
+    for name, threads in [("a", 1), ("b", 1), ("c", 3)]:
+        ad.run(scenario, out=tmp_path / name, options=RunOptions(threads=threads, eval_every=2))
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b") == bytes_of(tmp_path / "c")
+    other = small_scenario(tmp_path, "seed=1")
+    ad.run(other, out=tmp_path / "d", options=OFTEN)
+    assert bytes_of(tmp_path / "a") != bytes_of(tmp_path / "d")
+
+
+def test_memory_bounds_and_saving_do_not_change_a_byte(tmp_path):
+    scenario = small_scenario(tmp_path)
+    ad.run(scenario, out=tmp_path / "a", options=RunOptions(eval_every=2, kept_bytes=0, checkpoint_every=1))
+    ad.run(scenario, out=tmp_path / "b", options=RunOptions(eval_every=2, checkpoint_every=100))
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+
+
+def test_the_chunk_size_changes_last_bits_only(tmp_path):
+    scenario = small_scenario(tmp_path)
+    first, second = (
+        ad.run(scenario, out=tmp_path / str(chunk), options=RunOptions(chunk_samples=chunk, eval_every=2))
+        for chunk in (3, 300)
+    )
+    losses = [[line["loss"] for line in record.rounds] for record in (first, second)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+class PulledPlugError(Exception):
+    pass
+
+
+def stop_after(num_rounds):
+    def on_round(record, _):
+        if record["round"] == num_rounds:
+            raise PulledPlugError
+
+    return on_round
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path, at):
+    scenario = small_scenario(tmp_path, "privacy.sensitivity=trajectory")
+    ad.run(scenario, out=tmp_path / "whole", options=OFTEN)
+    with pytest.raises(PulledPlugError):
+        ad.run(scenario, out=tmp_path / "cut", options=OFTEN, on_round=stop_after(at))
+    record = ad.resume(tmp_path / "cut")
+    assert record.summary["rounds"] == 6
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+    # Resuming what has ended changes nothing.
+    ad.resume(tmp_path / "cut")
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("part", ["safetensors", "json"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(tmp_path, part, damage, caplog):
+    scenario = small_scenario(tmp_path)
+    ad.run(scenario, out=tmp_path / "whole", options=OFTEN)
+    with pytest.raises(PulledPlugError):
+        ad.run(scenario, out=tmp_path / "cut", options=OFTEN, on_round=stop_after(5))
+    newest = sorted((tmp_path / "cut").glob(f"checkpoint-*.{part}"))[-1]
+    content = bytearray(newest.read_bytes())
+    if damage == "cut":
+        newest.write_bytes(content[: len(content) // 2])
+    elif damage == "gone":
+        newest.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        newest.write_bytes(content)
+    assert newest_checkpoint(tmp_path / "cut").round_index == 2
+    if (part, damage) != ("json", "gone"):
+        assert "checkpoint-00000004: damaged" in caplog.text
+    ad.resume(tmp_path / "cut")
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
+def test_an_edited_round_file_is_refused(tmp_path):
+    with pytest.raises(PulledPlugError):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "cut", options=OFTEN, on_round=stop_after(5))
+    rounds = tmp_path / "cut" / "rounds.jsonl"
+    rounds.write_text(rounds.read_text().replace('"round": 2', '"round": 9'))
+    with pytest.raises(RunError, match="edited or cut"):
+        ad.resume(tmp_path / "cut")
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+    ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=OFTEN)
+    with locked(tmp_path / "run"), pytest.raises(RunError, match="another process"):
+        ad.resume(tmp_path / "run")
+    with pytest.raises(InputError, match="not empty"):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=OFTEN)
+
+
+def test_runs_without_a_folder_get_one_of_their_own(tmp_path, monkeypatch):
+    scenario = small_scenario(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    folders = [ad.run(scenario, rounds=1, options=OFTEN).folder for _ in range(2)]
+    assert [str(folder) for folder in folders] == ["runs/quick-ota_fd", "runs/quick-ota_fd-2"]
+
+
+def test_what_is_no_run_cannot_be_resumed(tmp_path):
+    with pytest.raises(InputError, match=r"has no run\.json"):
+        ad.resume(tmp_path)
+
+
+def test_a_diverging_run_stops_and_keeps_its_record(tmp_path):
+    scenario = small_scenario(tmp_path, "learning.initial_lr=1e30", "learning.model=mlp")
+    with pytest.raises(TrainingDivergedError, match=r"round \d+, device \d+"):
+        ad.run(scenario, out=tmp_path / "run", options=OFTEN)
+    assert (tmp_path / "run" / "rounds.jsonl").exists()
+    assert (tmp_path / "run" / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        (["learning.model=paper_cnn"], "needs images"),
+        (["learning.model=guess"], "must be one of"),
+        (["data.class_counts=[[5,5,5],[5,5,5],[5,5,5]]"], "a run needs data"),
+        (["data.samples_per_device=21"], "training set has 60"),
+        (["fleet.devices=70", "data.samples_per_device=1"], "training set has 60"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_a_folder_is_made(tmp_path, changes, rule):
+    with pytest.raises(InputError, match=rule):
+        ad.run(small_scenario(tmp_path, *changes), out=tmp_path / "run", options=OFTEN)
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_out_of_range_are_refused(tmp_path):
+    path = write_dataset(tmp_path / "blobs.npz")
+    arrays = dict(np.load(path))
+    arrays["y_test"][0] = 3
+    np.savez(path, **arrays)
+    with pytest.raises(ad.AirDistillError, match="label 3"):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=OFTEN)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"device": "tpu"}, "cpu, cuda or auto"),
+        ({"threads": -1}, "negative"),
+        ({"eval_every": 0}, "at least 1"),
+        ({"dtype": "float8"}, "float32"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path, options, rule):
+    with pytest.raises(InputError, match=rule):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=RunOptions(**options))
+
+
+def test_the_random_iterate_is_drawn_by_the_inverse_of_the_step_size():
+    rounds = np.array([random_iterate_round(seed, 4) for seed in range(4000)])
+    weights = np.sqrt([1, 2, 3, 4])
+    expected = weights / weights.sum()
+    shares = np.bincount(rounds, minlength=5)[1:] / 4000
+    assert np.abs(shares - expected).max() < 5 * math.sqrt(0.25 / 4000)
+
+
+def test_the_random_iterate_is_the_start_of_its_round(tmp_path):
+    record = ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=RunOptions(checkpoint_every=1))
+    drawn = record.summary["random_iterate"]["round"]
+    assert 1 < drawn < 6
+    final = load_file(sorted((tmp_path / "run").glob("*.safetensors"))[-1])
+    with pytest.raises(PulledPlugError):
+        ad.run(
+            small_scenario(tmp_path),
+            out=tmp_path / "cut",
+            options=RunOptions(checkpoint_every=1),
+            on_round=stop_after(drawn),
+        )
+    # Stopped in round t̂ before its checkpoint, so that the newest one is where that round started.
+    start = load_file(sorted((tmp_path / "cut").glob("*.safetensors"))[-1])
+    for name in (name for name in final if name[0].isdigit()):
+        assert np.array_equal(final[f"iterate.{name}"], start[name])
+        assert not np.array_equal(final[f"iterate.{name}"], final[name])
