@@ -130,6 +130,49 @@ def test_a_truncated_mnist_file_is_refused(run, tmp_path):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan"],
+        ["plan", "quick", "--nonsense"],
+        ["plan", "quick", "extra"],
+        ["dance"],
+        ["run", "quick", "--rounds", "0"],
+    ],
+)
+def test_wrong_usage_is_one_line_too(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_nothing_asked_is_answered_with_help(run):
+    code, out, _ = run()
+    assert code == 2
+    assert "Usage" in out
+
+
+def test_a_figure_that_cannot_be_written_is_one_line(run, tmp_path):
+    (tmp_path / "folder.png").mkdir()
+    for target in (tmp_path / "folder.png", tmp_path / ("x" * 300 + ".png"), tmp_path / "no" / "gap.png"):
+        code, _, err = run("plan", "quick", "--plot", target)
+        assert code == 2
+        assert err.startswith("error: --plot")
+        assert err.count("\n") == 1
+
+
+def test_a_name_that_looks_like_mathematics_can_be_drawn(run, tmp_path):
+    changes = ["--set", "name=日本語"]
+    assert run("plan", "quick", *changes, "--plot", tmp_path / "gap.png")[0] == 0
+
+
+def test_plans_do_not_warn(run, recwarn):
+    for changes in (["privacy.epsilon=1e-12"], ["learning.rounds=100000"], ["learning.batch_size=1"]):
+        assert run("plan", "quick", "--set", *changes, "--json")[0] == 0
+    assert [str(warning.message) for warning in recwarn if "Click" not in str(warning.message)] == []
+
+
 def test_a_class_nobody_holds_is_a_warning(run):
     changes = ["--set", "fleet.devices=2", "--set", "data.class_counts=[[5, 0], [5, 0]]"]
     code, out, _ = run("plan", "quick", *changes)

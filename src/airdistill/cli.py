@@ -6,6 +6,7 @@ Imports stand inside the commands, so that `--help` answers at once.
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,12 @@ def main() -> None:
     except (AirDistillError, ClickException) as error:
         message = error.format_message() if isinstance(error, ClickException) else str(error)
         sys.stderr.write(f"error: {message}\n")
+        sys.exit(2)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)
     except (Abort, KeyboardInterrupt):
         sys.stderr.write("stopped\n")

@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import lzma
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,48 @@ def test_a_truncated_npz_is_refused(tmp_path, arrays):
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(DataError, match="truncated"):
         load_dataset(str(path))
+
+
+def damaged_archives(folder):
+    """Archives that are broken in ways that NumPy, zipfile and zlib each report differently."""
+    arrays = {name: np.zeros((50, 8), np.uint8) for name in ["x_train", "y_train", "x_test", "y_test"]}
+    np.savez_compressed(folder / "flipped.npz", **arrays)
+    content = bytearray((folder / "flipped.npz").read_bytes())
+    content[70:90] = b"\xff" * 20
+    (folder / "flipped.npz").write_bytes(content)
+    np.save(folder / "single.npy", np.zeros((3, 3)))
+    (folder / "single.npy").rename(folder / "single.npz")
+    with zipfile.ZipFile(folder / "texts.npz", "w") as archive:
+        for name in arrays:
+            archive.writestr(name, "hello")
+    header = b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (10000000000000,), }"
+    with zipfile.ZipFile(folder / "endless.npz", "w") as archive:
+        for name in arrays:
+            archive.writestr(f"{name}.npy", header.ljust(127) + b"\n")
+    (folder / "empty.npz").write_bytes(b"")
+    np.savez(folder / "objects.npz", **{name: np.array([{}], dtype=object) for name in arrays})
+    return sorted(folder.glob("*.npz"))
+
+
+def test_archives_broken_in_any_way_are_refused_in_one_line(tmp_path):
+    paths = damaged_archives(tmp_path)
+    assert len(paths) == 6
+    for path in paths:
+        with pytest.raises(DataError) as caught:
+            load_dataset(str(path))
+        assert "\n" not in str(caught.value)
+
+
+def test_absurd_labels_and_headers_are_refused(tmp_path, arrays):
+    given = dict(zip(["x_train", "y_train", "x_test", "y_test"], arrays.values(), strict=True))
+    given["y_train"] = given["y_train"].astype(np.int64)
+    given["y_train"][0] = 2**62
+    np.savez(tmp_path / "labels.npz", **given)
+    with pytest.raises(DataError, match="classes at most"):
+        load_dataset(str(tmp_path / "labels.npz"))
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\xff" + b"\0" * 2000)
+    with pytest.raises(DataError, match="255 axes"):
+        load_dataset(str(tmp_path))
 
 
 def test_no_data_at_all_is_refused(tmp_path):

@@ -21,8 +21,8 @@ def plot_gap(plan: Plan, path: Path) -> None:
     """Writes Ω against T as PNG, SVG or PDF, as the file's name says."""
     if path.suffix not in _FORMATS:
         raise InputError("--plot", str(path), f"must end in {', '.join(_FORMATS)}")
-    if not path.parent.is_dir() or path.is_dir():
-        raise InputError("--plot", str(path), "its folder does not exist, or it is a folder itself")
+    if not path.parent.is_dir():
+        raise InputError("--plot", str(path), "its folder does not exist")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
