@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 .PHONY: run test check format clean
 
 run: $(STAMP)
-	$(BIN)/airdistill plan quick
+	$(BIN)/python examples/demonstration.py
 
 test: check
 	$(BIN)/pytest -n 2

@@ -6,6 +6,8 @@ import tomllib
 
 import numpy as np
 import pytest
+import tomli_w
+from small_worlds import small_scenario
 
 from airdistill import __version__
 from airdistill.cli import main
@@ -178,6 +180,67 @@ def test_a_class_nobody_holds_is_a_warning(run):
     code, out, _ = run("plan", "quick", *changes)
     assert code == 0
     assert "Nobody holds class 1" in out
+
+
+@pytest.fixture
+def small_file(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(tomli_w.dumps(small_scenario(tmp_path).model_dump(mode="json", exclude_none=True)))
+    return path
+
+
+def test_run_trains_and_says_where_the_record_lies(run, small_file, tmp_path):
+    code, out, err = run("run", small_file, "--out", tmp_path / "one", "--rounds", 3)
+    assert (code, err) == (0, "")
+    assert "Accuracy" in out
+    assert "sensitivity device" in out
+    code, out, _ = run("run", small_file, "--scheme", "local_only", "--out", tmp_path / "two", "--json")
+    summary = json.loads(out)
+    assert code == 0
+    assert summary["folder"] == str(tmp_path / "two")
+    assert summary["rounds"] == 6
+    assert summary["epsilon_spent"] == 0
+    code, out, _ = run("resume", tmp_path / "two", "--json")
+    assert code == 0
+    assert json.loads(out) == summary
+
+
+def test_schemes_are_listed(run):
+    code, out, _ = run("schemes")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["ota_fd", "ota_fd_fixed", "fd_error_free", "local_only"]
+
+
+def test_a_scheme_of_the_users_own_is_one_file(run, small_file, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from airdistill.schemes import Outcome, Scheme\n"
+        "class Mine(Scheme):\n    name = 'mine'\n    def play(self, this):\n        return Outcome(this.learn(None))\n"
+        "class Other:\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code, out, _ = run("run", small_file, "--scheme", "mine:Mine", "--out", tmp_path / "run", "--json")
+    assert code == 0
+    assert json.loads(out)["scheme"] == "mine"
+    assert run("resume", tmp_path / "run")[0] == 0
+    for scheme, words in [
+        ("mine:Other", "derived from"),
+        ("mine:None_", "has no None_"),
+        ("nothing", "must be one of"),
+    ]:
+        code, _, err = run("run", small_file, "--scheme", scheme)
+        assert code == 2
+        assert words in err
+
+
+def test_the_bench_measures_engines_side_by_side(run):
+    code, out, _ = run("bench", "quick", "--json")
+    measured = json.loads(out)
+    assert code == 0
+    for engine in ("naive", "torch"):
+        assert measured["engines"][engine]["seconds_per_round"] > 0
+        assert measured["engines"][engine]["peak_rss_bytes"] > 1e8
+    assert measured["sgemm_floor_seconds"] > 0
 
 
 def loaded_by(*arguments):

@@ -15,11 +15,15 @@ import torch
 from airdistill.bench.naive import NaiveDevice, naive_round
 from airdistill.channel.sources import channel_source
 from airdistill.codesign.plan import plan
+from airdistill.data.assignment import assign_samples
+from airdistill.data.datasets import load_dataset
 from airdistill.errors import AirDistillError
+from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.privacy.sensitivity import aggregation_weights
 from airdistill.runs.options import RunOptions
-from airdistill.runs.simulation import Simulation
+from airdistill.runs.simulation import Simulation, model_names
 from airdistill.scenario.loading import changed, load
+from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Round
 from airdistill.schemes.registry import load_scheme
 
@@ -74,14 +78,14 @@ def report(scenario_name: str, engine: str, repeats: int) -> None:
     sys.stdout.write(json.dumps({"seconds_per_round": min(seconds), "peak_rss_bytes": peak}))
 
 
-def _simulation(scenario_name: str) -> Simulation:
-    scenario = changed(load(scenario_name), {"learning": {"local_epochs": 0, "rounds": 400}})
-    return Simulation(plan(scenario), load_scheme("fd_error_free"), RunOptions())
+def _full_batch(scenario_name: str) -> Scenario:
+    return changed(load(scenario_name), {"learning": {"local_epochs": 0, "rounds": 400}})
 
 
 def _torch(scenario_name: str) -> Callable[[int], None]:
-    simulation = _simulation(scenario_name)
-    planned, source = simulation.plan, channel_source(simulation.plan.scenario)
+    planned = plan(_full_batch(scenario_name))
+    simulation = Simulation(planned, load_scheme("fd_error_free"), RunOptions())
+    source = channel_source(planned.scenario)
 
     def play(repeat: int) -> None:
         simulation.scheme.play(Round(repeat + 1, planned.scenario, planned, source, simulation.fleet))
@@ -90,13 +94,15 @@ def _torch(scenario_name: str) -> Callable[[int], None]:
 
 
 def _naive(scenario_name: str) -> Callable[[int], None]:
-    simulation = _simulation(scenario_name)
-    # What PyTorch does by itself: one thread for each core, the ordinary layout.
-    torch.set_num_threads(simulation.fleet.engine.workers)
-    devices = [NaiveDevice(learner.model, *learner.samples_and_labels()) for learner in simulation.fleet.learners]
-    learning = simulation.plan.scenario.learning
-    weights = aggregation_weights(simulation.plan.fleet.class_counts)
-    return lambda repeat: naive_round(devices, weights, learning.initial_lr / (repeat + 1) ** 0.5, 1.0)
+    """With PyTorch as it comes: a thread for each core, the ordinary layout, memory as the system hands it out."""
+    scenario = _full_batch(scenario_name)
+    dataset = load_dataset(scenario.data.dataset)
+    shares = assign_samples(scenario, dataset.y_train)
+    fleet = LearningFleet.of(dataset, shares.indices, model_names(scenario), scenario.seed, Engine())
+    devices = [NaiveDevice(learner.model, *learner.samples_and_labels()) for learner in fleet.learners]
+    weights = aggregation_weights(shares.class_counts)
+    lr, distill_weight = scenario.learning.initial_lr, scenario.learning.distill_weight
+    return lambda repeat: naive_round(devices, weights, lr / (repeat + 1) ** 0.5, distill_weight)
 
 
 def sgemm_flops_a_second(size: int = 2048, repeats: int = 5) -> float:

@@ -10,6 +10,7 @@ import torch
 
 from airdistill.errors import InputError
 from airdistill.learning.fleet import Engine
+from airdistill.learning.memory import keep_freed_memory
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -42,6 +43,7 @@ class RunOptions:
     def engine(self) -> Engine:
         """The arithmetic that these options ask for; leaves PyTorch one thread inside each operation."""
         torch.set_num_threads(1)
+        keep_freed_memory()
         workers = self.threads or len(os.sched_getaffinity(0))
         return Engine(self._device(), _DTYPES[self.dtype], self.chunk_samples, self.kept_bytes, workers)
 
