@@ -85,7 +85,8 @@ def simulate(path: Path, seed: int, num_rounds: int) -> tuple[np.ndarray, np.nda
         norms.append([sum(float((part**2).sum()) for part in gradient) for gradient in gradients])
         for learner in fleet.learners:
             samples, labels = learner.samples_and_labels()
-            largest = max(largest, float(torch.nn.functional.cross_entropy(learner.model(samples), labels)) + 2 * GAMMA)
+            loss = torch.nn.functional.cross_entropy(learner.model(samples), labels).item()
+            largest = max(largest, loss + 2 * GAMMA)
         record = simulation.advance()
         noises.append(effective_noise(counts, np.array(record["predicted_noise_var"])))
     return np.array(norms), np.array(noises), largest, LearningConstants.of_scenario(scenario)
