@@ -190,6 +190,36 @@ def test_runs_without_a_folder_get_one_of_their_own(tmp_path, monkeypatch):
     assert [str(folder) for folder in folders] == ["runs/quick-ota_fd", "runs/quick-ota_fd-2"]
 
 
+def test_a_run_can_be_resumed_from_anywhere(tmp_path, monkeypatch):
+    small_scenario(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    scenario = small_scenario(tmp_path, "data.dataset=blobs.npz")
+    ad.run(scenario, out=tmp_path / "whole", options=OFTEN)
+    with pytest.raises(PulledPlugError):
+        ad.run(scenario, out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    ad.resume(tmp_path / "cut")
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
+def test_models_that_draw_at_random_or_keep_statistics_resume_to_the_same_bytes(tmp_path, monkeypatch):
+    (tmp_path / "wobbly.py").write_text(
+        "from torch import nn\n"
+        "def model(num_classes):\n"
+        "    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, num_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = small_scenario(tmp_path, "learning.model=wobbly:model")
+    options = RunOptions(eval_every=2, checkpoint_every=2, threads=3)
+    ad.run(scenario, out=tmp_path / "whole", options=options)
+    with pytest.raises(PulledPlugError):
+        ad.run(scenario, out=tmp_path / "cut", options=options, on_round=stop_after(3))
+    ad.resume(tmp_path / "cut")
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
 def test_what_is_no_run_cannot_be_resumed(tmp_path):
     with pytest.raises(InputError, match=r"has no run\.json"):
         ad.resume(tmp_path)

@@ -46,5 +46,7 @@ class TestSet:
 
     @torch.no_grad()
     def _correct_by_class(self, model: nn.Module) -> FloatArray:
+        model.eval()
         predicted = np.concatenate([model(chunk).argmax(dim=1).cpu().numpy() for chunk in self.chunks])
+        model.train()
         return np.bincount(self.labels[predicted == self.labels], minlength=self.num_classes).astype(np.float64)

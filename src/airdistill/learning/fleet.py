@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.datasets import Dataset
@@ -71,6 +72,9 @@ class LearningFleet:
             model = build_model(models[device], shape, dataset.num_classes, rng, engine.dtype).to(engine.device)
             own = samples[torch.from_numpy(held).to(engine.device)]
             learners.append(Learner(model, own, dataset.y_train[held], dataset.num_classes, engine.chunk_samples))
+        if any(draws_at_random(learner.model) for learner in learners):
+            # PyTorch's generator is one for all threads: only one thread draws from it in the same order each time.
+            engine = replace(engine, workers=1)
         return cls(learners, engine)
 
     def knowledge(self, for_full_batch: bool) -> FloatArray:
@@ -122,6 +126,11 @@ class LearningFleet:
             prefix = f"{device}."
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             learner.model.load_state_dict(own)
+
+
+def draws_at_random(model: nn.Module) -> bool:
+    """Whether a forward pass draws random numbers, as far as its layers tell."""
+    return any(isinstance(module, (_DropoutNd, nn.RReLU)) for module in model.modules())
 
 
 def check_finite(losses: list[Losses], round_index: int) -> None:

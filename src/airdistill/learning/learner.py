@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,8 +82,10 @@ class Learner:
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            logits = self.model(self._chunks[0])
+        # On a copy and with random draws put back: a model may keep statistics or draw, and this is no part of a run.
+        twin = copy.deepcopy(self.model)
+        with torch.random.fork_rng(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            logits = twin(self._chunks[0])
         return sum(storages.values()) / len(logits)
 
     def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Losses:

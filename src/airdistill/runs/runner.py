@@ -34,7 +34,7 @@ from airdistill.runs.folder import (
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord
 from airdistill.runs.simulation import Simulation
-from airdistill.scenario.loading import changed, for_scheme
+from airdistill.scenario.loading import changed, for_scheme, with_absolute_paths
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.registry import load_scheme
 
@@ -55,6 +55,7 @@ def run(
     adapted = chosen.adapt(for_scheme(scenario, chosen.name))
     if rounds is not None:
         adapted = changed(adapted, {"learning": {"rounds": rounds}})
+    adapted = with_absolute_paths(adapted)
     simulation = Simulation(plan(adapted), chosen, options)
     folder = new_folder(None if out is None else Path(out), f"{scenario.name}-{chosen.name}")
     with locked(folder), writing(folder):

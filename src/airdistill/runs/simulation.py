@@ -60,6 +60,8 @@ class Simulation:
         self.round_index += 1
         if self.round_index == self.iterate_round:
             self._iterate = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
+        # For models that draw at random themselves: the same draws whether the run was resumed or not.
+        torch.manual_seed(int(stream(self.plan.scenario.seed, "torch", self.round_index).integers(2**63)))
         this = Round(self.round_index, self.plan.scenario, self.plan, self._source, self.fleet)
         outcome = self.scheme.play(this)
         check_finite(outcome.losses, self.round_index)

@@ -50,6 +50,16 @@ def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
     return validated(merged(scenario.model_dump(mode="python"), changes))
 
 
+def with_absolute_paths(scenario: Scenario) -> Scenario:
+    """A copy that means the same files from any working directory."""
+    changes: dict[str, Any] = {}
+    for section, field in _PATH_FIELDS:
+        value = getattr(getattr(scenario, section), field)
+        if value is not None and Path(value).exists():
+            changes[section] = {field: str(Path(value).resolve())}
+    return changed(scenario, changes)
+
+
 def preset_names() -> list[str]:
     folder = resources.files("airdistill") / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
