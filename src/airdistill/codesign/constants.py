@@ -29,14 +29,7 @@ class LearningConstants:
 
     @classmethod
     def of_scenario(cls, scenario: Scenario) -> LearningConstants:
-        return cls(
-            distill_weight=scenario.learning.distill_weight,
-            initial_lr=scenario.learning.initial_lr,
-            grad_lipschitz=scenario.constants.grad_lipschitz,
-            model_lipschitz=scenario.constants.model_lipschitz,
-            loss_bound=scenario.constants.loss_bound,
-            grad_norm_bound=scenario.constants.grad_norm_bound,
-        )
+        return cls.of(scenario.learning_numbers())
 
     @property
     def misalignment_factor(self) -> float:

@@ -54,14 +54,7 @@ def channel_noise_var(scenario: Scenario) -> float:
 
 def training_dynamics(scenario: Scenario) -> TrajectoryDynamics:
     """What the `trajectory` model must know of the scenario's local training."""
-    return TrajectoryDynamics(
-        initial_lr=scenario.learning.initial_lr,
-        grad_lipschitz=scenario.constants.grad_lipschitz,
-        model_lipschitz=scenario.constants.model_lipschitz,
-        grad_norm_bound=scenario.constants.grad_norm_bound,
-        local_epochs=scenario.learning.local_epochs,
-        batch_size=scenario.learning.batch_size,
-    )
+    return TrajectoryDynamics.of(scenario.learning_numbers())
 
 
 def unheld_classes(fleet: RealisedFleet) -> list[int]:

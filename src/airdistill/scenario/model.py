@@ -179,6 +179,10 @@ class Scenario(_Section):
             return self.fleet.devices
         return sum(group.count for group in self.fleet.groups)
 
+    def learning_numbers(self) -> dict[str, Any]:
+        """The fields of `learning` and `constants` by name: what bounds on learning are made of."""
+        return {**vars(self.learning), **vars(self.constants)}
+
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
         self._check_fleet()
