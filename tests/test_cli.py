@@ -216,6 +216,10 @@ def test_a_scheme_of_the_users_own_is_one_file(run, small_file, tmp_path, monkey
         "from airdistill.schemes import Outcome, Scheme\n"
         "class Mine(Scheme):\n    name = 'mine'\n    def play(self, this):\n        return Outcome(this.learn(None))\n"
         "class Other:\n    pass\n"
+        "class Nameless(Scheme):\n    def play(self, this):\n        return None\n"
+        "class Escaping(Nameless):\n    name = '../evil'\n"
+        "class Idle(Nameless):\n    name = 'idle'\n"
+        "class Abstract(Scheme):\n    name = 'abstract'\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -227,6 +231,10 @@ def test_a_scheme_of_the_users_own_is_one_file(run, small_file, tmp_path, monkey
         ("mine:Other", "derived from"),
         ("mine:None_", "has no None_"),
         ("nothing", "must be one of"),
+        ("mine:Nameless", "must have a `name`"),
+        ("mine:Escaping", "must have a `name`"),
+        ("mine:Abstract", "must have a `name`"),
+        ("mine:Idle", "must return an Outcome"),
     ]:
         code, _, err = run("run", small_file, "--scheme", scheme)
         assert code == 2

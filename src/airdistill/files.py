@@ -18,8 +18,18 @@ def write_whole(target: Path, content: bytes | memoryview) -> None:
             os.fsync(file.fileno())
         aside.chmod(0o666 & ~_umask())
         aside.replace(target)
+        _sync_folder(target.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is on the disk only when its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

@@ -20,8 +20,8 @@ def load_object(reference: str, field: str) -> Any:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(field, reference, f"cannot be imported: {error}") from None
+    except Exception as error:  # the user's own code can fail in any way
+        raise InputError(field, reference, f"cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         raise InputError(field, reference, f"{module_name} has no {name}")
     return getattr(module, name)

@@ -66,14 +66,25 @@ def test_a_model_of_the_users_own(tmp_path, monkeypatch):
         "def wide(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))\n"
         "def fixed():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 7))\n"
         "def nothing():\n    return 3\n"
+        "def fails(input_shape):\n    raise KeyError('oh')\n"
+        "def everything(**given):\n    return wide(given['num_classes'])\n"
+        "class Pair(nn.Module):\n    def forward(self, x):\n        return x, x\n"
+        "def frozen():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).requires_grad_(False)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert num_parameters(build_model("my_models:wide", (1, 28, 28), 10, RNG, F32)) == 7850
+    for name in ("my_models:wide", "my_models:everything"):
+        assert num_parameters(build_model(name, (1, 28, 28), 10, RNG, F32)) == 7850
+    (tmp_path / "broken_models.py").write_text("def x(:\n")
+    with pytest.raises(InputError, match="SyntaxError"):
+        build_model("broken_models:x", (1, 28, 28), 10, RNG, F32)
     for name, rule in [
         ("my_models:fixed", "must give 10 outputs a sample, not"),
         ("my_models:nothing", "must return an nn.Module"),
         ("my_models:missing", "has no missing"),
+        ("my_models:fails", "failed: KeyError"),
+        ("my_models:Pair", "outputs a sample, not tuple"),
+        ("my_models:frozen", "no parameters to train"),
         ("no_such_module:x", "cannot be imported"),
         ("unknown", "must be one of paper_cnn, mlp"),
     ]:
@@ -96,7 +107,7 @@ def test_samples_are_scaled_and_laid_out(mnist):
     assert input_shape(colour) == (3, 8, 6)
     moved = to_tensor(colour, F64, CPU)
     assert moved[2, 1, 4, 3] == pytest.approx((colour[2, 4, 3, 1] / 255 - 0.1307) / 0.3081)
-    plain = RNG.standard_normal((5, 7))
+    plain = RNG.standard_normal((5, 7)).astype(np.float32)
     assert np.array_equal(to_tensor(plain, F64, CPU).numpy(), plain)
 
 
@@ -141,6 +152,8 @@ def test_some_devices_keep_their_pass_when_not_all_fit(mnist):
     fleet = fleet_of(mnist)
     need = fleet.learners[0].bytes_kept_for_a_sample() * 130
     assert need > 130 * 10 * 26 * 26 * 4  # at least what the first convolution puts out
+    mixed = LearningFleet.of(mnist, [np.arange(130)] * 3, ["softmax_regression", "paper_cnn", "paper_cnn"], 0, Engine())
+    assert mixed._bytes_kept_for_a_sample(mixed.learners[1]) > 10 * mixed._bytes_kept_for_a_sample(mixed.learners[0])
     tight = fleet_of(mnist, Engine(kept_bytes=int(2.5 * need)))
     tight.knowledge(for_full_batch=True)
     assert [learner._kept is not None for learner in tight.learners] == [True, True, False]
@@ -229,6 +242,14 @@ def test_evaluation_counts_what_is_right():
 
 
 def test_a_loss_that_is_no_number_names_round_and_device():
-    check_finite([Losses(1.0, 2.0)], 3)
-    with pytest.raises(TrainingDivergedError, match="round 7, device 1"):
-        check_finite([Losses(1.0, 2.0), Losses(float("nan"), 0.0)], 7)
+    sound, broken = nn.Linear(2, 2), nn.Linear(2, 2)
+    check_finite([Losses(1.0, 2.0)], [sound], 3)
+    with torch.no_grad():
+        broken.weight[0, 0] = float("inf")
+    for losses, models in [
+        ([Losses(1.0, 2.0), Losses(float("nan"), 0.0)], [sound, sound]),
+        ([Losses(1.0, 2.0), Losses(1.0, float("inf"))], [sound, sound]),
+        ([Losses(1.0, 2.0), Losses(1.0, 2.0)], [sound, broken]),
+    ]:
+        with pytest.raises(TrainingDivergedError, match="round 7, device 1"):
+            check_finite(losses, models, 7)

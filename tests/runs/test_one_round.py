@@ -15,6 +15,7 @@ from airdistill.privacy.accountant import gaussian_mu
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import load_scheme
+from airdistill.streams import stream
 
 GROUPS = "fleet.groups=[{count=2, model='softmax_regression'}, {count=1, model='mlp'}]"
 SHARDS = ["data.partition=shards", "data.classes_per_device=2"]
@@ -60,6 +61,13 @@ class NumpyModel:
             next_slope = (slope @ matrix) * (below > 0)
             self.layers[position] = (matrix - lr * slope.T @ below, bias - lr * slope.sum(axis=0))
             slope = next_slope
+
+
+def losses_of(model, x, labels, target):
+    """The two means of eq. (1)."""
+    p = softmax(model.activations(x)[-1])
+    entropy = -np.log(p[np.arange(len(labels)), labels]).mean()
+    return entropy, ((p - target[labels]) ** 2).sum(axis=1).mean()
 
 
 def fleet_noise_gains(counts, channel, power, required):
@@ -123,6 +131,14 @@ def test_a_round_is_its_equations(tmp_path, axis):
     assert record["planned_joules"] == pytest.approx(slot * 3 * (np.abs(p1) ** 2 + p2).sum(), rel=1e-9)
     assert record["measured_joules"] == pytest.approx(slot * (np.abs(sent) ** 2).sum(), rel=1e-9)
     assert record["uplink_seconds"] == pytest.approx(9 * slot)
+    # Eq. (1), the mean over samples of both terms, and over devices.
+    entropies, distances = zip(
+        *(losses_of(models[i], dataset.x_train[held[i]], dataset.y_train[held[i]], received) for i in range(3)),
+        strict=True,
+    )
+    assert record["training_loss"] == pytest.approx(np.mean(entropies), rel=1e-9)
+    assert record["distillation_loss"] == pytest.approx(np.mean(distances), rel=1e-9)
+    assert record["loss"] == pytest.approx(np.mean(entropies) + 0.7 * np.mean(distances), rel=1e-9)
     # Eq. (4) with η_1 = η0.
     for i, model in enumerate(models):
         model.step(dataset.x_train[held[i]], dataset.y_train[held[i]], received, 0.7, 0.1)
@@ -138,11 +154,11 @@ def test_the_step_size_falls_with_the_root_of_the_round(tmp_path):
 
 
 def test_minibatches_follow_their_order(tmp_path):
-    """One local epoch of batch 8 on 20 samples: steps of 8, 8 and 4, written out."""
-    changes = ["learning.local_epochs=1", "learning.batch_size=8"]
+    """Two local epochs of batch 8 on 20 samples: steps of 8, 8 and 4, each epoch in an order of its own."""
+    changes = ["learning.local_epochs=2", "learning.batch_size=8", "fleet.devices=1", "fleet.min_devices=1"]
     scenario = small_scenario(tmp_path, *changes)
     simulation = Simulation(ad.plan(scenario), load_scheme("fd_error_free"), RunOptions(dtype="float64"))
-    model = NumpyModel(simulation.fleet.models()[1])
+    model = NumpyModel(simulation.fleet.models()[0])
     dataset = load_dataset(scenario.data.dataset)
     shares = assign_samples(scenario, dataset.y_train)
     local = np.stack(
@@ -155,12 +171,31 @@ def test_minibatches_follow_their_order(tmp_path):
         ]
     )
     target = np.einsum("ik,ikd->kd", shares.class_counts / shares.class_counts.sum(axis=0), local)
-    simulation.advance()
-    from airdistill.streams import stream
-
-    order = stream(scenario.seed, "batch-order", 1, 1).permutation(20)
-    held = shares.indices[1]
-    for batch in (order[:8], order[8:16], order[16:]):
-        model.step(dataset.x_train[held[batch]], dataset.y_train[held[batch]], target, 1.0, 0.1)
-    trained = NumpyModel(simulation.fleet.models()[1])
+    record = simulation.advance()
+    rng, held = stream(scenario.seed, "batch-order", 1, 0), shares.indices[0]
+    entropy = distance = 0.0
+    orders = [rng.permutation(20), rng.permutation(20)]
+    assert not np.array_equal(*orders)
+    for order in orders:
+        for batch in (order[:8], order[8:16], order[16:]):
+            x, labels = dataset.x_train[held[batch]], dataset.y_train[held[batch]]
+            losses = losses_of(model, x, labels, target)
+            entropy, distance = entropy + losses[0] * len(batch) / 40, distance + losses[1] * len(batch) / 40
+            model.step(x, labels, target, 1.0, 0.1)
+    trained = NumpyModel(simulation.fleet.models()[0])
     assert model.layers[0][0] == pytest.approx(trained.layers[0][0], rel=1e-9)
+    assert record["training_loss"] == pytest.approx(entropy, rel=1e-9)
+    assert record["distillation_loss"] == pytest.approx(distance, rel=1e-9)
+    # The next round has an order of its own.
+    later = stream(scenario.seed, "batch-order", 2, 0).permutation(20)
+    assert not np.array_equal(later, orders[0])
+    simulation.advance()
+    local = softmax(model.activations(dataset.x_train[held])[-1])
+    target = np.stack([local[dataset.y_train[held] == k].mean(axis=0) for k in range(3)])
+    rng = stream(scenario.seed, "batch-order", 2, 0)
+    for order in (rng.permutation(20), rng.permutation(20)):
+        for batch in (order[:8], order[8:16], order[16:]):
+            x, labels = dataset.x_train[held[batch]], dataset.y_train[held[batch]]
+            model.step(x, labels, target, 1.0, 0.1 / math.sqrt(2))
+    trained = NumpyModel(simulation.fleet.models()[0])
+    assert model.layers[0][0] == pytest.approx(trained.layers[0][0], rel=1e-8)

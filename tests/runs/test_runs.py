@@ -220,6 +220,95 @@ def test_models_that_draw_at_random_or_keep_statistics_resume_to_the_same_bytes(
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("name", ["run.json", "plan.json", "scenario.toml"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "text"])
+def test_a_run_whose_files_were_touched_is_not_resumed(tmp_path, name, damage):
+    with pytest.raises(PulledPlugError):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
+    path = tmp_path / "cut" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"flip": content, "cut": content[:30], "text": b"\xff\xfe"}[damage])
+    with pytest.raises(ad.AirDistillError) as caught:
+        ad.resume(tmp_path / "cut")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_whose_data_changed_is_not_resumed(tmp_path):
+    with pytest.raises(PulledPlugError):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
+    write_dataset(tmp_path / "blobs.npz", seed=1)
+    with pytest.raises(RunError, match="dataset or trace has changed"):
+        ad.resume(tmp_path / "cut")
+
+
+def test_a_start_that_failed_does_not_block_its_folder(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("lock", "scenario.toml", ".plan.json.x.tmp"):
+        (folder / name).write_text("left behind")
+    assert ad.run(small_scenario(tmp_path), out=folder, options=OFTEN).summary["rounds"] == 6
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="not empty"):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "file", options=OFTEN)
+
+
+def test_a_scheme_sees_its_overrides(tmp_path):
+    scenario = small_scenario(tmp_path, "overrides.local_only.learning.initial_lr=0.02")
+    runs = [ad.run(scenario, name, out=tmp_path / name, options=OFTEN) for name in ("local_only", "fd_error_free")]
+    assert [run.rounds[0]["lr"] for run in runs] == [0.02, 0.1]
+
+
+def test_the_worst_device_is_the_one_reported(tmp_path):
+    scenario = small_scenario(tmp_path, "data.samples_per_device={values=[6, 20, 30]}")
+    record = ad.run(scenario, out=tmp_path / "run", options=OFTEN)
+    spent = ad.plan(scenario).epsilon_by_model["device"]
+    assert spent.max() > 1.2 * spent.min()
+    assert record.summary["epsilon_spent"] == pytest.approx(spent.max(), rel=1e-9)
+
+
+def test_the_random_iterates_accuracy_is_its_own(tmp_path):
+    scenario = small_scenario(tmp_path, "learning.initial_lr=1.0")
+    record = ad.run(scenario, "local_only", out=tmp_path / "run", options=RunOptions(eval_every=1))
+    drawn = record.summary["random_iterate"]
+    before = record.rounds[drawn["round"] - 2]["accuracy"]
+    assert drawn["accuracy"] == before
+    assert drawn["accuracy"] != record.summary["accuracy"]
+
+
+def test_files_reach_the_disk_before_they_take_their_place(tmp_path, monkeypatch):
+    from airdistill import files
+
+    steps = []
+    sync, replace = files.os.fsync, files.Path.replace
+    monkeypatch.setattr(files.os, "fsync", lambda handle: (steps.append("sync"), sync(handle)))
+    monkeypatch.setattr(files.Path, "replace", lambda path, to: (steps.append("replace"), replace(path, to)))
+    files.write_whole(tmp_path / "file", b"content")
+    assert steps == ["sync", "replace", "sync"]
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_models_that_share_weights_can_be_saved(tmp_path, monkeypatch):
+    (tmp_path / "tied.py").write_text(
+        "from torch import nn\n"
+        "def model(num_classes):\n"
+        "    first, second = nn.Linear(4, 4), nn.Linear(4, 4)\n"
+        "    second.weight = first.weight\n"
+        "    return nn.Sequential(first, nn.ReLU(), second, nn.LazyLinear(num_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = small_scenario(tmp_path, "learning.model=tied:model")
+    ad.run(scenario, out=tmp_path / "whole", options=OFTEN)
+    with pytest.raises(PulledPlugError):
+        ad.run(scenario, out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
+    ad.resume(tmp_path / "cut")
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
 def test_what_is_no_run_cannot_be_resumed(tmp_path):
     with pytest.raises(InputError, match=r"has no run\.json"):
         ad.resume(tmp_path)
@@ -229,6 +318,9 @@ def test_a_diverging_run_stops_and_keeps_its_record(tmp_path):
     scenario = small_scenario(tmp_path, "learning.initial_lr=1e30", "learning.model=mlp")
     with pytest.raises(TrainingDivergedError, match=r"round \d+, device \d+"):
         ad.run(scenario, out=tmp_path / "run", options=OFTEN)
+    wild = small_scenario(tmp_path, "learning.initial_lr=1e30", "learning.distill_weight=1e20")
+    with pytest.raises(TrainingDivergedError, match="round 1, device 0"):
+        ad.run(wild, rounds=1, out=tmp_path / "one", options=OFTEN)
     assert (tmp_path / "run" / "rounds.jsonl").exists()
     assert (tmp_path / "run" / "plan.json").exists()
 

@@ -17,7 +17,7 @@ from airdistill.channel.sources import channel_source
 from airdistill.codesign.plan import plan
 from airdistill.data.assignment import assign_samples
 from airdistill.data.datasets import load_dataset
-from airdistill.errors import AirDistillError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.privacy.sensitivity import aggregation_weights
 from airdistill.runs.options import RunOptions
@@ -38,6 +38,8 @@ FLOPS_A_SAMPLE = 3 * (_CONV_FLOPS + _DENSE_FLOPS) - _FIRST_LAYER_INPUT_FLOPS
 def measure_engines(scenario_name: str, repeats: int) -> dict[str, Any]:
     """Every engine on one scenario's fleet, and the floor that the machine's matrix product sets."""
     scenario = load(scenario_name)
+    if set(model_names(scenario)) != {"paper_cnn"}:
+        raise InputError("learning.model", scenario.learning.model, "the bench knows the operations of paper_cnn alone")
     fleet = plan(scenario).fleet
     results = {engine: _in_own_process(scenario_name, engine, repeats) for engine in ENGINES}
     num_samples = int(fleet.class_counts.sum())
@@ -60,7 +62,8 @@ def _in_own_process(scenario_name: str, engine: str, repeats: int) -> dict[str, 
     call = f"from airdistill.bench.engines import report; report({scenario_name!r}, {engine!r}, {repeats})"
     done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
     if done.returncode != 0:
-        raise AirDistillError(f"bench {engine}: {done.stderr.strip().splitlines()[-1]}")
+        said = done.stderr.strip().splitlines()
+        raise AirDistillError(f"bench {engine}: {said[-1] if said else f'ended with code {done.returncode}'}")
     measured: dict[str, float] = json.loads(done.stdout)
     return measured
 

@@ -111,6 +111,7 @@ def _checked(
     y_test: NDArray[np.generic],
 ) -> Dataset:
     """A dataset whose labels fit its samples and each other."""
+    x_train, x_test = _as_samples(x_train, name), _as_samples(x_test, name)
     dataset = Dataset(name, x_train, _as_labels(y_train, name), x_test, _as_labels(y_test, name))
     for part, samples, labels in [("training", x_train, dataset.y_train), ("test", x_test, dataset.y_test)]:
         if samples.ndim < 2 or len(samples) != len(labels):
@@ -121,6 +122,17 @@ def _checked(
     if dataset.y_test.max() >= dataset.num_classes:
         raise DataError(f"{name}: test label {dataset.y_test.max()} has no training sample")
     return dataset
+
+
+def _as_samples(array: NDArray[np.generic], name: str) -> NDArray[np.generic]:
+    """Numbers in an order of bytes that this machine has, none of them infinite or missing."""
+    if array.dtype.kind not in "uifb":
+        raise DataError(f"{name}: samples must be numbers, not {array.dtype}")
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise DataError(f"{name}: has samples that are no finite numbers")
+        return array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32, copy=False)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _as_labels(array: NDArray[np.generic], name: str) -> IntArray:

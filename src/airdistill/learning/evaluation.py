@@ -41,8 +41,11 @@ class TestSet:
         size = np.bincount(self.labels, minlength=self.num_classes)
         overall = correct.sum(axis=1) / size.sum()
         held = class_counts > 0
-        own = (correct * held).sum(axis=1) / np.maximum((size * held).sum(axis=1), 1)
-        return Accuracy(float(overall.mean()), float(overall.min()), float(overall.max()), float(own.mean()))
+        own_size = (size * held).sum(axis=1)
+        tested = own_size > 0
+        own = (correct * held).sum(axis=1)[tested] / own_size[tested]
+        own_mean = float(own.mean()) if tested.any() else float("nan")
+        return Accuracy(float(overall.mean()), float(overall.min()), float(overall.max()), own_mean)
 
     @torch.no_grad()
     def _correct_by_class(self, model: nn.Module) -> FloatArray:

@@ -16,7 +16,7 @@ from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.datasets import Dataset
 from airdistill.errors import AirDistillError
 from airdistill.learning.learner import Learner, Losses, Target
-from airdistill.learning.models import build_model
+from airdistill.learning.models import build_model, num_parameters
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.streams import stream
 
@@ -57,7 +57,7 @@ class LearningFleet:
     def __init__(self, learners: list[Learner], engine: Engine) -> None:
         self.learners = learners
         self.engine = engine
-        self._kept_bytes_a_sample: float | None = None
+        self._bytes_by_kind: dict[tuple[str, int], float] = {}
 
     @classmethod
     def of(
@@ -91,10 +91,11 @@ class LearningFleet:
         return np.stack(self.engine.for_each(Learner.knowledge, self.learners, keeps))
 
     def _bytes_kept_for_a_sample(self, learner: Learner) -> float:
-        """What autograd holds on to, measured on the first learner's first chunk."""
-        if self._kept_bytes_a_sample is None:
-            self._kept_bytes_a_sample = learner.bytes_kept_for_a_sample()
-        return self._kept_bytes_a_sample
+        """What autograd holds on to, measured once for each kind of model."""
+        kind = (type(learner.model).__name__, num_parameters(learner.model))
+        if kind not in self._bytes_by_kind:
+            self._bytes_by_kind[kind] = learner.bytes_kept_for_a_sample()
+        return self._bytes_by_kind[kind]
 
     def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> list[Losses]:
         """Eq. (4) on every device."""
@@ -133,11 +134,12 @@ def draws_at_random(model: nn.Module) -> bool:
     return any(isinstance(module, (_DropoutNd, nn.RReLU)) for module in model.modules())
 
 
-def check_finite(losses: list[Losses], round_index: int) -> None:
-    """Raises with round and device where a loss is no finite number."""
-    for device, loss in enumerate(losses):
-        if not np.isfinite([loss.training, loss.distillation]).all():
+def check_finite(losses: list[Losses], models: list[nn.Module], round_index: int) -> None:
+    """Raises with round and device where a loss, or a weight after the step, is no finite number."""
+    for device, (loss, model) in enumerate(zip(losses, models, strict=True)):
+        sound = np.isfinite([loss.training, loss.distillation]).all()
+        if not (sound and all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())):
             raise TrainingDivergedError(
-                f"round {round_index}, device {device}: the loss is {loss.training + loss.distillation}; "
-                "lower learning.initial_lr or learning.distill_weight"
+                f"round {round_index}, device {device}: training diverged at a loss of "
+                f"{loss.training + loss.distillation:.3g}; lower learning.initial_lr or learning.distill_weight"
             )

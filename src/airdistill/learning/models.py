@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,9 +71,11 @@ def build_model(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**63)))
-        model = _create(name, input_shape, num_classes)
-    model = model.to(dtype)
-    _check_output(model, name, input_shape, num_classes, dtype)
+        model = _create(name, input_shape, num_classes).to(dtype)
+        # Inside the seed's reach, for lazy layers draw their weights only when they see a sample.
+        _check_output(model, name, input_shape, num_classes, dtype)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(_FIELD, name, "has no parameters to train")
     return model
 
 
@@ -83,24 +86,36 @@ def _create(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Mod
         known = ", ".join(MODELS)
         raise InputError(_FIELD, name, f"must be one of {known}, or your own as package.module:factory")
     factory = load_object(name, _FIELD)
-    offered = {"input_shape": input_shape, "num_classes": num_classes}
-    wanted = inspect.signature(factory).parameters
-    model = factory(**{key: value for key, value in offered.items() if key in wanted})
+    try:
+        model = factory(**_wanted_arguments(factory, {"input_shape": input_shape, "num_classes": num_classes}))
+    except Exception as error:  # the user's own code can fail in any way
+        raise InputError(_FIELD, name, f"failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise InputError(_FIELD, name, f"must return an nn.Module, not a {type(model).__name__}")
     return model
 
 
+def _wanted_arguments(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(factory).parameters
+    # A class that inherits its constructor shows nn.Module's **kwargs, which takes nothing.
+    takes_all = inspect.isfunction(factory) and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {name: value for name, value in offered.items() if takes_all or name in parameters}
+
+
 def _check_output(
     model: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int, dtype: torch.dtype
 ) -> None:
+    """One pass in evaluation mode, in which layers neither draw nor keep statistics."""
+    model.eval()
     try:
         with torch.no_grad():
-            shape = tuple(model(torch.zeros(2, *input_shape, dtype=dtype)).shape)
-    except RuntimeError as error:
-        raise InputError(_FIELD, name, f"cannot take samples of shape {input_shape}: {error}") from None
-    if shape != (2, num_classes):
-        raise InputError(_FIELD, name, f"must give {num_classes} outputs a sample, not {shape[1:]}")
+            output = model(torch.zeros(2, *input_shape, dtype=dtype))
+    except Exception as error:  # the user's own code can fail in any way
+        raise InputError(_FIELD, name, f"cannot take samples of shape {input_shape}: {error}") from error
+    model.train()
+    if not isinstance(output, Tensor) or output.shape != (2, num_classes):
+        given = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+        raise InputError(_FIELD, name, f"must give {num_classes} outputs a sample, not {given}")
 
 
 def num_parameters(model: nn.Module) -> int:

@@ -35,7 +35,8 @@ class Checkpoint:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Writes it beside the older ones, and removes all but the last two."""
-    content = save({name: tensor.contiguous().cpu() for name, tensor in checkpoint.tensors.items()})
+    # Copies, for a model's tensors may share memory, which the format does not allow.
+    content = save({name: tensor.detach().cpu().clone() for name, tensor in checkpoint.tensors.items()})
     tensors, header = _paths(folder, checkpoint.round_index)
     write_whole(tensors, content)
     described: dict[str, Any] = {
@@ -58,7 +59,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
         try:
             return _read(header)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            logger.warning("%s: damaged (%s); the checkpoint before it is used", header.stem, error)
+            logger.warning("%s: damaged (%s): passed over", header.stem, error)
     return None
 
 

@@ -57,7 +57,7 @@ class RoundFile:
 def new_folder(out: Path | None, name: str) -> Path:
     """The folder for a new run: the one asked for, which must be empty, or the next free one under runs/."""
     if out is not None:
-        if out.exists() and any(entry.name != LOCK for entry in out.iterdir()):
+        if out.exists() and (not out.is_dir() or not all(_from_a_start(entry.name) for entry in out.iterdir())):
             raise InputError("--out", str(out), "is not empty; choose another folder, or resume the run in it")
         out.mkdir(parents=True, exist_ok=True)
         return out
@@ -69,6 +69,11 @@ def new_folder(out: Path | None, name: str) -> Path:
             continue
         return folder
     raise AssertionError("itertools.count ends never")
+
+
+def _from_a_start(name: str) -> bool:
+    """What a run may have left that ended before it began: nothing that could be resumed, so nothing to be lost."""
+    return name in (LOCK, SCENARIO, PLAN) or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def existing_folder(folder: Path) -> Path:
@@ -95,8 +100,35 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunError(f"{folder}: cannot be written: {reason}; what was there is kept, resume goes on") from None
+        kept = "what was there is kept: resume goes on" if (folder / RUN).exists() else "nothing had begun"
+        raise RunError(f"{folder}: cannot be written: {reason}; {kept}") from None
 
 
 def write_json(path: Path, value: Any) -> None:
     write_whole(path, json_text(value).encode())
+
+
+def seal(folder: Path, run: dict[str, Any]) -> None:
+    """Writes `run.json`, the last file of a start: with the digests of what lies beside it, and of itself."""
+    beside = {name: digest_of((folder / name).read_bytes()) for name in (SCENARIO, PLAN)}
+    body = {**run, "digests": beside}
+    write_json(folder / RUN, {**body, "digest": digest_of(json_text(body).encode())})
+
+
+def read_sealed(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`run.json` and `plan.json`, if nobody has touched them or the scenario since the run began."""
+    try:
+        run = json.loads((folder / RUN).read_bytes())
+        body = {name: value for name, value in run.items() if name != "digest"}
+        if run["digest"] != digest_of(json_text(body).encode()):
+            raise ValueError(f"{RUN} was edited or damaged")
+        for name, digest in run["digests"].items():
+            if digest_of((folder / name).read_bytes()) != digest:
+                raise ValueError(f"{name} was edited or damaged")
+        return run, json.loads((folder / PLAN).read_bytes())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{folder}: cannot be resumed: {error}") from None
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,10 @@ class RunOptions:
             raise InputError("--threads", self.threads, "must not be negative")
         if self.dtype not in _DTYPES:
             raise InputError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
+
+    def resolved(self) -> RunOptions:
+        """The same with `auto` settled, so that a resumed run does not settle it otherwise."""
+        return replace(self, device=self._device().type)
 
     def engine(self) -> Engine:
         """The arithmetic that these options ask for; leaves PyTorch one thread inside each operation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -20,14 +21,16 @@ from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_check
 from airdistill.runs.folder import (
     PLAN,
     ROUNDS,
-    RUN,
     SCENARIO,
     SUMMARY,
     TIMINGS,
     RoundFile,
+    RunError,
     existing_folder,
     locked,
     new_folder,
+    read_sealed,
+    seal,
     write_json,
     writing,
 )
@@ -38,6 +41,7 @@ from airdistill.scenario.loading import changed, for_scheme, with_absolute_paths
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.registry import load_scheme
 
+logger = logging.getLogger(__name__)
 OnRound = Callable[[dict[str, Any], int], None]
 
 
@@ -50,7 +54,7 @@ def run(
     on_round: OnRound | None = None,
 ) -> RunRecord:
     """Trains a scenario's fleet with a scheme, in a new folder; `on_round(record, num_rounds)` follows it."""
-    options = options or RunOptions()
+    options = (options or RunOptions()).resolved()
     chosen = load_scheme(scheme)
     adapted = chosen.adapt(for_scheme(scenario, chosen.name))
     if rounds is not None:
@@ -62,24 +66,31 @@ def run(
         given = adapted.model_dump(mode="json", exclude_none=True)
         write_whole(folder / SCENARIO, tomli_w.dumps(given).encode())
         write_json(folder / PLAN, simulation.plan.to_dict())
-        # Written last: a folder with this file can be resumed.
-        write_json(folder / RUN, {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()})
+        how = {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()}
+        seal(folder, {**how, "inputs": simulation.inputs_digest})
         return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
 
 
 def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
     """Goes on with a run that was stopped or killed, to the same bytes as if it had not been."""
     folder = existing_folder(Path(folder))
-    with locked(folder), writing(folder):
-        stored = json.loads((folder / RUN).read_text())
-        planned = Plan.from_dict(json.loads((folder / PLAN).read_text()))
-        simulation = Simulation(planned, load_scheme(stored["scheme"]), RunOptions(**stored["options"]))
+    with locked(folder):
+        stored, planned = read_sealed(folder)
+        if stored["airdistill"] != __version__:
+            logger.warning(
+                "begun by airdistill %s, resumed by %s: last bits may differ", stored["airdistill"], __version__
+            )
+        options = RunOptions(**stored["options"])
+        simulation = Simulation(Plan.from_dict(planned), load_scheme(stored["scheme"]), options)
+        if simulation.inputs_digest != stored["inputs"]:
+            raise RunError(f"{folder}: cannot be resumed: its dataset or trace has changed since it began")
         checkpoint = newest_checkpoint(folder)
-        if checkpoint is None:
-            return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
-        simulation.restore(checkpoint.round_index, checkpoint.tensors, checkpoint.numbers)
-        rounds = RoundFile(folder / ROUNDS, checkpoint.rounds_bytes, checkpoint.rounds_digest)
-        return _play(folder, simulation, rounds, on_round)
+        with writing(folder):
+            if checkpoint is None:
+                return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
+            simulation.restore(checkpoint.round_index, checkpoint.tensors, checkpoint.numbers)
+            rounds = RoundFile(folder / ROUNDS, checkpoint.rounds_bytes, checkpoint.rounds_digest)
+            return _play(folder, simulation, rounds, on_round)
 
 
 def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnRound | None) -> RunRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
 from typing import Any
 
@@ -9,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from airdistill.arrays import ComplexArray
 from airdistill.channel.sources import channel_source
 from airdistill.codesign.fleet import training_dynamics
-from airdistill.codesign.plan import Plan
+from airdistill.codesign.plan import NUM_DRAWS, Plan
 from airdistill.data.assignment import assign_samples
-from airdistill.data.datasets import load_dataset
-from airdistill.errors import InputError
+from airdistill.data.datasets import Dataset, load_dataset
+from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet, check_finite
 from airdistill.learning.samples import to_tensor
@@ -42,6 +44,7 @@ class Simulation:
         test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
+        self.inputs_digest = _digest(dataset, self._source.planning_channels(NUM_DRAWS))
         self._spending = SpendingRule(
             plan.fleet.class_counts,
             plan.fleet.delta,
@@ -64,7 +67,9 @@ class Simulation:
         torch.manual_seed(int(stream(self.plan.scenario.seed, "torch", self.round_index).integers(2**63)))
         this = Round(self.round_index, self.plan.scenario, self.plan, self._source, self.fleet)
         outcome = self.scheme.play(this)
-        check_finite(outcome.losses, self.round_index)
+        if not isinstance(outcome, Outcome):
+            raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {outcome!r}")
+        check_finite(outcome.losses, self.fleet.models(), self.round_index)
         self._meter.charge(outcome.counted_noise_var)
         record = self._record(this, outcome)
         last = self.round_index == self.plan.num_rounds
@@ -95,7 +100,7 @@ class Simulation:
             "lr": this.lr,
             "loss": training + weight * distillation,
             "training_loss": training,
-            "distillation_loss": distillation,
+            "distillation_loss": None if outcome.heard is None or weight == 0 else distillation,
         }
         heard = outcome.heard
         if heard is not None:
@@ -130,13 +135,25 @@ class Simulation:
     def restore(self, round_index: int, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Puts the run back to where `state` was taken, after that round."""
         cost = tensors[_COST].cpu().numpy()
-        self.fleet.load_state({name: tensor for name, tensor in tensors.items() if name[0].isdigit()})
+        try:
+            self.fleet.load_state({name: tensor for name, tensor in tensors.items() if name[0].isdigit()})
+        except RuntimeError as error:
+            raise AirDistillError(f"the model is not the one that the run began with: {error}") from None
         iterate = {name.removeprefix(_ITERATE): tensor for name, tensor in tensors.items() if name.startswith(_ITERATE)}
         self._iterate = iterate or None
         self._meter = PrivacyMeter(self._spending, round_index, cost)
         self.round_index = round_index
         self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
         self.measured_joules = numbers["measured_joules"]
+
+
+def _digest(dataset: Dataset, channels: ComplexArray) -> str:
+    """Of the data and of the channels to come: what a resumed run must find unchanged."""
+    digest = hashlib.sha256()
+    for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test, channels):
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def model_names(scenario: Scenario) -> list[str]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 from airdistill.errors import InputError
 from airdistill.plugins import load_object
+from airdistill.scenario.model import NAME_PATTERN
 from airdistill.schemes.base import Scheme
 from airdistill.schemes.fd_error_free import FdErrorFree
 from airdistill.schemes.local_only import LocalOnly
@@ -23,4 +27,6 @@ def load_scheme(reference: str) -> Scheme:
     found = load_object(reference, "--scheme")
     if not (isinstance(found, type) and issubclass(found, Scheme)):
         raise InputError("--scheme", reference, "must be a class derived from airdistill.schemes.Scheme")
+    if inspect.isabstract(found) or not re.match(NAME_PATTERN, str(getattr(found, "name", ""))):
+        raise InputError("--scheme", reference, "must have a `name` fit for a folder, and a method `play`")
     return found()
