@@ -291,6 +291,18 @@ def test_files_reach_the_disk_before_they_take_their_place(tmp_path, monkeypatch
     assert (tmp_path / "file").read_bytes() == b"content"
 
 
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_convolutions_in_their_fast_layout_resume_to_the_same_bytes(tmp_path, epochs):
+    write_dataset(tmp_path / "images.npz", features=(16, 16))
+    changes = [f"data.dataset={tmp_path / 'images.npz'}", "learning.model=paper_cnn", f"learning.local_epochs={epochs}"]
+    scenario = small_scenario(tmp_path, *changes)
+    ad.run(scenario, out=tmp_path / "whole", options=OFTEN)
+    with pytest.raises(PulledPlugError):
+        ad.run(scenario, out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
+    ad.resume(tmp_path / "cut")
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
 def test_models_that_share_weights_can_be_saved(tmp_path, monkeypatch):
     (tmp_path / "tied.py").write_text(
         "from torch import nn\n"

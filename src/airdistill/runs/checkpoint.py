@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -35,8 +36,12 @@ class Checkpoint:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Writes it beside the older ones, and removes all but the last two."""
-    # Copies, for a model's tensors may share memory, which the format does not allow.
-    content = save({name: tensor.detach().cpu().clone() for name, tensor in checkpoint.tensors.items()})
+    # Copies in the plain layout: a model's tensors may share memory or be laid out for speed, which the format forbids.
+    plain = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in checkpoint.tensors.items()
+    }
+    content = save(plain)
     tensors, header = _paths(folder, checkpoint.round_index)
     write_whole(tensors, content)
     described: dict[str, Any] = {
