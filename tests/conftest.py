@@ -1,8 +1,17 @@
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Timing decides nothing here: machines that run tests are shared and slow by turns.
-settings.register_profile("airdistill", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Timing decides nothing here: machines that run tests are shared and slow by turns. Where CI is set the examples are the
+# same each time; elsewhere they are new ones, and HYPOTHESIS_EXAMPLES asks for more of them.
+settings.register_profile(
+    "airdistill",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "100")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("airdistill")
 
 

@@ -36,7 +36,7 @@ def wait_for(condition, process, seconds=60):
 
 
 def test_a_run_killed_twenty_times_ends_in_the_same_bytes(tmp_path):
-    path = scenario_file(tmp_path, 1500)
+    path = scenario_file(tmp_path, 3000)
     options = ["--eval-every", 100, "--checkpoint-every", 7, "--threads", 1]
     subprocess.run(command("run", path, "--out", tmp_path / "whole", *options), check=True, capture_output=True)
     cut, rng, kills = tmp_path / "cut", random.Random(0), 0
