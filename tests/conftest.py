@@ -3,8 +3,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Timing decides nothing here: machines that run tests are shared and slow by turns. Where CI is set the examples are the
-# same each time; elsewhere they are new ones, and HYPOTHESIS_EXAMPLES asks for more of them.
+# Timing decides nothing here: machines that run tests are shared and slow by turns. Where CI is set the examples are
+# the same each time; elsewhere they are new ones, and HYPOTHESIS_EXAMPLES asks for more of them.
 settings.register_profile(
     "airdistill",
     deadline=None,
