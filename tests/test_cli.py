@@ -194,6 +194,7 @@ def test_run_trains_and_says_where_the_record_lies(run, small_file, tmp_path):
     assert (code, err) == (0, "")
     assert "Accuracy" in out
     assert "sensitivity device" in out
+    assert "Neighbours differ in one device's whole dataset" in " ".join(out.split())
     code, out, _ = run("run", small_file, "--scheme", "local_only", "--out", tmp_path / "two", "--json")
     summary = json.loads(out)
     assert code == 0

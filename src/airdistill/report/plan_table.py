@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from rich.console import Console
@@ -29,12 +29,13 @@ def print_plan(plan: Plan, console: Console, all_devices: bool = False) -> None:
     console.print(_noise_table(plan))
     console.print("[bold]Privacy at the end[/bold]: exact ε at each device's δ under every sensitivity model")
     console.print(_privacy_table(plan, all_devices))
-    console.print("[bold]This rests on[/bold]", _list(plan.assumptions, "·"))
+    console.print("[bold]This rests on[/bold]", bullets(plan.assumptions, "·"))
     if plan.warnings:
-        console.print("[bold yellow]Beware[/bold yellow]", _list(plan.warnings, "[yellow]![/yellow]"))
+        console.print("[bold yellow]Beware[/bold yellow]", bullets(plan.warnings, "[yellow]![/yellow]"))
 
 
-def _list(lines: tuple[str, ...], bullet: str) -> Table:
+def bullets(lines: Sequence[str], bullet: str) -> Table:
+    """A list whose lines hang under their own beginning."""
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=True)
     for line in lines:
         table.add_row(bullet, escape(line))

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from airdistill.report.plan_table import bullets
 from airdistill.runs.record import RunRecord
 from airdistill.units import with_prefix
 
@@ -58,6 +59,8 @@ def print_run(record: RunRecord, console: Console) -> None:
     ]:
         table.add_row(label, text)
     console.print(f"[bold]{escape(summary['name'])}, {escape(summary['scheme'])}[/bold]", table, sep="\n")
+    if summary["epsilon_spent"] not in (0, None):
+        console.print("[bold]Its privacy rests on[/bold]", bullets(summary["assumptions"], "·"))
 
 
 def print_comparison(records: list[RunRecord], console: Console) -> None:
@@ -78,6 +81,10 @@ def print_comparison(records: list[RunRecord], console: Console) -> None:
             _epsilon(summary["epsilon_spent"]),
         )
     console.print(table)
+    console.print(
+        "ε is the worst device's, under the sensitivity and the trust that the scenario declares; ∞ hides nothing.",
+        highlight=False,
+    )
 
 
 def _epsilon(value: float | None) -> str:

@@ -138,6 +138,7 @@ def _summary(simulation: Simulation, last: dict[str, Any]) -> dict[str, Any]:
         "measured_joules": last["measured_joules"],
         "epsilon_spent": last["epsilon_spent"],
         "sensitivity": simulation.plan.scenario.privacy.sensitivity,
+        "assumptions": list(simulation.plan.assumptions),
     }
 
 
