@@ -60,7 +60,7 @@ def print_run(record: RunRecord, console: Console) -> None:
         table.add_row(label, text)
     console.print(f"[bold]{escape(summary['name'])}, {escape(summary['scheme'])}[/bold]", table, sep="\n")
     if summary["epsilon_spent"] not in (0, None):
-        console.print("[bold]Its privacy rests on[/bold]", bullets(summary["assumptions"], "·"))
+        console.print("[bold]This rests on[/bold]", bullets(summary["assumptions"], "·"))
 
 
 def print_comparison(records: list[RunRecord], console: Console) -> None:
