@@ -303,6 +303,20 @@ def test_convolutions_in_their_fast_layout_resume_to_the_same_bytes(tmp_path, ep
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
+def test_a_model_that_fails_in_training_is_said_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "picky.py").write_text(
+        "from torch import nn\n"
+        "def model(num_classes):\n    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    # 20 samples in batches of 19 leave one, which has no variance to normalise by.
+    changes = ["learning.model=picky:model", "learning.local_epochs=1", "learning.batch_size=19"]
+    with pytest.raises(ad.AirDistillError, match="round 1: your model or scheme failed: ValueError") as caught:
+        ad.run(small_scenario(tmp_path, *changes), out=tmp_path / "run", options=OFTEN)
+    assert "\n" not in str(caught.value)
+
+
 def test_models_that_share_weights_can_be_saved(tmp_path, monkeypatch):
     (tmp_path / "tied.py").write_text(
         "from torch import nn\n"

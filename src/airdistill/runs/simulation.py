@@ -66,9 +66,7 @@ class Simulation:
         # For models that draw at random themselves: the same draws whether the run was resumed or not.
         torch.manual_seed(int(stream(self.plan.scenario.seed, "torch", self.round_index).integers(2**63)))
         this = Round(self.round_index, self.plan.scenario, self.plan, self._source, self.fleet)
-        outcome = self.scheme.play(this)
-        if not isinstance(outcome, Outcome):
-            raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {outcome!r}")
+        outcome = self._play(this)
         check_finite(outcome.losses, self.fleet.models(), self.round_index)
         self._meter.charge(outcome.counted_noise_var)
         record = self._record(this, outcome)
@@ -76,6 +74,23 @@ class Simulation:
         if last or self.round_index % self.options.eval_every == 0:
             record["accuracy"] = self.accuracy()
         return record
+
+    def _play(self, this: Round) -> Outcome:
+        """The scheme's round; where the user's own code fails in it, that is the user's to put right."""
+        try:
+            outcome = self.scheme.play(this)
+        except Exception as error:
+            if isinstance(error, AirDistillError) or not self._has_user_code():
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise AirDistillError(f"round {this.index}: your model or scheme failed: {reason}") from error
+        if not isinstance(outcome, Outcome):
+            raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {outcome!r}")
+        return outcome
+
+    def _has_user_code(self) -> bool:
+        own_model = any(":" in name for name in model_names(self.plan.scenario))
+        return own_model or not type(self.scheme).__module__.startswith("airdistill.")
 
     def accuracy(self) -> dict[str, float]:
         """Of the devices' own models on the common test set."""
