@@ -306,7 +306,8 @@ def test_convolutions_in_their_fast_layout_resume_to_the_same_bytes(tmp_path, ep
 def test_a_model_that_fails_in_training_is_said_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "picky.py").write_text(
         "from torch import nn\n"
-        "def model(num_classes):\n    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))\n"
+        "def model(num_classes):\n"
+        "    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
