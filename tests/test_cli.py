@@ -164,7 +164,7 @@ def test_a_figure_that_cannot_be_written_is_one_line(run, tmp_path):
         assert err.count("\n") == 1
 
 
-def test_a_name_that_looks_like_mathematics_can_be_drawn(run, tmp_path):
+def test_a_name_in_letters_that_the_font_lacks_can_be_drawn(run, tmp_path):
     changes = ["--set", "name=日本語"]
     assert run("plan", "quick", *changes, "--plot", tmp_path / "gap.png")[0] == 0
 

@@ -129,15 +129,31 @@ def stop_after(num_rounds):
     return on_round
 
 
+def assert_resumes_to_the_same_bytes(scenario, folder, options=OFTEN, at=3):
+    """A run that is stopped in round `at` and resumed against one that is not."""
+    ad.run(scenario, out=folder / "whole", options=options)
+    with pytest.raises(PulledPlugError):
+        ad.run(scenario, out=folder / "cut", options=options, on_round=stop_after(at))
+    assert ad.resume(folder / "cut").summary["rounds"] == 6
+    assert bytes_of(folder / "cut") == bytes_of(folder / "whole")
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    """Writes a module of the user's own where it can be imported from."""
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return write
+
+
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
 def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path, at):
     scenario = small_scenario(tmp_path, "privacy.sensitivity=trajectory")
-    ad.run(scenario, out=tmp_path / "whole", options=OFTEN)
-    with pytest.raises(PulledPlugError):
-        ad.run(scenario, out=tmp_path / "cut", options=OFTEN, on_round=stop_after(at))
-    record = ad.resume(tmp_path / "cut")
-    assert record.summary["rounds"] == 6
-    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+    assert_resumes_to_the_same_bytes(scenario, tmp_path, at=at)
     # Resuming what has ended changes nothing.
     ad.resume(tmp_path / "cut")
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
@@ -203,21 +219,16 @@ def test_a_run_can_be_resumed_from_anywhere(tmp_path, monkeypatch):
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
-def test_models_that_draw_at_random_or_keep_statistics_resume_to_the_same_bytes(tmp_path, monkeypatch):
-    (tmp_path / "wobbly.py").write_text(
+def test_models_that_draw_at_random_or_keep_statistics_resume_to_the_same_bytes(tmp_path, user_module):
+    user_module(
+        "wobbly",
         "from torch import nn\n"
         "def model(num_classes):\n"
-        "    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, num_classes))\n"
+        "    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, num_classes))\n",
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     scenario = small_scenario(tmp_path, "learning.model=wobbly:model")
     options = RunOptions(eval_every=2, checkpoint_every=2, threads=3)
-    ad.run(scenario, out=tmp_path / "whole", options=options)
-    with pytest.raises(PulledPlugError):
-        ad.run(scenario, out=tmp_path / "cut", options=options, on_round=stop_after(3))
-    ad.resume(tmp_path / "cut")
-    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+    assert_resumes_to_the_same_bytes(scenario, tmp_path, options)
 
 
 @pytest.mark.parametrize("name", ["run.json", "plan.json", "scenario.toml"])
@@ -241,6 +252,19 @@ def test_a_run_whose_data_changed_is_not_resumed(tmp_path):
     with pytest.raises(PulledPlugError):
         ad.run(small_scenario(tmp_path), out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
     write_dataset(tmp_path / "blobs.npz", seed=1)
+    with pytest.raises(RunError, match="dataset or trace has changed"):
+        ad.resume(tmp_path / "cut")
+
+
+def test_a_trace_that_changed_anywhere_is_noticed(tmp_path):
+    """Of a long trace the planner looks at a selection; the run meets every row."""
+    gains = 1e-6 * (1 + np.arange(1500).reshape(500, 3) / 1500 + 0j)
+    np.savez(tmp_path / "trace.npz", channel=gains)
+    scenario = small_scenario(tmp_path, f"radio.trace={tmp_path / 'trace.npz'}", "learning.rounds=20")
+    with pytest.raises(PulledPlugError):
+        ad.run(scenario, out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
+    gains[11, 1] *= 2
+    np.savez(tmp_path / "trace.npz", channel=gains)
     with pytest.raises(RunError, match="dataset or trace has changed"):
         ad.resume(tmp_path / "cut")
 
@@ -296,21 +320,16 @@ def test_convolutions_in_their_fast_layout_resume_to_the_same_bytes(tmp_path, ep
     write_dataset(tmp_path / "images.npz", features=(16, 16))
     changes = [f"data.dataset={tmp_path / 'images.npz'}", "learning.model=paper_cnn", f"learning.local_epochs={epochs}"]
     scenario = small_scenario(tmp_path, *changes)
-    ad.run(scenario, out=tmp_path / "whole", options=OFTEN)
-    with pytest.raises(PulledPlugError):
-        ad.run(scenario, out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
-    ad.resume(tmp_path / "cut")
-    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+    assert_resumes_to_the_same_bytes(scenario, tmp_path)
 
 
-def test_a_model_that_fails_in_training_is_said_in_one_line(tmp_path, monkeypatch):
-    (tmp_path / "picky.py").write_text(
+def test_a_model_that_fails_in_training_is_said_in_one_line(tmp_path, user_module):
+    user_module(
+        "picky",
         "from torch import nn\n"
         "def model(num_classes):\n"
-        "    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))\n"
+        "    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))\n",
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     # 20 samples in batches of 19 leave one, which has no variance to normalise by.
     changes = ["learning.model=picky:model", "learning.local_epochs=1", "learning.batch_size=19"]
     with pytest.raises(ad.AirDistillError, match="round 1: your model or scheme failed: ValueError") as caught:
@@ -318,22 +337,17 @@ def test_a_model_that_fails_in_training_is_said_in_one_line(tmp_path, monkeypatc
     assert "\n" not in str(caught.value)
 
 
-def test_models_that_share_weights_can_be_saved(tmp_path, monkeypatch):
-    (tmp_path / "tied.py").write_text(
+def test_models_that_share_weights_can_be_saved(tmp_path, user_module):
+    user_module(
+        "tied",
         "from torch import nn\n"
         "def model(num_classes):\n"
         "    first, second = nn.Linear(4, 4), nn.Linear(4, 4)\n"
         "    second.weight = first.weight\n"
-        "    return nn.Sequential(first, nn.ReLU(), second, nn.LazyLinear(num_classes))\n"
+        "    return nn.Sequential(first, nn.ReLU(), second, nn.LazyLinear(num_classes))\n",
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     scenario = small_scenario(tmp_path, "learning.model=tied:model")
-    ad.run(scenario, out=tmp_path / "whole", options=OFTEN)
-    with pytest.raises(PulledPlugError):
-        ad.run(scenario, out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
-    ad.resume(tmp_path / "cut")
-    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+    assert_resumes_to_the_same_bytes(scenario, tmp_path)
 
 
 def test_what_is_no_run_cannot_be_resumed(tmp_path):

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from airdistill.arrays import ComplexArray
-from airdistill.channel.sources import channel_source
+from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.codesign.fleet import training_dynamics
-from airdistill.codesign.plan import NUM_DRAWS, Plan
+from airdistill.codesign.plan import Plan
 from airdistill.data.assignment import assign_samples
 from airdistill.data.datasets import Dataset, load_dataset
 from airdistill.errors import AirDistillError, InputError
@@ -44,7 +43,7 @@ class Simulation:
         test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
-        self.inputs_digest = _digest(dataset, self._source.planning_channels(NUM_DRAWS))
+        self.inputs_digest = _digest(dataset, self._source, plan.num_rounds)
         self._spending = SpendingRule(
             plan.fleet.class_counts,
             plan.fleet.delta,
@@ -162,12 +161,14 @@ class Simulation:
         self.measured_joules = numbers["measured_joules"]
 
 
-def _digest(dataset: Dataset, channels: ComplexArray) -> str:
-    """Of the data and of the channels to come: what a resumed run must find unchanged."""
+def _digest(dataset: Dataset, source: ChannelSource, num_rounds: int) -> str:
+    """Of the data and of every round's channel: what a resumed run must find unchanged."""
     digest = hashlib.sha256()
-    for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test, channels):
+    for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    for round_index in range(1, num_rounds + 1):
+        digest.update(source.round_channel(round_index).tobytes())
     return digest.hexdigest()
 
 

@@ -27,6 +27,6 @@ def load_scheme(reference: str) -> Scheme:
     found = load_object(reference, "--scheme")
     if not (isinstance(found, type) and issubclass(found, Scheme)):
         raise InputError("--scheme", reference, "must be a class derived from airdistill.schemes.Scheme")
-    if inspect.isabstract(found) or not re.match(NAME_PATTERN, str(getattr(found, "name", ""))):
+    if inspect.isabstract(found) or not re.fullmatch(NAME_PATTERN, str(getattr(found, "name", ""))):
         raise InputError("--scheme", reference, "must have a `name` fit for a folder, and a method `play`")
     return found()
