@@ -81,8 +81,8 @@ def simulate(path: Path, seed: int, num_rounds: int) -> tuple[np.ndarray, np.nda
     for _ in range(num_rounds):
         ideal = ideal_knowledge(counts, fleet.knowledge(for_full_batch=False))
         target = Target.of(ideal, torch.float64, torch.device("cpu"))
-        gradients = [learner.gradient(target, GAMMA) for learner in fleet.learners]
-        norms.append([sum(float((part**2).sum()) for part in gradient) for gradient in gradients])
+        gradients = [learner.gradient(target, GAMMA)[0] for learner in fleet.learners]
+        norms.append([float((gradient**2).sum()) for gradient in gradients])
         for learner in fleet.learners:
             samples, labels = learner.samples_and_labels()
             loss = torch.nn.functional.cross_entropy(learner.model(samples), labels).item()

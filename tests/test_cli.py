@@ -209,7 +209,10 @@ def test_run_trains_and_says_where_the_record_lies(run, small_file, tmp_path):
 def test_schemes_are_listed(run):
     code, out, _ = run("schemes")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["ota_fd", "ota_fd_fixed", "fd_error_free", "local_only"]
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "ota_fd", "ota_fd_fixed", "orthogonal_fd", "fd_error_free", "local_only",
+        "ota_fl", "ota_fl_fixed", "fedsgd", "fedavg",
+    ]  # fmt: skip
 
 
 def test_a_scheme_of_the_users_own_is_one_file(run, small_file, tmp_path, monkeypatch):

@@ -66,12 +66,13 @@ def test_the_ideal_is_the_weighted_mean_and_an_error_free_air_delivers_it():
     knowledge = np.random.default_rng(0).dirichlet(np.ones(3), (2, 3))
     knowledge[0, 1:] = np.nan
     knowledge[1, 2] = np.nan
-    heard = error_free(counts, knowledge)
+    heard = error_free(counts, knowledge, 2.0)
     assert heard.received[0] == pytest.approx(0.75 * knowledge[0, 0] + 0.25 * knowledge[1, 0])
     assert heard.received[1] == pytest.approx(knowledge[1, 1])
     assert np.isnan(heard.received[2]).all()
     assert np.array_equal(heard.received, ideal_knowledge(counts, knowledge), equal_nan=True)
     assert heard.squared_error.tolist() == [0, 0, 0]
+    assert heard.uplink_seconds == 9 * 2.0
 
 
 def test_a_class_that_cannot_be_sent_arrives_as_nothing():

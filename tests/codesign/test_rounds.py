@@ -9,15 +9,10 @@ from hypothesis import strategies as st
 from random_fleets import TRUSTS, random_fleet
 
 from airdistill.codesign.constants import LearningConstants
-from airdistill.codesign.links import Links
-from airdistill.codesign.rounds import (
-    GapObjective,
-    below_outage,
-    exact_rounds,
-    least_integer,
-    paper_rounds,
-    privacy_limited_rounds,
-)
+from airdistill.codesign.fleet import RealisedFleet
+from airdistill.codesign.knowledge_uplink import KnowledgeUplink
+from airdistill.codesign.paper_rounds import paper_rounds
+from airdistill.codesign.rounds import GapObjective, below_outage, exact_rounds, least_integer
 from airdistill.codesign.transceiver import design_round
 from airdistill.privacy.accountant import gaussian_mu, paper_mu
 from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
@@ -84,11 +79,11 @@ def test_trajectory_is_scanned_over_every_number_of_rounds(trust, seed):
 @given(st.integers(0, 10**6), st.sampled_from(TRUSTS), st.sampled_from([30, 2000, 10**6]))
 def test_no_neighbour_beats_the_optimum(seed, trust, largest):
     fleet = random_fleet(seed)
-    objective = GapObjective(
-        fleet.class_counts, fleet.mu,
-        Links.of(fleet.class_counts, channels_of(fleet, 40, seed), fleet.peak_power_w, fleet.channel_noise_var),
-        CONSTANTS, fleet.model, trust,
+    uplink = KnowledgeUplink(
+        RealisedFleet(fleet.class_counts, fleet.peak_power_w, fleet.mu, fleet.mu, fleet.mu),
+        fleet.channel_noise_var, fleet.model, trust, False, DYNAMICS,
     )  # fmt: skip
+    objective = GapObjective.over(uplink, channels_of(fleet, 40, seed), CONSTANTS)
     best = objective.best_rounds(largest)
     assert 1 <= best <= largest
     for neighbour in {1, best - 1, best + 1, largest} - {0, largest + 1, best}:
@@ -107,23 +102,28 @@ def test_the_order_of_devices_does_not_matter():
     assert first == second
 
 
+def privacy_limited_rounds(counts, mu, model):
+    fleet = RealisedFleet(counts, np.ones(len(mu)), mu, mu, mu)
+    uplink = KnowledgeUplink(fleet, 1.0, model, "receiver_noise", False, DYNAMICS)
+    return GapObjective.over(uplink, np.ones((1, len(mu))), CONSTANTS).privacy_limited_rounds()
+
+
 @given(st.floats(0.001, 0.1), st.floats(1e-11, 1e-9), st.integers(0, 1000))
 def test_privacy_limited_noise_at_the_optimum_does_not_depend_on_epsilon(epsilon, delta, seed):
     """T̂ ∝ 1/req(1), so that T̂·req(1), the noise at the optimum, is a constant of the learning problem alone."""
     counts = np.random.default_rng(seed).integers(5, 50, (6, 4))
     noise = []
     for target in (epsilon, 3 * epsilon):
-        one_round = required_noise_var(counts, gaussian_mu(np.full(6, target), delta), 1, "device")
-        best = privacy_limited_rounds(counts, one_round, CONSTANTS)
-        noise.append(best * one_round.max(axis=0))
+        mu = gaussian_mu(np.full(6, target), delta)
+        one_round = required_noise_var(counts, mu, 1, "device")
+        noise.append(privacy_limited_rounds(counts, mu, "device") * one_round.max(axis=0))
     assert noise[0] == pytest.approx(noise[1], rel=1e-9)
 
 
 def test_the_exact_search_finds_the_closed_form_where_privacy_alone_limits():
     counts = np.full((6, 4), 25)
     mu = np.full(6, 0.5)
-    one_round = required_noise_var(counts, mu, 1, "class_mean")
-    closed = privacy_limited_rounds(counts, one_round, CONSTANTS)
+    closed = privacy_limited_rounds(counts, mu, "class_mean")
     found = exact_rounds(counts, mu, np.ones((3, 6)), 1e9, 1.0, CONSTANTS, "class_mean", "receiver_noise", 10**7)
     assert 10 < closed < 10**7
     assert found == pytest.approx(closed, abs=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from airdistill.air.signal import ideal_knowledge, receive, superpose, transmit
+from airdistill.air.signal import ideal_knowledge, receive, superpose, superpose_apart, transmit
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.streams import stream
@@ -18,7 +18,7 @@ class Heard:
     """What the server got, `[class, class]`, and how. Powers are of the fleet, averaged over classes and slots.
 
     `squared_error` ‖r̂ − q‖²/K is the measured variance per entry, `[class]`, next to the predicted one; an error-free
-    exchange has no design, no power and no error.
+    exchange has no design, no power and no error, but takes as many slots. A gradient is one row, `[1, parameter]`.
     """
 
     received: FloatArray
@@ -33,11 +33,20 @@ class Heard:
     measured_joules: float = 0.0
 
 
-def error_free(class_counts: ArrayLike, local_knowledge: FloatArray) -> Heard:
-    """Everything arrives as it was sent."""
-    ideal = ideal_knowledge(class_counts, local_knowledge)
+def error_free(class_counts: ArrayLike, local_knowledge: FloatArray, slot_s: float) -> Heard:
+    """Every device's knowledge arrives as it was sent, in the slots that an analogue sum would take."""
+    return _without_error(ideal_knowledge(class_counts, local_knowledge), slot_s)
+
+
+def mean_without_error(weights: FloatArray, vectors: FloatArray, slot_s: float) -> Heard:
+    """The same for one vector of each device, `[device, entry]`."""
+    return _without_error((weights @ vectors)[None], slot_s)
+
+
+def _without_error(ideal: FloatArray, slot_s: float) -> Heard:
     nothing = np.zeros(len(ideal))
-    return Heard(received=ideal, ideal=ideal, squared_error=nothing, predicted_noise_var=nothing)
+    seconds = ideal.size * slot_s
+    return Heard(ideal, ideal, squared_error=nothing, predicted_noise_var=nothing, uplink_seconds=seconds)
 
 
 def over_the_air(
@@ -49,10 +58,55 @@ def over_the_air(
     slot_s: float,
 ) -> Heard:
     """Local knowledge `[device, class, class]` through one round's channel `[device]`."""
-    num_classes = local_knowledge.shape[1]
     transmitted = transmit(design, local_knowledge, noise.artificial)
     received = receive(superpose(transmitted, channel, noise.receiver), design.rx_scale)
     ideal = ideal_knowledge(class_counts, local_knowledge)
+    return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size)
+
+
+def gradient_over_the_air(
+    weights: FloatArray,
+    gradients: FloatArray,
+    design: RoundDesign,
+    channel: ComplexArray,
+    noise: RoundNoise,
+    slot_s: float,
+    clip_norm: float,
+) -> Heard:
+    """Gradients `[device, parameter]`, to be summed with these weights `[device]`, through one round's channel."""
+    energy_slots = gradients.shape[1] / clip_norm**2
+    transmitted = transmit(design, gradients[:, None], noise.artificial, energy_slots)
+    received = receive(superpose(transmitted, channel, noise.receiver), design.rx_scale)
+    ideal = (weights @ gradients)[None]
+    return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size)
+
+
+def one_after_another(
+    class_counts: ArrayLike,
+    local_knowledge: FloatArray,
+    design: RoundDesign,
+    channel: ComplexArray,
+    noise: RoundNoise,
+    slot_s: float,
+) -> Heard:
+    """Local knowledge from every device in slots of its own; the server weighs and sums."""
+    transmitted = transmit(design, local_knowledge, noise.artificial)
+    each = receive(superpose_apart(transmitted, channel, noise.receiver), design.rx_scale)
+    ideal = ideal_knowledge(class_counts, local_knowledge)
+    received = ideal_knowledge(class_counts, each)
+    return _measured(received, ideal, design, transmitted, slot_s, num_slots=each.size)
+
+
+def _measured(
+    received: FloatArray,
+    ideal: FloatArray,
+    design: RoundDesign,
+    transmitted: ComplexArray,
+    slot_s: float,
+    num_slots: int,
+) -> Heard:
+    """What was planned beside what came out; a device is on the air for as many slots as the sum has entries."""
+    num_rows, length = ideal.shape
     planned_w, measured_w = float(design.mean_power_w().sum()), float((np.abs(transmitted) ** 2).sum())
     return Heard(
         received=received,
@@ -60,17 +114,20 @@ def over_the_air(
         squared_error=((received - ideal) ** 2).mean(axis=1),
         predicted_noise_var=design.effective_noise_var,
         design=design,
-        planned_power_w=planned_w / num_classes,
-        measured_power_w=measured_w / num_classes**2,
-        uplink_seconds=num_classes**2 * slot_s,
-        planned_joules=slot_s * num_classes * planned_w,
+        planned_power_w=planned_w / num_rows,
+        measured_power_w=measured_w / ideal.size,
+        uplink_seconds=num_slots * slot_s,
+        planned_joules=slot_s * length * planned_w,
         measured_joules=slot_s * measured_w,
     )
 
 
 @dataclass(frozen=True)
 class RoundNoise:
-    """One round's draws: m `[device, class, slot]`, standard Gaussian, and n `[class, slot]`, of the noise power."""
+    """One round's draws: m `[device, class, slot]`, standard Gaussian, and n `[class, slot]`, of the noise power.
+
+    For one device after the other n is `[device, class, slot]`.
+    """
 
     artificial: FloatArray
     receiver: ComplexArray
@@ -79,12 +136,39 @@ class RoundNoise:
     def seeded(
         cls, seed: int, round_index: int, num_devices: int, num_classes: int, noise_power_w: float, axis: str
     ) -> RoundNoise:
-        """Noise for simulation. `axis` "complex" spreads the noise power over both axes, "real" puts it on one."""
+        """Noise of knowledge, for simulation. `axis` "complex" spreads the power over both axes, "real" not."""
         shape = (num_classes, num_classes)
-        artificial = [
-            stream(seed, "artificial-noise", round_index, device).standard_normal(shape)
-            for device in range(num_devices)
-        ]
-        draws = stream(seed, "receiver-noise", round_index).standard_normal((2, *shape))
-        thermal = (draws[0] + 1j * draws[1]) / np.sqrt(2) if axis == "complex" else draws[0] + 0j
-        return cls(np.stack(artificial), np.sqrt(noise_power_w) * thermal)
+        receiver = _thermal(seed, round_index, shape, noise_power_w, axis)
+        return cls(_artificial(seed, round_index, num_devices, shape), receiver)
+
+    @classmethod
+    def apart(
+        cls, seed: int, round_index: int, num_devices: int, num_classes: int, noise_power_w: float, axis: str
+    ) -> RoundNoise:
+        """The same for devices one after the other."""
+        shape = (num_classes, num_classes)
+        receiver = _thermal(seed, round_index, (num_devices, *shape), noise_power_w, axis)
+        return cls(_artificial(seed, round_index, num_devices, shape), receiver)
+
+    @classmethod
+    def of_gradient(
+        cls, seed: int, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
+    ) -> RoundNoise:
+        """Noise of a gradient; the artificial part is drawn only if the design sends any, for it is large."""
+        num_devices, shape = len(design.noise_gain), (1, length)
+        receiver = _thermal(seed, round_index, shape, noise_power_w, axis)
+        if not design.noise_gain.any():
+            return cls(np.broadcast_to(0.0, (num_devices, *shape)), receiver)
+        return cls(_artificial(seed, round_index, num_devices, shape), receiver)
+
+
+def _artificial(seed: int, round_index: int, num_devices: int, shape: tuple[int, ...]) -> FloatArray:
+    return np.stack(
+        [stream(seed, "artificial-noise", round_index, device).standard_normal(shape) for device in range(num_devices)]
+    )
+
+
+def _thermal(seed: int, round_index: int, shape: tuple[int, ...], noise_power_w: float, axis: str) -> ComplexArray:
+    draws = stream(seed, "receiver-noise", round_index).standard_normal((2, *shape))
+    thermal = (draws[0] + 1j * draws[1]) / np.sqrt(2) if axis == "complex" else draws[0] + 0j
+    return np.asarray(np.sqrt(noise_power_w) * thermal)

@@ -19,11 +19,18 @@ def ideal_knowledge(class_counts: ArrayLike, local_knowledge: FloatArray) -> Flo
     return np.where(np.asarray(held.any(axis=0))[:, None], ideal, np.nan)
 
 
-def transmit(design: RoundDesign, local_knowledge: FloatArray, artificial_noise: FloatArray) -> ComplexArray:
-    """Eq. (7): x = P1 √K q + P2 m, `[device, class, slot]`; a device sends no knowledge of a class it lacks."""
-    num_classes = local_knowledge.shape[1]
-    spoken = np.where(design.signal_gain[:, :, None] != 0, local_knowledge, 0.0)
-    signal = design.signal_gain[:, :, None] * np.sqrt(num_classes) * spoken
+def transmit(
+    design: RoundDesign, vectors: FloatArray, artificial_noise: FloatArray, energy_slots: float | None = None
+) -> ComplexArray:
+    """Eq. (7): x = P1 √K q + P2 m, `[device, class, slot]`; a device sends no knowledge of a class it lacks.
+
+    For a gradient √K is √D/C: `energy_slots` is D/C².
+    """
+    slots = vectors.shape[1] if energy_slots is None else energy_slots
+    spoken = np.where(design.signal_gain[:, :, None] != 0, vectors, 0.0)
+    signal = design.signal_gain[:, :, None] * np.sqrt(slots) * spoken
+    if not design.noise_gain.any():
+        return np.asarray(signal)
     return np.asarray(signal + design.noise_gain[:, :, None] * artificial_noise)
 
 
@@ -32,8 +39,13 @@ def superpose(transmitted: ComplexArray, channel: ComplexArray, receiver_noise: 
     return np.asarray(np.einsum("i,ikd->kd", channel, transmitted) + receiver_noise)
 
 
+def superpose_apart(transmitted: ComplexArray, channel: ComplexArray, receiver_noise: ComplexArray) -> ComplexArray:
+    """One device after the other: r_i = h_i x_i + n_i, `[device, class, slot]`."""
+    return np.asarray(channel[:, None, None] * transmitted + receiver_noise)
+
+
 def receive(received: ComplexArray, rx_scale: FloatArray) -> FloatArray:
-    """Eq. (12): r̂ = Re(r)/λ, `[class, class]`; not a number for a class that was not sent (λ = 0)."""
+    """Eq. (12): r̂ = Re(r)/λ, `[..., class, slot]`; not a number for a class that was not sent (λ = 0)."""
     sent = rx_scale > 0
-    scaled = received.real / np.where(sent, rx_scale, 1.0)[:, None]
-    return np.where(sent[:, None], scaled, np.nan)
+    scaled = received.real / np.where(sent, rx_scale, 1.0)[..., None]
+    return np.where(sent[..., None], scaled, np.nan)

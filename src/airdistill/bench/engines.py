@@ -21,7 +21,7 @@ from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.privacy.sensitivity import aggregation_weights
 from airdistill.runs.options import RunOptions
-from airdistill.runs.simulation import Simulation, model_names
+from airdistill.runs.simulation import Simulation
 from airdistill.scenario.loading import changed, load
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Round
@@ -38,7 +38,7 @@ FLOPS_A_SAMPLE = 3 * (_CONV_FLOPS + _DENSE_FLOPS) - _FIRST_LAYER_INPUT_FLOPS
 def measure_engines(scenario_name: str, repeats: int) -> dict[str, Any]:
     """Every engine on one scenario's fleet, and the floor that the machine's matrix product sets."""
     scenario = load(scenario_name)
-    if set(model_names(scenario)) != {"paper_cnn"}:
+    if set(scenario.model_names) != {"paper_cnn"}:
         raise InputError("learning.model", scenario.learning.model, "the bench knows the operations of paper_cnn alone")
     fleet = plan(scenario).fleet
     results = {engine: _in_own_process(scenario_name, engine, repeats) for engine in ENGINES}
@@ -101,7 +101,7 @@ def _naive(scenario_name: str) -> Callable[[int], None]:
     scenario = _full_batch(scenario_name)
     dataset = load_dataset(scenario.data.dataset)
     shares = assign_samples(scenario, dataset.y_train)
-    fleet = LearningFleet.of(dataset, shares.indices, model_names(scenario), scenario.seed, Engine())
+    fleet = LearningFleet.of(dataset, shares.indices, scenario.model_names, scenario.seed, Engine())
     devices = [NaiveDevice(learner.model, *learner.samples_and_labels()) for learner in fleet.learners]
     weights = aggregation_weights(shares.class_counts)
     lr, distill_weight = scenario.learning.initial_lr, scenario.learning.distill_weight

@@ -10,6 +10,7 @@ from airdistill.arrays import FloatArray
 from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, unheld_classes
 from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.rounds import RoundsChoice
+from airdistill.codesign.uplink import Uplink
 from airdistill.privacy.accountant import gaussian_mu
 from airdistill.scenario.model import Scenario
 
@@ -22,6 +23,10 @@ _NEIGHBOURS = {
     "per-sample gradients be clipped at S.",
     "device": "Neighbours differ in one device's whole dataset. The bound holds for any local training.",
 }
+_GRADIENT_RECORD = (
+    "Neighbours differ in one record, its label included. Gradients are clipped per sample and the model is public, so "
+    "that the bound holds in every round."
+)
 _TRUST = {
     "receiver_noise": "The receiver's own noise is counted: a server with a quieter receiver sees more than promised.",
     "fleet_noise": "The devices' noise is counted, not the receiver's: every device must add what it was told to.",
@@ -29,20 +34,30 @@ _TRUST = {
 }
 
 
-def assumptions_of(scenario: Scenario) -> tuple[str, ...]:
+def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
     """What the plan's promises rest on."""
-    lines = [_NEIGHBOURS[scenario.privacy.sensitivity]]
-    if scenario.privacy.relabel:
+    of_record = scenario.privacy.sensitivity != "device"
+    gradient = uplink.payload == "gradient"
+    lines = [_GRADIENT_RECORD if gradient and of_record else _NEIGHBOURS[scenario.privacy.sensitivity]]
+    if scenario.privacy.relabel and not gradient:
         lines.append("The changed record may change its label, between classes that the device holds anyway.")
     if scenario.radio.trace is not None:
         lines.append("Channels repeat the recorded trace, from its first round again after its last.")
+    if uplink.kind == "orthogonal_knowledge" and scenario.privacy.trust == "fleet_noise":
+        lines.append("In slots of its own a device has nobody's noise but its own: it counts on that alone.")
+    else:
+        lines.append(_TRUST[scenario.privacy.trust])
+    if scenario.fleet.sampling != "none":
+        lines.append(
+            "The server knows who takes part: every round in which a device does is counted in full, and sampling "
+            "amplifies nothing."
+        )
     lines += [
-        _TRUST[scenario.privacy.trust],
         "Class counts, weights, gains, scales, the number of rounds, initial weights and batch order are public.",
         "Channels are known exactly when a round starts.",
         "Seeded noise is for simulation: whoever knows the seed can take it off again.",
     ]
-    if scenario.learning.local_epochs > 0:
+    if scenario.learning.local_epochs > 0 and not gradient:
         lines.append("The gap bounds one full-batch step a round; with local epochs it is a proxy.")
     return tuple(lines)
 
@@ -50,27 +65,33 @@ def assumptions_of(scenario: Scenario) -> tuple[str, ...]:
 def warnings_of(
     scenario: Scenario,
     fleet: RealisedFleet,
+    uplink: Uplink,
     rounds: RoundsChoice,
     forecast: RoundForecast,
     epsilon_by_model: dict[str, FloatArray],
 ) -> tuple[str, ...]:
     """What a reader of the plan must not miss."""
     return (
-        *_about_privacy(scenario, fleet, epsilon_by_model),
-        *_about_knowledge(fleet, forecast),
+        *_about_privacy(scenario, fleet, uplink, epsilon_by_model),
+        *_about_payload(fleet, uplink, forecast),
         *_about_channel(scenario, forecast),
         *_about_rounds(scenario, rounds),
     )
 
 
-def _about_privacy(scenario: Scenario, fleet: RealisedFleet, epsilon_by_model: dict[str, FloatArray]) -> Iterator[str]:
+def _about_privacy(
+    scenario: Scenario, fleet: RealisedFleet, uplink: Uplink, epsilon_by_model: dict[str, FloatArray]
+) -> Iterator[str]:
     asked = np.isfinite(fleet.epsilon)
     if not asked.all():
         yield f"{np.count_nonzero(~asked)} of {fleet.num_devices} devices ask for no privacy (epsilon = inf)."
     model = scenario.privacy.sensitivity
     if asked.any() and model != "device":
         worst = float(epsilon_by_model["device"][asked].max())
-        grounds = "holds only under its assumptions" if model == "trajectory" else "does not hold in general"
+        if uplink.payload == "gradient":
+            grounds = "protects single records"
+        else:
+            grounds = "holds only under its assumptions" if model == "trajectory" else "does not hold in general"
         yield (
             f'Sensitivity "{model}" {grounds}; for whole devices this plan gives up to ε = {_number(worst)}, '
             f"where at most {_number(fleet.epsilon[asked].max())} was asked."
@@ -82,6 +103,11 @@ def _about_privacy(scenario: Scenario, fleet: RealisedFleet, epsilon_by_model: d
                 f"The paper's accountant gives {np.count_nonzero(short)} devices less noise than their (ε, δ) needs; "
                 'use accountant = "exact".'
             )
+    if scenario.privacy.accountant == "paper" and scenario.fleet.sampling != "none":
+        yield (
+            "The paper's accountant counts the expected number of rounds in which a device takes part; who is drawn "
+            "more often gets less noise than its (ε, δ) needs."
+        )
     if scenario.privacy.trust == "receiver_noise" and channel_noise_var(scenario) == 0:
         if scenario.radio.transceiver == "paper":
             yield "The receiver is noiseless, and the paper's transceiver adds no noise: it can send nothing privately."
@@ -89,20 +115,21 @@ def _about_privacy(scenario: Scenario, fleet: RealisedFleet, epsilon_by_model: d
             yield "The receiver is noiseless, so that none of its noise can be counted: planned as fleet_noise."
 
 
-def _about_knowledge(fleet: RealisedFleet, forecast: RoundForecast) -> Iterator[str]:
+def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast) -> Iterator[str]:
     unheld = unheld_classes(fleet)
-    if unheld:
+    if unheld and uplink.payload == "knowledge":
         yield f"Nobody holds class {', '.join(map(str, unheld))}: it has no knowledge and no distillation term."
     if forecast.channel_snr_db < 0:
         yield (
-            f"The knowledge drowns in channel noise: it arrives {-forecast.channel_snr_db:.0f} dB below it even with "
-            f"all power on the signal (the weakest device at {forecast.worst_snr_db:.0f} dB). Nothing can be learned "
-            "from it: more power, less noise, shorter distances or fewer weak devices are needed."
+            f"The {uplink.payload} drowns in channel noise: it arrives {-forecast.channel_snr_db:.0f} dB below it even "
+            f"with all power on the signal (the weakest device at {forecast.worst_snr_db:.0f} dB). Nothing can be "
+            "learned from it: more power, less noise, shorter distances or fewer weak devices are needed."
         )
-    elif forecast.effective_noise > 1:
+    elif forecast.effective_noise > uplink.largest_norm**2:
         yield (
-            f"The received knowledge is noisier than it is large: squared error {_number(forecast.effective_noise)} "
-            "for vectors of norm 1 at most. Fewer rounds, more devices or a looser target would help."
+            f"The received {uplink.payload} is noisier than it is large: squared error "
+            f"{_number(forecast.effective_noise)} for vectors of norm {uplink.largest_norm:g} at most. Fewer rounds, "
+            "more devices or a looser target would help."
         )
 
 
@@ -128,7 +155,9 @@ def _about_rounds(scenario: Scenario, rounds: RoundsChoice) -> Iterator[str]:
         yield f"The optimum lies at the limit of {rounds.largest} rounds (learning.max_rounds), or beyond it."
     if rounds.rule == "paper" and rounds.paper > rounds.largest:
         wanted = f"{rounds.paper:.3g} rounds" if np.isfinite(rounds.paper) else "ever more rounds"
-        yield f"Eq. (21) asks for {wanted}; held to {rounds.largest} (learning.max_rounds)."
+        yield f"The paper's formula asks for {wanted}; held to {rounds.largest} (learning.max_rounds)."
+    if scenario.fleet.sampling != "none":
+        yield "The gap leaves out how much a sampled mean gradient scatters about that of all devices."
     limit = 1 / scenario.constants.grad_lipschitz
     if scenario.learning.initial_lr > limit:
         yield (

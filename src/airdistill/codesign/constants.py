@@ -41,6 +41,11 @@ class LearningConstants:
         """A2 = 6η0γ²L2²L1, below eq. (41)."""
         return 6 * self.initial_lr * self.distill_weight**2 * self.model_lipschitz**2 * self.grad_lipschitz
 
+    @property
+    def gradient_noise_factor(self) -> float:
+        """3η0L1/2, of a gradient's noise in the gap of federated learning."""
+        return 1.5 * self.initial_lr * self.grad_lipschitz
+
     def total_loss_bound(self, num_devices: int) -> float:
         """Σ_i f_max,i."""
         return float(np.sum(np.broadcast_to(self.loss_bound, (num_devices,))))

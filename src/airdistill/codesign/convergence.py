@@ -73,9 +73,19 @@ def convergence_gap(
     return np.asarray(start + per_round.sum(axis=0) / num_rounds**1.5)
 
 
-def fleet_gap(num_rounds: float, constants: LearningConstants, num_devices: int, fleet_noise: float) -> float:
-    """Σ_iΩ_i for an aligned receiver whose Σ_iΦ2_i is the same in every round: (3Σf_max/η0 + A2 ΣΦ2)/√T."""
+def fleet_gap(
+    num_rounds: float,
+    constants: LearningConstants,
+    num_devices: int,
+    fleet_noise: float,
+    noise_factor: float | None = None,
+) -> float:
+    """Σ_iΩ_i for an aligned receiver whose Σ_iΦ2_i is the same in every round: (3Σf_max/η0 + A2 ΣΦ2)/√T.
+
+    `noise_factor` stands for A2 where not knowledge is sent.
+    """
     start = 3 * constants.total_loss_bound(num_devices) / constants.initial_lr
+    factor = constants.noise_factor if noise_factor is None else noise_factor
     # Without distillation (γ = 0) noise does no harm, not even an infinite one.
-    harm = constants.noise_factor * fleet_noise if constants.noise_factor > 0 else 0.0
+    harm = factor * fleet_noise if factor > 0 else 0.0
     return float((start + harm) / np.sqrt(num_rounds))

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from airdistill.arrays import ComplexArray, FloatArray, divide_or
-from airdistill.codesign.convergence import fleet_effective_noise
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.codesign.fleet import RealisedFleet
-from airdistill.codesign.links import Links
 from airdistill.codesign.rounds import below_outage
-from airdistill.codesign.transceiver import TOLERANCE, RoundDesign
+from airdistill.codesign.transceiver import TOLERANCE
+from airdistill.codesign.uplink import Uplink
 
 
 @dataclass(frozen=True)
 class RoundForecast:
-    """One round of the plan over `num_draws` channel draws. Lists by class are medians.
+    """One round of the plan over `num_draws` channel draws. Lists by class, or of a gradient's one row, are medians.
 
     `effective_noise` is the mean over devices and over the draws below the outage; the median is over all draws, the
     quantile the largest of those below.
 
     `outage_noise_share` is the part of all noise that falls in the rounds left out. `worst_snr_db` is the received
-    signal-to-noise ratio of the weakest device at full power; `channel_snr_db` that of the knowledge (norm 1 at
-    most) in the noisiest class if privacy asked for nothing. Powers `[device]` are means over classes and draws.
+    signal-to-noise ratio of the weakest device at full power; `channel_snr_db` that of the largest vector (norm 1, or
+    the clip) in the noisiest row if privacy asked for nothing. Powers `[device]` are means over classes and draws.
     """
 
     num_draws: int
@@ -48,26 +46,28 @@ class RoundForecast:
 
 
 def forecast_round(
+    uplink: Uplink,
     fleet: RealisedFleet,
-    links: Links,
     channels: ComplexArray,
-    required: FloatArray,
-    design: Callable[[ComplexArray], RoundDesign],
+    num_rounds: int,
+    channel_noise_var: float,
     outage: float,
     slot_s: float,
 ) -> RoundForecast:
-    """Designs every draw `[draw, device]` and sums up what comes out."""
-    tally = _tally(fleet, channels, required, design)
-    noise = fleet_effective_noise(fleet.class_counts, tally.noise_var) / fleet.num_devices
+    """Designs every draw `[draw, device]` for T rounds and sums up what comes out."""
+    tally = _tally(uplink, fleet, channels, num_rounds)
+    noise = uplink.fleet_noise(tally.noise_var) / fleet.num_devices
     kept = below_outage(noise, outage)
-    held = fleet.class_counts.sum(axis=0) > 0
-    channel_floor = links.channel_floor[:, held]
-    binds = float((required.max(axis=0)[held] > channel_floor).mean())
+    held = tally.held
+    channel_floor = uplink.channel_floor(channels)[:, held]
+    binds = float((tally.required_noise_var[:, held] > channel_floor).mean())
+    strongest = np.abs(channels) ** 2 * fleet.peak_power_w
+    numbers_sent = uplink.num_rows * uplink.vector_length
     return RoundForecast(
         num_draws=len(channels),
         regime="privacy" if binds >= 0.99 else "channel" if binds <= 0.01 else "mixed",
         privacy_binds_share=binds,
-        required_noise_var=required.max(axis=0),
+        required_noise_var=np.median(tally.required_noise_var, axis=0),
         effective_noise_var=np.median(tally.noise_var, axis=0),
         effective_noise=float(noise[kept].mean()),
         effective_noise_median=float(np.median(noise)),
@@ -75,9 +75,11 @@ def forecast_round(
         outage_noise_share=_share(float(noise[~kept].sum()), float(noise.sum())),
         signal_power_w=tally.signal_power_w,
         noise_power_w=tally.noise_power_w,
-        round_joules=slot_s * fleet.num_classes**2 * float((tally.signal_power_w + tally.noise_power_w).sum()),
-        worst_snr_db=_decibel(float(np.median(links.power_w.min(axis=-1))), links.channel_noise_var),
-        channel_snr_db=_decibel(1.0, fleet.num_classes * float(np.median(channel_floor, axis=0).max())),
+        round_joules=slot_s * numbers_sent * float((tally.signal_power_w + tally.noise_power_w).sum()),
+        worst_snr_db=_decibel(float(np.median(strongest.min(axis=-1))), channel_noise_var),
+        channel_snr_db=_decibel(
+            uplink.largest_norm**2, uplink.vector_length * float(np.median(channel_floor, axis=0).max())
+        ),
         inverse_counted_noise=tally.inverse_counted_noise,
         power_holds_share=tally.power_holds_share,
         privacy_holds_share=tally.privacy_holds_share,
@@ -86,9 +88,14 @@ def forecast_round(
 
 @dataclass(frozen=True)
 class _Tally:
-    """Over the draws: v `[draw, class]`; mean |P1|² and |P2|² `[device]`; mean 1/c `[device, class]`."""
+    """Over the draws: v and what privacy asked `[draw, row]`; means |P1|², |P2|² `[device]` and 1/c `[device, row]`.
+
+    `held` says which rows anybody sends, `[row]`.
+    """
 
     noise_var: FloatArray
+    required_noise_var: FloatArray
+    held: BoolArray
     signal_power_w: FloatArray
     noise_power_w: FloatArray
     inverse_counted_noise: FloatArray
@@ -96,20 +103,15 @@ class _Tally:
     privacy_holds_share: float
 
 
-def _tally(
-    fleet: RealisedFleet,
-    channels: ComplexArray,
-    required: FloatArray,
-    design: Callable[[ComplexArray], RoundDesign],
-) -> _Tally:
-    num_draws = len(channels)
-    noise_var = np.empty((num_draws, fleet.num_classes))
+def _tally(uplink: Uplink, fleet: RealisedFleet, channels: ComplexArray, num_rounds: int) -> _Tally:
+    num_draws, required = len(channels), uplink.required(num_rounds)
+    noise_var, asked = np.empty((num_draws, uplink.num_rows)), np.empty((num_draws, uplink.num_rows))
     signal_power_w, noise_power_w = np.zeros(fleet.num_devices), np.zeros(fleet.num_devices)
     inverse_counted = np.zeros(required.shape)
     power_holds = privacy_holds = 0
     for draw, channel in enumerate(channels):
-        drawn = design(channel)
-        noise_var[draw] = drawn.effective_noise_var
+        drawn = uplink.planned_design(channel, num_rounds, draw)
+        noise_var[draw], asked[draw] = drawn.effective_noise_var, drawn.required_noise_var
         signal_power_w += (np.abs(drawn.signal_gain) ** 2).mean(axis=1) / num_draws
         noise_power_w += (np.abs(drawn.noise_gain) ** 2).mean(axis=1) / num_draws
         inverse_counted += divide_or(np.ones(()), drawn.counted_noise_var, np.inf) / num_draws
@@ -117,6 +119,8 @@ def _tally(
         privacy_holds += bool((drawn.privacy_slack(required) >= -TOLERANCE).all())
     return _Tally(
         noise_var,
+        asked,
+        np.asarray(uplink.shift("device").after(1).any(axis=0)),
         signal_power_w,
         noise_power_w,
         inverse_counted,

@@ -17,12 +17,15 @@ class Links:
     """One round or many at once: a leading `...` axis counts channel draws.
 
     `weights` w_i^k `[device, class]`; `power_w` |h_i|²P_i `[..., device]`; `channel_noise_var` is the variance of
-    the receiver's noise on the decision axis.
+    the receiver's noise on the decision axis. `energy_slots` is how many slots share the energy of one sent vector, in
+    units of its largest squared norm: K for knowledge, D/C² for a gradient of D entries clipped at C. A gradient is
+    one vector, so that its class axis has length 1.
     """
 
     weights: FloatArray
     power_w: FloatArray
     channel_noise_var: float
+    energy_slots: float
 
     @classmethod
     def of(
@@ -30,14 +33,26 @@ class Links:
     ) -> Links:
         """From counts `[device, class]`, channels `[..., device]` and power limits (one, or `[device]`)."""
         weights = aggregation_weights(class_counts)
+        return cls.weighted(weights, float(weights.shape[1]), channel, peak_power_w, channel_noise_var)
+
+    @classmethod
+    def weighted(
+        cls,
+        weights: FloatArray,
+        energy_slots: float,
+        channel: ComplexArray,
+        peak_power_w: ArrayLike,
+        channel_noise_var: float,
+    ) -> Links:
+        """From weights that are given."""
         power_w = np.abs(np.asarray(channel)) ** 2 * np.asarray(peak_power_w, dtype=np.float64)
         if power_w.shape[-1] != len(weights):
-            raise ValueError(f"channel of {power_w.shape[-1]} devices: class_counts has {len(weights)}")
+            raise ValueError(f"channel of {power_w.shape[-1]} devices: the weights have {len(weights)}")
         if not np.isfinite(power_w).all() or not (power_w >= 0).all():
             raise ValueError("channel and peak_power_w: must be finite, and the power not negative")
         if not channel_noise_var >= 0:
             raise ValueError(f"channel_noise_var = {channel_noise_var}: must not be negative")
-        return cls(weights, power_w, float(channel_noise_var))
+        return cls(weights, power_w, float(channel_noise_var), energy_slots)
 
     @property
     def num_classes(self) -> int:
@@ -45,7 +60,10 @@ class Links:
 
     @cached_property
     def inverse_cap(self) -> FloatArray:
-        """1/cap_k = max_i (w_i^k)²/(K|h_i|²P_i) over the class's holders, `[..., class]`; zero if it has none."""
+        """1/cap_k = max_i (w_i^k)²/(K|h_i|²P_i) over the class's holders, `[..., class]`; zero if it has none.
+
+        K is the energy slots.
+        """
         rows = self.power_w.reshape(-1, self.power_w.shape[-1])
         limits = np.stack([self._inverse_cap_of(row) for row in rows])
         return limits.reshape(*self.power_w.shape[:-1], self.num_classes)
@@ -56,7 +74,7 @@ class Links:
         else:
             per_device = divide_or(self.weights, np.broadcast_to(np.sqrt(power_w)[:, None], self.weights.shape), np.inf)
             per_device[self.weights == 0] = 0.0
-        return np.asarray(per_device.max(axis=0) ** 2 / self.num_classes)
+        return np.asarray(per_device.max(axis=0) ** 2 / self.energy_slots)
 
     @property
     def channel_floor(self) -> FloatArray:
@@ -67,4 +85,4 @@ class Links:
     @cached_property
     def signal_share(self) -> FloatArray:
         """Σ_i (w_i^k)²/K, `[class]`: the received power that the signal takes at λ = 1."""
-        return np.asarray(np.einsum("ik,ik->k", self.weights, self.weights) / self.num_classes)
+        return np.asarray(np.einsum("ik,ik->k", self.weights, self.weights) / self.energy_slots)

@@ -53,11 +53,12 @@ def design_round_paper(
     )
     effective = divide_or(np.full(cap.shape, channel_noise_var), scale_sq, np.inf)
     design = RoundDesign(
-        signal_gain=aligned_signal_gain(links.weights, inverse_of(np.asarray(channel)), scale_sq),
+        signal_gain=aligned_signal_gain(links, inverse_of(np.asarray(channel)), scale_sq),
         noise_gain=np.broadcast_to(np.complex128(0), required.shape),
         rx_scale=np.sqrt(scale_sq),
         effective_noise_var=effective,
         counted_noise_var=np.broadcast_to(effective, required.shape),
+        required_noise_var=required.max(axis=0),
     )
     return PaperRoundDesign(
         **vars(design),

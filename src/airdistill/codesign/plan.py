@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.sources import channel_source
 from airdistill.codesign.cautions import assumptions_of, warnings_of
 from airdistill.codesign.constants import LearningConstants
-from airdistill.codesign.convergence import fleet_gap
-from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, realise_fleet, training_dynamics
+from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, realise_fleet
 from airdistill.codesign.forecast import RoundForecast, forecast_round
-from airdistill.codesign.links import Links
-from airdistill.codesign.paper_transceiver import design_round_paper, privacy_stringency
-from airdistill.codesign.rounds import GapObjective, RoundsChoice, paper_rounds
-from airdistill.codesign.transceiver import RoundDesign, design_round
-from airdistill.privacy.forecast import epsilon_after
-from airdistill.privacy.sensitivity import SENSITIVITY_MODELS, required_noise_var
+from airdistill.codesign.rounds import GapObjective, RoundsChoice
+from airdistill.codesign.transceiver import RoundDesign
+from airdistill.codesign.uplink import Uplink
+from airdistill.codesign.uplinks import uplink_for
+from airdistill.privacy.forecast import epsilon_of_shift
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.scenario.model import Scenario
 
 NUM_DRAWS = 200
@@ -39,6 +36,7 @@ class Plan:
     epsilon_by_model: dict[str, FloatArray]
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
+    uplink: Uplink
 
     @property
     def num_rounds(self) -> int:
@@ -46,8 +44,7 @@ class Plan:
 
     @property
     def uplink_seconds(self) -> float:
-        """K² slots a round."""
-        return self.num_rounds * self.fleet.num_classes**2 * self.scenario.radio.slot
+        return self.num_rounds * self.uplink.num_slots * self.scenario.radio.slot
 
     @property
     def uplink_joules(self) -> float:
@@ -56,11 +53,11 @@ class Plan:
 
     def required_noise_var(self) -> FloatArray:
         """The counted noise per entry that every round must have, `[device, class]`."""
-        return _required(self.scenario, self.fleet, self.num_rounds)
+        return self.uplink.required(self.num_rounds)
 
-    def design(self, channel: ComplexArray) -> RoundDesign:
-        """The gains of a round with this channel `[device]`."""
-        return _design(self.scenario, self.fleet, self.num_rounds, self.required_noise_var(), channel)
+    def design(self, channel: ComplexArray, round_index: int = 1) -> RoundDesign:
+        """The gains of a round with this channel `[device]`; with device sampling, of that very round."""
+        return self.uplink.design(channel, self.num_rounds, round_index)
 
     def power_slack(self, channel: ComplexArray) -> FloatArray:
         """1 − power/limit in a round with this channel, `[device, class]`."""
@@ -84,7 +81,7 @@ class Plan:
         return plan_from_dict(stored)
 
 
-def plan(scenario: Scenario) -> Plan:
+def plan(scenario: Scenario, uplink: str = "knowledge", num_parameters: int | None = None) -> Plan:
     """Plans a scenario:
 
     1. draw the fleet: counts, powers, privacy targets and the μ that they grant;
@@ -93,55 +90,42 @@ def plan(scenario: Scenario) -> Plan:
     4. design every drawn round for that number, and sum up noise, power and time;
     5. forecast every device's ε at the end under each sensitivity model;
     6. say what all this assumes and what to beware of.
+
+    `uplink` says what is sent: "knowledge", "orthogonal_knowledge", or the "gradient" of a model of `num_parameters`.
     """
     fleet = realise_fleet(scenario)
+    sent = uplink_for(uplink, scenario, fleet, num_parameters)
     channels = channel_source(scenario).planning_channels(NUM_DRAWS)
-    constants = LearningConstants.of_scenario(scenario)
-    objective = gap_objective(scenario, fleet, channels)
-    rounds = _choose_rounds(scenario, fleet, objective)
-    required = _required(scenario, fleet, rounds.chosen)
+    objective = gap_objective(scenario, sent, channels)
+    rounds = _choose_rounds(scenario, objective)
+    radio = scenario.radio
     forecast = forecast_round(
-        fleet,
-        objective.links,
-        channels,
-        required,
-        lambda channel: _design(scenario, fleet, rounds.chosen, required, channel),
-        scenario.radio.outage,
-        scenario.radio.slot,
+        sent, fleet, channels, rounds.chosen, channel_noise_var(scenario), radio.outage, radio.slot
     )
-    fleet_total = forecast.effective_noise * fleet.num_devices
-    epsilon_by_model = _epsilon_by_model(scenario, fleet, forecast, rounds.chosen)
+    epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen)
     return Plan(
         scenario=scenario,
         fleet=fleet,
         rounds=rounds,
         forecast=forecast,
-        convergence_gap=fleet_gap(rounds.chosen, constants, fleet.num_devices, fleet_total),
+        convergence_gap=objective.gap_at(rounds.chosen, forecast.effective_noise * fleet.num_devices),
         epsilon_by_model=epsilon_by_model,
-        assumptions=assumptions_of(scenario),
-        warnings=warnings_of(scenario, fleet, rounds, forecast, epsilon_by_model),
+        assumptions=assumptions_of(scenario, sent),
+        warnings=warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),
+        uplink=sent,
     )
 
 
-def gap_objective(scenario: Scenario, fleet: RealisedFleet, channels: ComplexArray) -> GapObjective:
-    """The gap as a function of T for this fleet and these draws `[draw, device]`."""
-    return GapObjective(
-        class_counts=fleet.class_counts.astype(np.float64),
-        mu=fleet.mu,
-        links=Links.of(fleet.class_counts, channels, fleet.peak_power_w, channel_noise_var(scenario)),
-        constants=LearningConstants.of_scenario(scenario),
-        model=scenario.privacy.sensitivity,
-        trust=scenario.privacy.trust,
-        relabel=scenario.privacy.relabel,
-        dynamics=training_dynamics(scenario),
-        outage=scenario.radio.outage,
-    )
+def gap_objective(scenario: Scenario, uplink: Uplink, channels: ComplexArray) -> GapObjective:
+    """The gap as a function of T for these draws `[draw, device]`."""
+    constants = LearningConstants.of_scenario(scenario)
+    return GapObjective.over(uplink, channels, constants, scenario.radio.outage)
 
 
-def _choose_rounds(scenario: Scenario, fleet: RealisedFleet, objective: GapObjective) -> RoundsChoice:
+def _choose_rounds(scenario: Scenario, objective: GapObjective) -> RoundsChoice:
     largest, asked = scenario.learning.max_rounds, scenario.learning.rounds
     exact = objective.best_rounds(largest)
-    by_paper = paper_rounds(fleet.class_counts, fleet.epsilon, fleet.delta, objective.constants)
+    by_paper = objective.uplink.paper_rounds(objective.constants)
     answers = {"optimal": exact, "paper": int(min(by_paper, largest))}
     return RoundsChoice(
         chosen=asked if isinstance(asked, int) else answers[asked],
@@ -154,41 +138,18 @@ def _choose_rounds(scenario: Scenario, fleet: RealisedFleet, objective: GapObjec
     )
 
 
-def _required(scenario: Scenario, fleet: RealisedFleet, num_rounds: int) -> FloatArray:
-    privacy = scenario.privacy
-    return required_noise_var(
-        fleet.class_counts,
-        fleet.mu,
-        num_rounds,
-        privacy.sensitivity,
-        privacy.relabel,
-        training_dynamics(scenario),
-    )
-
-
-def _design(
-    scenario: Scenario, fleet: RealisedFleet, num_rounds: int, required: FloatArray, channel: ComplexArray
-) -> RoundDesign:
-    noise_var = channel_noise_var(scenario)
-    if scenario.radio.transceiver == "paper":
-        stringency = privacy_stringency(fleet.class_counts, fleet.epsilon, fleet.delta)
-        return design_round_paper(fleet.class_counts, channel, fleet.peak_power_w, noise_var, stringency, num_rounds)
-    return design_round(fleet.class_counts, channel, fleet.peak_power_w, noise_var, required, scenario.privacy.trust)
-
-
 def _epsilon_by_model(
-    scenario: Scenario, fleet: RealisedFleet, forecast: RoundForecast, num_rounds: int
+    scenario: Scenario, fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast, num_rounds: int
 ) -> dict[str, FloatArray]:
     """ε at the end, by the exact accountant whatever the plan's own, `[device]` for each sensitivity model."""
     return {
-        model: epsilon_after(
-            fleet.class_counts,
+        model: epsilon_of_shift(
+            uplink.shift(model),
             forecast.inverse_counted_noise,
             fleet.delta,
             num_rounds,
             model,
             scenario.privacy.relabel,
-            training_dynamics(scenario),
         )
         for model in SENSITIVITY_MODELS
     }

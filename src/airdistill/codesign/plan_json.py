@@ -14,6 +14,7 @@ from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.rounds import RoundsChoice
+from airdistill.codesign.uplinks import uplink_for
 from airdistill.jsonable import jsonable
 from airdistill.scenario.loading import validated
 
@@ -37,6 +38,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         {
             "airdistill": __version__,
             "name": plan.scenario.name,
+            "uplink": {"kind": plan.uplink.kind, "vector_length": plan.uplink.vector_length},
             "rounds": asdict(plan.rounds),
             **{name: forecast.pop(name) for name in _AT_TOP},
             "convergence_gap": plan.convergence_gap,
@@ -70,8 +72,9 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
     )
     forecast = {**stored["forecast"], **{name: stored[name] for name in _AT_TOP}}
     models = devices[0]["epsilon_at_end"]
+    scenario, sent = validated(stored["scenario"]), stored["uplink"]
     return Plan(
-        scenario=validated(stored["scenario"]),
+        scenario=scenario,
         fleet=fleet,
         rounds=RoundsChoice(**{name: _number(value) for name, value in stored["rounds"].items()}),
         forecast=RoundForecast(**{name: _number(value) for name, value in forecast.items()}),
@@ -79,6 +82,7 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
         epsilon_by_model={model: _array([device["epsilon_at_end"][model] for device in devices]) for model in models},
         assumptions=tuple(stored["assumptions"]),
         warnings=tuple(stored["warnings"]),
+        uplink=uplink_for(sent["kind"], scenario, fleet, sent["vector_length"]),
     )
 
 

@@ -1,4 +1,4 @@
-"""How many rounds: the paper's formula, and the exact optimum over whole numbers.
+"""How many rounds: the exact optimum over whole numbers.
 
 More rounds learn longer but each must be noisier: Σ_iΩ_i(T) falls, then rises. Under full channel inversion the
 mean of 1/|h|² does not exist, so the planner leaves out the worst `outage` share of the channel draws.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,11 @@ from numpy.typing import ArrayLike
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray
 from airdistill.codesign.constants import LearningConstants
-from airdistill.codesign.convergence import fleet_effective_noise, fleet_gap
-from airdistill.codesign.links import Links
-from airdistill.codesign.paper_transceiver import privacy_stringency
-from airdistill.codesign.transceiver import effective_noise_var
-from airdistill.codesign.trust import trust_model
-from airdistill.privacy.sensitivity import (
-    AccumulatedShift,
-    TrajectoryDynamics,
-    aggregation_weights,
-    required_for_shift,
-)
+from airdistill.codesign.convergence import fleet_gap
+from airdistill.codesign.fleet import RealisedFleet
+from airdistill.codesign.knowledge_uplink import KnowledgeUplink
+from airdistill.codesign.uplink import Uplink
+from airdistill.privacy.sensitivity import TrajectoryDynamics
 
 DEFAULT_OUTAGE = 0.05
 _COARSE_STEPS = 40
@@ -46,31 +40,6 @@ class RoundsChoice:
     paper: float
     privacy_limited: float
     largest: int
-
-
-def paper_rounds(class_counts: ArrayLike, epsilon: ArrayLike, delta: ArrayLike, constants: Any) -> int | float:
-    """Eq. (21) with i inside the maximum, to the nearest whole number and at least 1; inf if nothing limits it.
-
-    It is the optimum of a balanced, privacy-limited fleet with the paper's sensitivity and accountant.
-    """
-    constants = LearningConstants.of(constants)
-    weights = aggregation_weights(class_counts)
-    stringency = privacy_stringency(class_counts, epsilon, delta)
-    strictest = float(np.max(stringency * (weights**2).sum(axis=1)))
-    # 24 η0² γ² L2² L1 = 4 η0 A2
-    growth = 4 * constants.initial_lr * constants.noise_factor * strictest
-    if growth == 0:
-        return float("inf")
-    mean_loss = constants.total_loss_bound(len(weights)) / len(weights)
-    return max(1, int(np.floor(3 * mean_loss / growth + 0.5)))
-
-
-def privacy_limited_rounds(class_counts: ArrayLike, required_in_one_round: FloatArray, constants: Any) -> float:
-    """T̂ = 3Σf_max/(η0 A2 K Σ_k α_k req_k(1)): the continuous optimum when v = req in every round."""
-    constants = LearningConstants.of(constants)
-    noise = fleet_effective_noise(class_counts, required_in_one_round.max(axis=0))
-    growth = constants.initial_lr * constants.noise_factor * float(noise)
-    return 3 * constants.total_loss_bound(len(required_in_one_round)) / growth if growth > 0 else float("inf")
 
 
 def exact_rounds(
@@ -93,33 +62,35 @@ def exact_rounds(
     the gap is a bound for.
     """
     constants = LearningConstants.of(constants)
-    objective = GapObjective(
-        class_counts=np.asarray(class_counts, dtype=np.float64),
-        mu=np.asarray(mu, dtype=np.float64),
-        links=Links.of(class_counts, np.atleast_2d(channels), peak_power_w, channel_noise_var),
-        constants=constants,
+    mu = np.asarray(mu, dtype=np.float64)
+    unknown = np.full(mu.shape, np.nan)  # ε and δ are in μ already
+    power_w = np.broadcast_to(np.asarray(peak_power_w, dtype=np.float64), mu.shape)
+    uplink = KnowledgeUplink(
+        fleet=RealisedFleet(np.asarray(class_counts), power_w, unknown, unknown, mu),
+        channel_noise_var=channel_noise_var,
         model=model,
         trust=trust,
         relabel=relabel,
         dynamics=TrajectoryDynamics.of(constants if dynamics is None else dynamics),
-        outage=outage,
     )
-    return objective.best_rounds(max_rounds)
+    return GapObjective.over(uplink, np.atleast_2d(channels), constants, outage).best_rounds(max_rounds)
 
 
 @dataclass(frozen=True)
 class GapObjective:
-    """Σ_iΩ_i as a function of the number of rounds, for one fleet and its channel draws."""
+    """Σ_iΩ_i as a function of the number of rounds, for one uplink; `noise_var(T)` is v `[draw, row]`."""
 
-    class_counts: FloatArray
-    mu: FloatArray
-    links: Links
+    uplink: Uplink
     constants: LearningConstants
-    model: str
-    trust: str
-    relabel: bool = False
-    dynamics: TrajectoryDynamics | None = None
+    noise_var: Callable[[int], FloatArray]
     outage: float = DEFAULT_OUTAGE
+
+    @classmethod
+    def over(
+        cls, uplink: Uplink, channels: ComplexArray, constants: LearningConstants, outage: float = DEFAULT_OUTAGE
+    ) -> GapObjective:
+        """For channel draws `[draw, device]`."""
+        return cls(uplink, constants, uplink.noise_over(channels), outage)
 
     def with_constants_scaled(self, factor: float) -> GapObjective:
         """The same fleet if L1 and L2 were so many times as large."""
@@ -130,32 +101,35 @@ class GapObjective:
         )
         return replace(self, constants=constants)
 
-    @cached_property
-    def _shift(self) -> AccumulatedShift:
-        return AccumulatedShift(self.class_counts, self.model, self.dynamics)
-
-    def required(self, num_rounds: int) -> FloatArray:
-        """The counted noise that T rounds require, `[device, class]`."""
-        shift = self._shift.after(num_rounds)
-        return required_for_shift(shift, self.class_counts, self.mu, self.model, self.relabel)
-
     def gap(self, num_rounds: int) -> float:
         """Σ_iΩ_i after T rounds."""
-        rule = trust_model(self.trust, self.links.channel_noise_var)
-        noise_var = effective_noise_var(self.links, self.required(num_rounds), rule)
-        per_draw = fleet_effective_noise(self.class_counts, noise_var)
+        per_draw = self.uplink.fleet_noise(self.noise_var(num_rounds))
         noise = float(per_draw[below_outage(per_draw, self.outage)].mean())
-        return fleet_gap(num_rounds, self.constants, len(self.class_counts), noise)
+        return self.gap_at(num_rounds, noise)
+
+    def gap_at(self, num_rounds: float, fleet_noise: float) -> float:
+        """Σ_iΩ_i after T rounds that each have this Σ_iΦ_i."""
+        factor = self.uplink.noise_factor(self.constants)
+        return fleet_gap(num_rounds, self.constants, self._num_devices, fleet_noise, factor)
 
     def privacy_limited_rounds(self) -> float:
-        """T̂ of the closed form; infinite where nothing limits it, and for `trajectory`, which has none."""
-        if self.model == "trajectory":
+        """T̂ = (3Σf_max/η0)/(A2 Σ_iΦ_i(1)), the continuous optimum when privacy alone asks for noise.
+
+        Infinite where nothing limits it, and for `trajectory`, which has none.
+        """
+        if self.uplink.linear_from(2) > 1:
             return float("inf")
-        return privacy_limited_rounds(self.class_counts, self.required(1), self.constants)
+        noise = float(self.uplink.fleet_noise(self.uplink.privacy_noise_var(1)))
+        growth = self.constants.initial_lr * self.uplink.noise_factor(self.constants) * noise
+        return 3 * self.constants.total_loss_bound(self._num_devices) / growth if growth > 0 else float("inf")
+
+    @property
+    def _num_devices(self) -> int:
+        return len(self.uplink.required(1))
 
     def best_rounds(self, max_rounds: int) -> int:
         """Searched where the requirement grows linearly, for there the gap is convex in √T; scanned before that."""
-        linear_from = self._shift.linear_from(max_rounds)
+        linear_from = self.uplink.linear_from(max_rounds)
         best_later = least_integer(self.gap, linear_from, max_rounds)
         candidates: list[int] = [*range(1, linear_from), best_later]
         return min(candidates, key=lambda num_rounds: (self.gap(num_rounds), num_rounds))

@@ -19,6 +19,7 @@ class RoundDesign:
     """A round's transceiver: P1, P2 `[device, class]`, λ, v `[class]`, counted noise c `[device, class]`.
 
     A class that cannot be sent (nobody holds it, or a holder has no channel) has scale 0 and infinite noise.
+    `required_noise_var` `[class]` is what the strictest device asked for.
     """
 
     signal_gain: ComplexArray
@@ -26,6 +27,7 @@ class RoundDesign:
     rx_scale: FloatArray
     effective_noise_var: FloatArray
     counted_noise_var: FloatArray
+    required_noise_var: FloatArray
 
     def mean_power_w(self) -> FloatArray:
         """|P1|² + |P2|², the bound of eq. (8) on the power averaged over a class's slots, `[device, class]`."""
@@ -53,8 +55,13 @@ def design_round(
     trust: str,
 ) -> RoundDesign:
     """The optimal gains for one round's channel `[device]` and required counted noise `[device, class]`."""
-    rule = trust_model(trust, channel_noise_var)
     links = Links.of(class_counts, channel, peak_power_w, channel_noise_var)
+    return design_links(links, channel, required_noise_var, trust)
+
+
+def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayLike, trust: str) -> RoundDesign:
+    """The same for links whose weights may be others than the class counts'."""
+    rule = trust_model(trust, links.channel_noise_var)
     required = np.asarray(required_noise_var, dtype=np.float64)
     if required.shape != links.weights.shape:
         raise ValueError(f"required_noise_var of shape {required.shape}: must be {links.weights.shape}")
@@ -72,11 +79,12 @@ def design_round(
     # The noise first: its temporaries are gone before the signal's array is made.
     noise_gain = _noise_gain(rule.received_noise(links, required, scale_sq), inverse_channel)
     return RoundDesign(
-        signal_gain=aligned_signal_gain(links.weights, inverse_channel, scale_sq),
+        signal_gain=aligned_signal_gain(links, inverse_channel, scale_sq),
         noise_gain=noise_gain,
         rx_scale=np.sqrt(scale_sq),
         effective_noise_var=effective,
         counted_noise_var=rule.counted_noise_var(required, effective),
+        required_noise_var=np.asarray(required.max(axis=0)),
     )
 
 
@@ -92,10 +100,10 @@ def effective_noise_var(
     return np.where(sendable, rule.artificial_noise_var(required) + from_channel, np.inf)
 
 
-def aligned_signal_gain(weights: FloatArray, inverse_channel: ComplexArray, scale_sq: FloatArray) -> ComplexArray:
+def aligned_signal_gain(links: Links, inverse_channel: ComplexArray, scale_sq: FloatArray) -> ComplexArray:
     """Eq. (18): P1 = w λ h̄/(√K|h|²) = w λ/(√K h), `[device, class]`."""
-    gain = weights * inverse_channel[:, None]
-    gain *= np.sqrt(scale_sq / weights.shape[1])
+    gain = links.weights * inverse_channel[:, None]
+    gain *= np.sqrt(scale_sq / links.energy_slots)
     return np.asarray(gain)
 
 

@@ -1,7 +1,8 @@
 """Whose noise may be counted as protection, and the optimal design under each answer.
 
 In units of the estimate r̂ = Re(r)/λ a device needs counted noise `required[device, class]`. Each rule below answers
-four questions with the closed form that minimises v_k = (Σ_j|h_jP2_j|² + σ_n²)/λ_k² under the power limits:
+four questions with the closed form that minimises v_k = (Σ_j|h_jP2_j|² + σ_n²)/λ_k² under the power limits (K in the
+formulas stands for `Links.energy_slots`):
 
 1. `inverse_scale_sq`: 1/λ_k², `[..., class]`;
 2. `artificial_noise_var`: how much of v_k the devices add, `[class]`;
@@ -65,7 +66,7 @@ class FleetNoise:
     def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:
         # In proportion to the power that its signal leaves a device: |h_j|²P_j − λ²w_j²/K.
         headroom = links.weights**2
-        headroom *= -scale_sq / links.num_classes
+        headroom *= -scale_sq / links.energy_slots
         headroom += links.power_w[:, None]
         np.maximum(headroom, 0.0, out=headroom)
         headroom *= divide_or(required.max(axis=0) * scale_sq, headroom.sum(axis=0), 0.0)
@@ -82,7 +83,7 @@ class OwnNoise:
     def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
         # λ² = min_i K|h_i|²P_i/(w_i² + K req_ik)
         needed = links.weights**2
-        needed /= links.num_classes
+        needed /= links.energy_slots
         needed += required
         rows = links.power_w.reshape(-1, links.power_w.shape[-1])
         step = max(1, _CHUNK // needed.size)

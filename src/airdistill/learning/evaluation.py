@@ -36,8 +36,13 @@ class TestSet:
         return cls(torch.split(channels_last(samples), chunk), labels, num_classes)
 
     def evaluate(self, models: list[nn.Module], class_counts: IntArray, engine: Engine) -> Accuracy:
-        """The models' accuracies; `class_counts` `[device, class]` say which classes are a device's own."""
-        correct = np.stack(engine.for_each(self._correct_by_class, models))
+        """The models' accuracies; `class_counts` `[device, class]` say which classes are a device's own.
+
+        A model that several devices share is tested once.
+        """
+        different = list({id(model): model for model in models}.values())
+        counted = dict(zip(map(id, different), engine.for_each(self._correct_by_class, different), strict=True))
+        correct = np.stack([counted[id(model)] for model in models])
         size = np.bincount(self.labels, minlength=self.num_classes)
         overall = correct.sum(axis=1) / size.sum()
         held = class_counts > 0

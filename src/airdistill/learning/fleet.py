@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.datasets import Dataset
 from airdistill.errors import AirDistillError
+from airdistill.learning.clipping import trainable
 from airdistill.learning.learner import Learner, Losses, Target
 from airdistill.learning.models import build_model, num_parameters
 from airdistill.learning.samples import input_shape, to_tensor
@@ -54,28 +55,39 @@ class Engine:
 class LearningFleet:
     """Learners in the order of their devices."""
 
-    def __init__(self, learners: list[Learner], engine: Engine) -> None:
+    def __init__(self, learners: list[Learner], engine: Engine, one_model: bool = False) -> None:
+        """With `one_model` all devices hold copies of the same weights whenever a round ends."""
         self.learners = learners
         self.engine = engine
+        self.one_model = one_model
         self._bytes_by_kind: dict[tuple[str, int], float] = {}
 
     @classmethod
     def of(
-        cls, dataset: Dataset, indices: Iterable[IntArray], models: list[str], seed: int, engine: Engine
+        cls,
+        dataset: Dataset,
+        indices: Iterable[IntArray],
+        models: list[str],
+        seed: int,
+        engine: Engine,
+        one_model: bool = False,
     ) -> LearningFleet:
-        """Every device with its samples and its own initial weights, from the stream (model-weights, 0, device)."""
+        """Every device with its samples and its own initial weights, from the stream (model-weights, 0, device).
+
+        With `one_model` all start from the weights of device 0.
+        """
         shape = input_shape(dataset.x_train)
         samples = to_tensor(dataset.x_train, engine.dtype, engine.device)
         learners = []
         for device, held in enumerate(indices):
-            rng = stream(seed, "model-weights", 0, device)
+            rng = stream(seed, "model-weights", 0, 0 if one_model else device)
             model = build_model(models[device], shape, dataset.num_classes, rng, engine.dtype).to(engine.device)
             own = samples[torch.from_numpy(held).to(engine.device)]
             learners.append(Learner(model, own, dataset.y_train[held], dataset.num_classes, engine.chunk_samples))
         if any(draws_at_random(learner.model) for learner in learners):
             # PyTorch's generator is one for all threads: only one thread draws from it in the same order each time.
             engine = replace(engine, workers=1)
-        return cls(learners, engine)
+        return cls(learners, engine, one_model)
 
     def knowledge(self, for_full_batch: bool) -> FloatArray:
         """Local knowledge of all devices, `[device, class, class]`.
@@ -111,20 +123,51 @@ class LearningFleet:
             orders,
         )
 
+    def gradients(self, clip_norm: float | None) -> tuple[FloatArray, list[Losses]]:
+        """The mean gradient of every device's cross-entropy, `[device, parameter]`, clipped per sample if asked."""
+        if clip_norm is None:
+            results = self.engine.for_each(lambda learner: learner.gradient(None, 0.0), self.learners)
+        else:
+            results = self.engine.for_each(lambda learner: learner.clipped_gradient(clip_norm), self.learners)
+        stacked = torch.stack([gradient for gradient, _ in results])
+        return stacked.to("cpu", torch.float64).numpy(), [losses for _, losses in results]
+
+    def parameters(self) -> FloatArray:
+        """Every device's trainable parameters as one vector each, `[device, parameter]`."""
+        vectors = [torch.cat([p.detach().flatten() for p in trainable(learner.model)]) for learner in self.learners]
+        return torch.stack(vectors).to("cpu", torch.float64).numpy()
+
+    def descend(self, gradient: FloatArray, lr: float) -> None:
+        """θ ← θ − η g on every device, for one gradient `[parameter]`."""
+        shared = torch.from_numpy(gradient).to(self.engine.device, self.engine.dtype)
+        for learner in self.learners:
+            learner.descend(shared, lr)
+
+    @torch.no_grad()
+    def average(self, weights: FloatArray) -> None:
+        """Every model becomes Σ_i w_i θ_i, summed in float64; whole numbers in a model's state stay as they are."""
+        states = [learner.model.state_dict() for learner in self.learners]
+        for name, first in states[0].items():
+            if first.is_floating_point():
+                mean = sum(w * state[name].to(torch.float64) for w, state in zip(weights, states, strict=True))
+                for state in states:
+                    state[name].copy_(mean)
+
     def models(self) -> list[nn.Module]:
-        return [learner.model for learner in self.learners]
+        """Of every device in order; with one model for all, the first one each time."""
+        return [(self.learners[0] if self.one_model else learner).model for learner in self.learners]
 
     def state(self) -> dict[str, Tensor]:
-        """Every model's weights under `device.parameter`."""
+        """Every model's weights under `device.parameter`; with one model for all, those of device 0."""
         return {
             f"{device}.{name}": tensor.detach()
-            for device, learner in enumerate(self.learners)
+            for device, learner in enumerate(self.learners[:1] if self.one_model else self.learners)
             for name, tensor in learner.model.state_dict().items()
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         for device, learner in enumerate(self.learners):
-            prefix = f"{device}."
+            prefix = "0." if self.one_model else f"{device}."
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             learner.model.load_state_dict(own)
 

@@ -118,5 +118,11 @@ def _check_output(
         raise InputError(_FIELD, name, f"must give {num_classes} outputs a sample, not {given}")
 
 
+def count_parameters(name: str, input_shape: tuple[int, ...], num_classes: int) -> int:
+    """How many numbers a model of that name is trained in."""
+    model = build_model(name, input_shape, num_classes, np.random.default_rng(0), torch.float32)
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
 def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())

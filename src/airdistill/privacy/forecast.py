@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from airdistill.arrays import FloatArray
 from airdistill.privacy.accountant import gaussian_epsilon
-from airdistill.privacy.sensitivity import JOINT_MODELS, AccumulatedShift, TrajectoryDynamics
+from airdistill.privacy.sensitivity import JOINT_MODELS, AccumulatedShift, Shift, TrajectoryDynamics
 
 
 def spent_squared_mu(cost: FloatArray, model: str, relabel: bool) -> FloatArray:
@@ -35,7 +35,20 @@ def epsilon_after(
 
     `inverse_counted_noise` `[device, class]` is the mean of 1/c over the rounds: privacy adds up in 1/c.
     """
-    shift = AccumulatedShift(class_counts, model, dynamics).after(num_rounds)
+    shift = AccumulatedShift(class_counts, model, dynamics)
+    return epsilon_of_shift(shift, inverse_counted_noise, delta, num_rounds, model, relabel)
+
+
+def epsilon_of_shift(
+    accumulated: Shift,
+    inverse_counted_noise: FloatArray,
+    delta: FloatArray,
+    num_rounds: int,
+    model: str,
+    relabel: bool = False,
+) -> FloatArray:
+    """The same for whatever moves what the server sees."""
+    shift = accumulated.after(num_rounds)
     cost = shift * np.where(shift > 0, inverse_counted_noise, 0.0)
     mu = np.sqrt(spent_squared_mu(cost, model, relabel))
     return np.atleast_1d(np.asarray(gaussian_epsilon(mu, delta), dtype=np.float64))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -109,6 +109,36 @@ def classes_moved(class_counts: ArrayLike, model: str, relabel: bool) -> FloatAr
     if model in JOINT_MODELS:
         return np.asarray(np.count_nonzero(counts, axis=1), dtype=np.float64)
     return np.full(len(counts), 2.0 if relabel else 1.0)
+
+
+def gradient_sensitivity(samples_per_device: ArrayLike, model: str, clip_norm: float) -> FloatArray:
+    """L2 sensitivity of a mean of per-sample gradients clipped at C, `[device]`: 2C for a whole device, else 2C/B_i.
+
+    The model is public, so that the bound for one record holds in every round whatever the training: the three
+    models of one record are the same here.
+    """
+    if model not in SENSITIVITY_MODELS:
+        raise ValueError(f"sensitivity = {model!r}: must be one of {', '.join(SENSITIVITY_MODELS)}")
+    samples = np.asarray(samples_per_device, dtype=np.float64)
+    return np.asarray(2 * clip_norm / (np.ones_like(samples) if model == "device" else samples))
+
+
+class Shift(Protocol):
+    """Σ_{t≤T} (w_i s_i,t)² as a function of T."""
+
+    def after(self, num_rounds: int) -> FloatArray:
+        """The sum after T rounds, `[device, row]`."""
+
+
+@dataclass(frozen=True)
+class ConstantShift:
+    """The same squared shift `[device, row]` in every round."""
+
+    squared: FloatArray
+
+    def after(self, num_rounds: int) -> FloatArray:
+        _check_rounds(num_rounds)
+        return num_rounds * self.squared
 
 
 class AccumulatedShift:

@@ -66,5 +66,5 @@ def _curve(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     marked = {1, largest, plan.rounds.exact, plan.num_rounds}
     points = sorted(marked | {round(point) for point in np.geomspace(1, largest, 120)})
     channels = channel_source(plan.scenario).planning_channels(NUM_DRAWS)
-    objective = gap_objective(plan.scenario, plan.fleet, channels)
+    objective = gap_objective(plan.scenario, plan.uplink, channels)
     return np.array(points), np.array([objective.gap(point) for point in points])

@@ -24,7 +24,8 @@ def print_plan(plan: Plan, console: Console, all_devices: bool = False) -> None:
     )
     console.print(_summary_table(plan), "")
     console.print(
-        f"[bold]Noise variance per entry of the knowledge[/bold], median of {plan.forecast.num_draws} channel draws"
+        f"[bold]Noise variance per entry of the {plan.uplink.payload}[/bold], "
+        f"median of {plan.forecast.num_draws} channel draws"
     )
     console.print(_noise_table(plan))
     console.print("[bold]Privacy at the end[/bold]: exact ε at each device's δ under every sensitivity model")
@@ -56,16 +57,19 @@ def _summary_table(plan: Plan) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
+    of_knowledge = plan.uplink.payload == "knowledge"
     forecast, rounds, outage = plan.forecast, plan.rounds, plan.scenario.radio.outage
-    reason = {"fixed": "fixed by the scenario", "optimal": "the exact optimum", "paper": "eq. (21)"}[rounds.rule]
+    reason = {"fixed": "fixed by the scenario", "optimal": "the exact optimum", "paper": "the paper's formula"}[
+        rounds.rule
+    ]
     for label, text in [
         ("Rounds", f"[bold]{rounds.chosen}[/bold], {reason}"),
         ("  exact optimum", f"{rounds.exact} of at most {rounds.largest}"),
-        ("  paper, eq. (21)", _number(rounds.paper, ".10g")),
+        ("  paper, eq. (21)" if of_knowledge else "  paper's accountant", _number(rounds.paper, ".10g")),
         ("  if L1, L2 were a tenth", f"{rounds.exact_smaller_constants}"),
         ("What binds", f"{forecast.regime} (privacy in {forecast.privacy_binds_share:.1%} of class-rounds)"),
         (
-            "Knowledge error Φ2",
+            "Knowledge error Φ2" if of_knowledge else "Gradient error Φ",
             f"{_number(forecast.effective_noise)}, mean of all but the worst {outage:.0%} of rounds",
         ),
         (
@@ -90,13 +94,13 @@ def _watts(power_w: FloatArray) -> str:
 
 
 def _slots(plan: Plan) -> str:
-    num_slots = plan.fleet.num_classes**2
+    num_slots = plan.uplink.num_slots
     return f"{num_slots} slots = {with_prefix(num_slots * plan.scenario.radio.slot, 's')}"
 
 
 def _noise_table(plan: Plan) -> Table:
     table = Table()
-    table.add_column("class")
+    table.add_column("class" if plan.uplink.payload == "knowledge" else "vector")
     table.add_column("required by privacy", justify="right")
     table.add_column("got", justify="right")
     required, got = plan.forecast.required_noise_var, plan.forecast.effective_noise_var

@@ -14,9 +14,10 @@ from typing import Any
 import tomli_w
 
 from airdistill import __version__
-from airdistill.codesign.plan import Plan, plan
+from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
 from airdistill.jsonable import jsonable
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from airdistill.runs.folder import (
     PLAN,
@@ -37,8 +38,9 @@ from airdistill.runs.folder import (
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord
 from airdistill.runs.simulation import Simulation
-from airdistill.scenario.loading import changed, for_scheme, with_absolute_paths
+from airdistill.scenario.loading import with_absolute_paths
 from airdistill.scenario.model import Scenario
+from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.registry import load_scheme
 
 logger = logging.getLogger(__name__)
@@ -56,11 +58,8 @@ def run(
     """Trains a scenario's fleet with a scheme, in a new folder; `on_round(record, num_rounds)` follows it."""
     options = (options or RunOptions()).resolved()
     chosen = load_scheme(scheme)
-    adapted = chosen.adapt(for_scheme(scenario, chosen.name))
-    if rounds is not None:
-        adapted = changed(adapted, {"learning": {"rounds": rounds}})
-    adapted = with_absolute_paths(adapted)
-    simulation = Simulation(plan(adapted), chosen, options)
+    adapted = with_absolute_paths(as_run_by(chosen, scenario, rounds))
+    simulation = Simulation(plan_scheme(chosen, adapted), chosen, options)
     folder = new_folder(None if out is None else Path(out), f"{scenario.name}-{chosen.name}")
     with locked(folder), writing(folder):
         given = adapted.model_dump(mode="json", exclude_none=True)
@@ -116,7 +115,7 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
             if stop_asked():
                 raise KeyboardInterrupt
     # The last record from the file: a run may have been killed after its last round and before this.
-    write_json(folder / SUMMARY, _summary(simulation, RunRecord.read(folder).rounds[-1]))
+    write_json(folder / SUMMARY, jsonable(_summary(simulation, RunRecord.read(folder).rounds[-1])))
     return RunRecord.read(folder)
 
 
@@ -137,6 +136,7 @@ def _summary(simulation: Simulation, last: dict[str, Any]) -> dict[str, Any]:
         "planned_joules": last["planned_joules"],
         "measured_joules": last["measured_joules"],
         "epsilon_spent": last["epsilon_spent"],
+        "epsilon_by_model": {model: simulation.epsilon_spent(model) for model in SENSITIVITY_MODELS},
         "sensitivity": simulation.plan.scenario.privacy.sensitivity,
         "assumptions": list(simulation.plan.assumptions),
     }

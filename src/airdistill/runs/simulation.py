@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from airdistill.channel.sources import ChannelSource, channel_source
-from airdistill.codesign.fleet import training_dynamics
 from airdistill.codesign.plan import Plan
 from airdistill.data.assignment import assign_samples
 from airdistill.data.datasets import Dataset, load_dataset
@@ -21,12 +20,11 @@ from airdistill.learning.fleet import LearningFleet, check_finite
 from airdistill.learning.samples import to_tensor
 from airdistill.privacy.meter import PrivacyMeter, SpendingRule
 from airdistill.runs.options import RunOptions
-from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.streams import stream
 
 _ITERATE = "iterate."
-_COST = "privacy.cost"
+_COST = "privacy.cost."
 
 
 class Simulation:
@@ -39,18 +37,14 @@ class Simulation:
         self.plan, self.scheme, self.options = plan, scheme, options
         engine, dataset = options.engine(), load_dataset(scenario.data.dataset)
         shares = assign_samples(scenario, dataset.y_train)
-        self.fleet = LearningFleet.of(dataset, shares.indices, model_names(scenario), scenario.seed, engine)
+        self.fleet = LearningFleet.of(
+            dataset, shares.indices, scenario.model_names, scenario.seed, engine, scheme.one_model
+        )
         test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
         self.inputs_digest = _digest(dataset, self._source, plan.num_rounds)
-        self._spending = SpendingRule(
-            plan.fleet.class_counts,
-            plan.fleet.delta,
-            scenario.privacy.sensitivity,
-            scenario.privacy.relabel,
-            training_dynamics(scenario),
-        )
+        self._spending = SpendingRule(plan.uplink.shift, plan.fleet.delta, scenario.privacy.relabel)
         self._meter = PrivacyMeter(self._spending)
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
@@ -88,7 +82,7 @@ class Simulation:
         return outcome
 
     def _has_user_code(self) -> bool:
-        own_model = any(":" in name for name in model_names(self.plan.scenario))
+        own_model = any(":" in name for name in self.plan.scenario.model_names)
         return own_model or not type(self.scheme).__module__.startswith("airdistill.")
 
     def accuracy(self) -> dict[str, float]:
@@ -131,14 +125,18 @@ class Simulation:
             "uplink_seconds": self.uplink_seconds,
             "planned_joules": self.planned_joules,
             "measured_joules": self.measured_joules,
-            "epsilon_spent": float(self._meter.epsilon().max()),
+            "epsilon_spent": self.epsilon_spent(self.plan.scenario.privacy.sensitivity),
         }
+
+    def epsilon_spent(self, model: str) -> float:
+        """The worst device's so far, under a sensitivity model."""
+        return float(self._meter.epsilon(model).max())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Tensors and numbers from which `restore` goes on to the same bytes."""
         tensors = dict(self.fleet.state())
         tensors |= {_ITERATE + name: tensor for name, tensor in (self._iterate or {}).items()}
-        tensors[_COST] = torch.from_numpy(self._meter.cost)
+        tensors |= {_COST + model: torch.from_numpy(cost) for model, cost in self._meter.costs.items()}
         numbers = {
             "uplink_seconds": self.uplink_seconds,
             "planned_joules": self.planned_joules,
@@ -148,14 +146,14 @@ class Simulation:
 
     def restore(self, round_index: int, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Puts the run back to where `state` was taken, after that round."""
-        cost = tensors[_COST].cpu().numpy()
+        costs = {name.removeprefix(_COST): cost.numpy() for name, cost in tensors.items() if name.startswith(_COST)}
         try:
             self.fleet.load_state({name: tensor for name, tensor in tensors.items() if name[0].isdigit()})
         except RuntimeError as error:
             raise AirDistillError(f"the model is not the one that the run began with: {error}") from None
         iterate = {name.removeprefix(_ITERATE): tensor for name, tensor in tensors.items() if name.startswith(_ITERATE)}
         self._iterate = iterate or None
-        self._meter = PrivacyMeter(self._spending, round_index, cost)
+        self._meter = PrivacyMeter(self._spending, round_index, costs)
         self.round_index = round_index
         self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
         self.measured_joules = numbers["measured_joules"]
@@ -170,13 +168,6 @@ def _digest(dataset: Dataset, source: ChannelSource, num_rounds: int) -> str:
     for round_index in range(1, num_rounds + 1):
         digest.update(source.round_channel(round_index).tobytes())
     return digest.hexdigest()
-
-
-def model_names(scenario: Scenario) -> list[str]:
-    """The model of every device, in order."""
-    if not scenario.fleet.groups:
-        return [scenario.learning.model] * scenario.num_devices
-    return [group.model for group in scenario.fleet.groups for _ in range(group.count)]
 
 
 def random_iterate_round(seed: int, num_rounds: int) -> int:

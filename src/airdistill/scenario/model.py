@@ -58,6 +58,12 @@ class Fleet(_Section):
     devices: StrictInt | None = Field(None, ge=1, le=MOST_DEVICES, description="how many devices; or give groups")
     groups: tuple[Group, ...] = Field((), description="devices by model, each with a count and a model")
     min_devices: StrictInt = Field(1, ge=1, description="a round needs at least so many")
+    sampling: Literal["none", "with_replacement"] = Field(
+        "none", description="who sends gradients in a round: everybody, or so many as drawn by their share of the data"
+    )
+    sampled_devices: StrictInt | None = Field(
+        None, ge=1, le=MOST_DEVICES, description="draws a round of sampling with replacement"
+    )
 
 
 class Data(_Section):
@@ -140,6 +146,9 @@ class Learning(_Section):
 
     model: StrictStr = Field("paper_cnn", description="the model of every device outside a group")
     rounds: Rounds = Field("optimal", description="optimal: the exact optimum; paper: eq. (21); or a number")
+    fixed_rounds: StrictInt = Field(
+        400, ge=1, le=LARGEST_COUNT, description="T of the schemes whose rounds are not optimised"
+    )
     max_rounds: StrictInt = Field(
         2000, ge=1, le=LARGEST_COUNT, description="the most rounds that the planner may choose"
     )
@@ -179,6 +188,13 @@ class Scenario(_Section):
             return self.fleet.devices
         return sum(group.count for group in self.fleet.groups)
 
+    @property
+    def model_names(self) -> list[str]:
+        """The model of every device, in order."""
+        if not self.fleet.groups:
+            return [self.learning.model] * self.num_devices
+        return [group.model for group in self.fleet.groups for _ in range(group.count)]
+
     def learning_numbers(self) -> dict[str, Any]:
         """The fields of `learning` and `constants` by name: what bounds on learning are made of."""
         return {**vars(self.learning), **vars(self.constants)}
@@ -199,6 +215,8 @@ class Scenario(_Section):
             raise InputError("fleet.devices", self.fleet.devices, f"the groups hold {grouped} devices")
         if self.fleet.min_devices > self.num_devices:
             raise InputError("fleet.min_devices", self.fleet.min_devices, f"the fleet has only {self.num_devices}")
+        if self.fleet.sampling == "with_replacement" and self.fleet.sampled_devices is None:
+            raise InputError("fleet.sampled_devices", NOT_GIVEN, 'sampling "with_replacement" needs a number of draws')
 
     def _check_partition(self) -> None:
         counts = self.data.class_counts

@@ -12,6 +12,7 @@ from airdistill.air.exchange import Heard, RoundNoise
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.sources import ChannelSource
 from airdistill.codesign.plan import Plan
+from airdistill.codesign.transceiver import RoundDesign
 from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Losses, Target
 from airdistill.scenario.model import Scenario
@@ -49,10 +50,15 @@ class Round:
         """This round's gains, `[device]`."""
         return self.source.round_channel(self.index)
 
-    def noise(self) -> RoundNoise:
-        """This round's artificial and receiver noise."""
+    def design(self) -> RoundDesign:
+        """This round's gains."""
+        return self.plan.design(self.channel(), self.index)
+
+    def noise(self, apart: bool = False) -> RoundNoise:
+        """This round's artificial and receiver noise of knowledge, sent at once or one device after the other."""
         radio, fleet = self.scenario.radio, self.plan.fleet
-        return RoundNoise.seeded(
+        draw = RoundNoise.apart if apart else RoundNoise.seeded
+        return draw(
             self.scenario.seed, self.index, fleet.num_devices, fleet.num_classes, radio.noise_power, radio.noise
         )
 
@@ -75,9 +81,17 @@ class Round:
 
 
 class Scheme(ABC):
-    """A system to run. One of your own is a class with these names in a file of its own."""
+    """A system to run. One of your own is a class with these names in a file of its own.
+
+    `uplink` says what the planner plans for: "knowledge", "orthogonal_knowledge" or "gradient". `one_model` makes all
+    devices start from the same weights. `inherits` names schemes whose overrides in a scenario hold for this one too,
+    before its own.
+    """
 
     name: ClassVar[str]
+    uplink: ClassVar[str] = "knowledge"
+    one_model: ClassVar[bool] = False
+    inherits: ClassVar[tuple[str, ...]] = ()
 
     def adapt(self, scenario: Scenario) -> Scenario:
         """The scenario as this scheme runs it."""

@@ -13,5 +13,5 @@ class FdErrorFree(Scheme):
 
     def play(self, this: Round) -> Outcome:
         counts = this.plan.fleet.class_counts
-        heard = error_free(counts, this.local_knowledge())
+        heard = error_free(counts, this.local_knowledge(), this.scenario.radio.slot)
         return Outcome(this.learn(heard.received), heard, np.zeros(counts.shape))

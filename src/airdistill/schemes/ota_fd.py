@@ -10,9 +10,6 @@ class OtaFd(Scheme):
     name = "ota_fd"
 
     def play(self, this: Round) -> Outcome:
-        knowledge, channel = this.local_knowledge(), this.channel()
-        design = this.plan.design(channel)
-        heard = over_the_air(
-            this.plan.fleet.class_counts, knowledge, design, channel, this.noise(), this.scenario.radio.slot
-        )
+        counts, knowledge, design = this.plan.fleet.class_counts, this.local_knowledge(), this.design()
+        heard = over_the_air(counts, knowledge, design, this.channel(), this.noise(), this.scenario.radio.slot)
         return Outcome(this.learn(heard.received), heard, design.counted_noise_var)

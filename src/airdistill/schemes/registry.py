@@ -10,11 +10,19 @@ from airdistill.plugins import load_object
 from airdistill.scenario.model import NAME_PATTERN
 from airdistill.schemes.base import Scheme
 from airdistill.schemes.fd_error_free import FdErrorFree
+from airdistill.schemes.fedavg import FedAvg
+from airdistill.schemes.fedsgd import FedSgd
 from airdistill.schemes.local_only import LocalOnly
+from airdistill.schemes.orthogonal_fd import OrthogonalFd
 from airdistill.schemes.ota_fd import OtaFd
 from airdistill.schemes.ota_fd_fixed import OtaFdFixed
+from airdistill.schemes.ota_fl import OtaFl
+from airdistill.schemes.ota_fl_fixed import OtaFlFixed
 
-SCHEMES: dict[str, type[Scheme]] = {scheme.name: scheme for scheme in (OtaFd, OtaFdFixed, FdErrorFree, LocalOnly)}
+SCHEMES: dict[str, type[Scheme]] = {
+    scheme.name: scheme
+    for scheme in (OtaFd, OtaFdFixed, OrthogonalFd, FdErrorFree, LocalOnly, OtaFl, OtaFlFixed, FedSgd, FedAvg)
+}
 
 
 def load_scheme(reference: str) -> Scheme:

@@ -1,0 +1,146 @@
+"""Clipped gradients sent by all devices at once: over-the-air federated learning, theory section 5.
+
+g_i = (1/B_i)Σ_b clip_C(∇f_b); x_i = P1(√D/C)g_i + P2 m with P1 = w_i λ C h̄/(√D|h|²); ĝ = Re(y)/λ. It is section 1 with
+one row of D entries, D/C² slots for the energy of a vector, and a shift of 2C/B_i by a record: the model is public,
+so that rounds compose exactly. For a whole device the shift is 2C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.codesign.constants import LearningConstants
+from airdistill.codesign.fleet import RealisedFleet
+from airdistill.codesign.links import Links
+from airdistill.codesign.participation import Participation
+from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var
+from airdistill.codesign.trust import trust_model
+from airdistill.privacy.accountant import paper_mu
+from airdistill.privacy.sensitivity import ConstantShift, gradient_sensitivity
+
+_PLANNING_DRAWS = 200
+
+
+@dataclass(frozen=True)
+class GradientUplink:
+    """One vector of D entries from every device that takes part; D slots."""
+
+    fleet: RealisedFleet
+    channel_noise_var: float
+    model: str
+    trust: str
+    accountant: str
+    clip_norm: float
+    num_parameters: int
+    participation: Participation
+
+    kind = "gradient"
+    payload = "gradient"
+    num_rows = 1
+
+    @property
+    def vector_length(self) -> int:
+        return self.num_parameters
+
+    @property
+    def largest_norm(self) -> float:
+        return self.clip_norm
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_parameters
+
+    def shift(self, model: str) -> ConstantShift:
+        return ConstantShift(self._squared_shift(model, self.participation.usual_weights)[:, None])
+
+    def _squared_shift(self, model: str, weights: FloatArray) -> FloatArray:
+        samples = self.participation.samples_per_device
+        return np.asarray((weights * gradient_sensitivity(samples, model, self.clip_norm)) ** 2)
+
+    def linear_from(self, max_rounds: int) -> int:
+        return min(1, max_rounds)
+
+    def required(self, num_rounds: int) -> FloatArray:
+        """Of the rounds in which a device takes part; the paper's accountant puts their expected number."""
+        if self.accountant == "paper":
+            rounds = self.participation.expected_rounds(num_rounds)
+        else:
+            rounds = self.participation.rounds_taken(num_rounds)
+        shift = self._squared_shift(self.model, self.participation.usual_weights)
+        return np.asarray((rounds * shift / self.fleet.mu**2)[:, None])
+
+    def _required_at(self, num_rounds: int, weights: FloatArray) -> FloatArray:
+        """With the weights that a round has, `[device, row]`."""
+        return self.required(num_rounds) * (weights / self.participation.usual_weights)[:, None] ** 2
+
+    def privacy_noise_var(self, num_rounds: int) -> FloatArray:
+        """With device sampling, its mean over planning draws."""
+        strictest = [self._required_at(num_rounds, weights).max(axis=0) for weights in self._planning_weights()]
+        return np.asarray(np.mean(strictest, axis=0))
+
+    def _planning_weights(self) -> list[FloatArray]:
+        count = 1 if self.participation.num_draws is None else _PLANNING_DRAWS
+        return [self.participation.planning_weights(draw) for draw in range(count)]
+
+    def _links(self, channels: ComplexArray, weights: FloatArray) -> Links:
+        heard = np.where(weights > 0, channels, 0)  # who stays silent sends no noise either
+        energy_slots = self.num_parameters / self.clip_norm**2
+        return Links.weighted(weights[:, None], energy_slots, heard, self.fleet.peak_power_w, self.channel_noise_var)
+
+    def _links_by_draw(self, channels: ComplexArray) -> list[tuple[Links, FloatArray]]:
+        """Draws that share their weights at once, with those weights."""
+        if self.participation.num_draws is None:
+            weights = self.participation.usual_weights
+            return [(self._links(channels, weights), weights)]
+        drawn = [self.participation.planning_weights(draw) for draw in range(len(channels))]
+        return [(self._links(channels[[draw]], weights), weights) for draw, weights in enumerate(drawn)]
+
+    def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
+        rule, draws = trust_model(self.trust, self.channel_noise_var), self._links_by_draw(channels)
+        return lambda num_rounds: np.concatenate(
+            [effective_noise_var(links, self._required_at(num_rounds, weights), rule) for links, weights in draws]
+        )
+
+    def channel_floor(self, channels: ComplexArray) -> FloatArray:
+        return np.concatenate([links.channel_floor for links, _ in self._links_by_draw(channels)])
+
+    def design(self, channel: ComplexArray, num_rounds: int, round_index: int) -> RoundDesign:
+        return self._design(channel, num_rounds, self.participation.weights(round_index))
+
+    def planned_design(self, channel: ComplexArray, num_rounds: int, draw: int) -> RoundDesign:
+        return self._design(channel, num_rounds, self.participation.planning_weights(draw))
+
+    def _design(self, channel: ComplexArray, num_rounds: int, weights: FloatArray) -> RoundDesign:
+        heard = np.where(weights > 0, channel, 0)
+        required = self._required_at(num_rounds, weights)
+        drawn = design_links(self._links(channel, weights), heard, required, self.trust)
+        # As if the device had its usual weight, so that rounds of different weights can be added up.
+        relative = (weights / self.participation.usual_weights)[:, None] ** 2
+        counted = divide_or(np.broadcast_to(drawn.counted_noise_var, relative.shape), relative, np.inf)
+        return RoundDesign(**{**vars(drawn), "counted_noise_var": counted})
+
+    def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
+        """M·D·v: every device gets the same gradient."""
+        return np.asarray(self.fleet.num_devices * self.num_parameters * noise_var[..., 0])
+
+    def noise_factor(self, constants: LearningConstants) -> float:
+        return constants.gradient_noise_factor
+
+    def paper_rounds(self, constants: LearningConstants) -> float:
+        """T̂ = f_max B²/(4η0² L D C² max_i ln(1/δ_i)/ε_i²); with device sampling, q_i rounds and the mean over draws."""
+        mu = paper_mu(self.fleet.epsilon, self.fleet.delta)
+        share = self.participation.expected_rounds(1)
+        strictest = [
+            (share * self._squared_shift("paper", weights) / mu**2).max() for weights in self._planning_weights()
+        ]
+        growth = (
+            constants.initial_lr * constants.gradient_noise_factor * self.num_parameters * float(np.mean(strictest))
+        )
+        if growth == 0:
+            return float("inf")
+        mean_loss = constants.total_loss_bound(self.fleet.num_devices) / self.fleet.num_devices
+        return max(1, int(np.floor(3 * mean_loss / growth + 0.5)))

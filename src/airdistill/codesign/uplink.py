@@ -1,0 +1,70 @@
+"""What a fleet sends in a round, as the planner sees it: the one seam between knowledge and gradients.
+
+A round sends rows: one vector for each class (knowledge), or one in all (a gradient). Arrays `[device, row]` below are
+`[device, class]` for knowledge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.codesign.constants import LearningConstants
+from airdistill.codesign.transceiver import RoundDesign
+from airdistill.privacy.sensitivity import Shift
+
+
+class Uplink(Protocol):
+    """A way to the server. What is counted and required refers to each device's usual weight."""
+
+    kind: str
+    payload: str
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def vector_length(self) -> int:
+        """Entries of a row, each sent in a slot."""
+
+    @property
+    def largest_norm(self) -> float:
+        """Of a row that a device sends."""
+
+    @property
+    def num_slots(self) -> int:
+        """Of the air, in a round."""
+
+    def required(self, num_rounds: int) -> FloatArray:
+        """The counted noise per entry that T rounds require in each, `[device, row]`."""
+
+    def privacy_noise_var(self, num_rounds: int) -> FloatArray:
+        """v if the channel were perfect and privacy all that asks for noise, `[row]`."""
+
+    def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
+        """v as a function of T, `[draw, row]`, for planning channels `[draw, device]`."""
+
+    def channel_floor(self, channels: ComplexArray) -> FloatArray:
+        """v if privacy asked for nothing, `[draw, row]`."""
+
+    def design(self, channel: ComplexArray, num_rounds: int, round_index: int) -> RoundDesign:
+        """The gains of round `round_index` of T with this channel `[device]`."""
+
+    def planned_design(self, channel: ComplexArray, num_rounds: int, draw: int) -> RoundDesign:
+        """The same for a planning draw."""
+
+    def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
+        """Σ_iΦ_i, from v `[..., row]`."""
+
+    def noise_factor(self, constants: LearningConstants) -> float:
+        """What Φ is multiplied with in the gap."""
+
+    def paper_rounds(self, constants: LearningConstants) -> float:
+        """T by the paper's formula, at least 1; infinite if nothing limits it."""
+
+    def linear_from(self, max_rounds: int) -> int:
+        """The round from which on the requirement grows linearly."""
+
+    def shift(self, model: str) -> Shift:
+        """How far T rounds move what the server sees, under a sensitivity model."""

@@ -1,0 +1,175 @@
+"""Per-sample gradients, clipped and summed, without a matrix of samples × parameters.
+
+For a dense layer with input a and output gradient δ, a sample's weight gradient is δaᵀ: its norm is ‖δ‖‖a‖, and the
+clipped sum is (cδ)ᵀa, so that it never needs to exist. For a convolution it is the product of the unfolded input and δ,
+small because kernels are. One forward and one backward pass give all (a, δ). Models with other layers that hold
+parameters take a general way: torch.func's vmap over a few samples at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.functional import cross_entropy, unfold
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from airdistill.errors import AirDistillError
+
+_HELD_NUMBERS = 1 << 24  # of per-sample gradients at once on the general way
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Σ_b clip_C(∇f_b) as one vector in the order of the model's trainable parameters, and Σ_b f_b."""
+
+    gradient: Tensor
+    loss: Tensor
+
+
+def clipped_sum(model: nn.Module, samples: Tensor, labels: Tensor, clip_norm: float) -> ClippedSum:
+    """Of the cross-entropy, for one chunk of samples; each gradient is shortened to `clip_norm` at most."""
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise AirDistillError("learning.model: batch normalisation mixes samples; no gradient of a single one exists")
+    taps = _taps(model)
+    if taps is None:
+        return _in_general(model, samples, labels, clip_norm)
+    called: list[_Call] = []
+    hooks = [layer.register_forward_hook(_note(called, rule)) for layer, rule in taps]
+    try:
+        loss = cross_entropy(model(samples), labels, reduction="sum")
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(called) != len(taps):  # a layer was used twice or not at all: its gradient is no longer one product
+        return _in_general(model, samples, labels, clip_norm)
+    slopes = torch.autograd.grad(loss, [call.output for call in called])
+    with torch.no_grad():
+        parts = [call.rule(call.layer, call.input, slope) for call, slope in zip(called, slopes, strict=True)]
+        norm = torch.stack([part.squared_norm for part in parts]).sum(dim=0).sqrt()
+        factor = _clip_factor(norm, clip_norm)
+        sums = {id(parameter): total for part in parts for parameter, total in part.weighted_sums(factor)}
+        return ClippedSum(torch.cat([sums[id(p)].flatten() for p in trainable(model)]), loss.detach())
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _clip_factor(norm: Tensor, clip_norm: float) -> Tensor:
+    return (clip_norm / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A layer's per-sample gradients: their squared norms `[sample]`, and their sums under weights `[sample]`."""
+
+    squared_norm: Tensor
+    weighted_sums: Callable[[Tensor], list[tuple[Tensor, Tensor]]]
+
+
+_Rule = Callable[[Any, Tensor, Tensor], _Part]
+
+
+@dataclass(frozen=True)
+class _Call:
+    layer: nn.Module
+    input: Tensor
+    output: Tensor
+    rule: _Rule
+
+
+def _note(called: list[_Call], rule: _Rule) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        called.append(_Call(layer, inputs[0].detach(), output, rule))
+
+    return hook
+
+
+def _taps(model: nn.Module) -> list[tuple[nn.Module, _Rule]] | None:
+    """The layers that hold the trainable parameters, or None if one of them is of another kind than the rules know."""
+    taps: list[tuple[nn.Module, _Rule]] = []
+    seen: set[int] = set()
+    for layer in model.modules():
+        own = list(layer.parameters(recurse=False))
+        if not own:
+            continue
+        rule = _rule_for(layer)
+        if rule is None or not all(parameter.requires_grad for parameter in own) or seen & {id(p) for p in own}:
+            return None
+        seen |= {id(parameter) for parameter in own}
+        taps.append((layer, rule))
+    return taps
+
+
+def _rule_for(layer: nn.Module) -> _Rule | None:
+    if type(layer) is nn.Linear:
+        return _dense
+    if (
+        type(layer) is nn.Conv2d
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and layer.padding not in ("same", "valid")
+    ):
+        return _convolution
+    return None
+
+
+def _dense(layer: nn.Linear, given: Tensor, slope: Tensor) -> _Part:
+    if given.ndim != 2:
+        raise AirDistillError("learning.model: dense layers must get one vector a sample for per-sample gradients")
+    # The bias is the weight of an input that is always 1.
+    length = given.square().sum(dim=1) + (0.0 if layer.bias is None else 1.0)
+
+    def weighted_sums(weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+        weighted = slope * weights[:, None]
+        of_weight: list[tuple[Tensor, Tensor]] = [(layer.weight, weighted.T @ given)]
+        return of_weight if layer.bias is None else [*of_weight, (layer.bias, weighted.sum(dim=0))]
+
+    return _Part(slope.square().sum(dim=1) * length, weighted_sums)
+
+
+def _convolution(layer: nn.Conv2d, given: Tensor, slope: Tensor) -> _Part:
+    assert not isinstance(layer.padding, str)  # such layers take the general way
+    patches = unfold(given, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    flat = slope.flatten(2)
+    # [sample, channel out, channel in × kernel]
+    per_sample = torch.bmm(flat, patches.transpose(1, 2))
+    squared_norm = per_sample.square().sum(dim=(1, 2))
+    per_sample_bias = flat.sum(dim=2)
+    if layer.bias is not None:
+        squared_norm = squared_norm + per_sample_bias.square().sum(dim=1)
+
+    def weighted_sums(weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+        of_weight: list[tuple[Tensor, Tensor]] = [
+            (layer.weight, (weights @ per_sample.flatten(1)).reshape(layer.weight.shape))
+        ]
+        return of_weight if layer.bias is None else [*of_weight, (layer.bias, weights @ per_sample_bias)]
+
+    return _Part(squared_norm, weighted_sums)
+
+
+def _in_general(model: nn.Module, samples: Tensor, labels: Tensor, clip_norm: float) -> ClippedSum:
+    """Any layers: per-sample gradients by vmap, as many at a time as memory should hold."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    moving = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    fixed = {name: tensor for name, tensor in model.state_dict().items() if name not in moving}
+
+    def loss_of_one(parameters: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
+        logits = functional_call(model, (parameters, fixed), (sample[None],))
+        return cross_entropy(logits, label[None])
+
+    one_by_one = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+    size = sum(tensor.numel() for tensor in moving.values())
+    step = max(1, _HELD_NUMBERS // size)
+    gradient, loss = samples.new_zeros(size), samples.new_zeros(())
+    for some, some_labels in zip(torch.split(samples, step), torch.split(labels, step), strict=True):
+        gradients, losses = one_by_one(moving, some, some_labels)
+        flat = torch.cat([gradients[name].flatten(1) for name in names], dim=1)
+        gradient += _clip_factor(flat.norm(dim=1), clip_norm) @ flat
+        loss += losses.sum()
+    return ClippedSum(gradient, loss)

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from airdistill.air.exchange import mean_without_error
+from airdistill.schemes.base import Outcome, Round
+from airdistill.schemes.federated_learning import FederatedLearning, shares_of_data, unprotected
+
+
+class FedAvg(FederatedLearning):
+    """Federated averaging over a perfect channel, with no privacy: local epochs, then the mean of all models."""
+
+    name = "fedavg"
+
+    def play(self, this: Round) -> Outcome:
+        losses, weights = this.learn(None), shares_of_data(this)
+        heard = mean_without_error(weights, this.fleet.parameters(), this.scenario.radio.slot)
+        this.fleet.average(weights)
+        return Outcome(losses, heard, unprotected(this))

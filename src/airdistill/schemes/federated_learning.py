@@ -1,0 +1,34 @@
+"""What the federated-learning schemes share: one model for all, and a gradient in place of knowledge."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from airdistill.arrays import FloatArray
+from airdistill.scenario.loading import changed
+from airdistill.scenario.model import Scenario
+from airdistill.schemes.base import Round, Scheme
+
+
+class FederatedLearning(Scheme):
+    """One model for all devices; nothing is distilled."""
+
+    uplink = "gradient"
+    one_model = True
+    inherits: ClassVar[tuple[str, ...]] = ("ota_fl",)
+
+    def adapt(self, scenario: Scenario) -> Scenario:
+        return changed(scenario, {"learning": {"distill_weight": 0.0}})
+
+
+def shares_of_data(this: Round) -> FloatArray:
+    """B_i/B, `[device]`."""
+    counts = this.plan.fleet.class_counts
+    return np.asarray(counts.sum(axis=1) / counts.sum())
+
+
+def unprotected(this: Round) -> FloatArray:
+    """The counted noise of what goes out as it is, `[device, row]`."""
+    return np.zeros((this.plan.fleet.num_devices, 1))

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from airdistill.air.exchange import RoundNoise, gradient_over_the_air
+from airdistill.codesign.gradient_uplink import GradientUplink
+from airdistill.schemes.base import Outcome, Round
+from airdistill.schemes.federated_learning import FederatedLearning
+
+
+class OtaFl(FederatedLearning):
+    """Over-the-air federated learning with differential privacy and the planned number of rounds: gradients clipped per
+    sample; every device takes part, or those that `fleet.sampling` draws."""
+
+    name = "ota_fl"
+    inherits: ClassVar[tuple[str, ...]] = ()
+
+    def play(self, this: Round) -> Outcome:
+        uplink, radio = this.plan.uplink, this.scenario.radio
+        assert isinstance(uplink, GradientUplink)
+        gradients, losses = this.fleet.gradients(uplink.clip_norm)
+        design, weights = this.design(), uplink.participation.weights(this.index)
+        noise = RoundNoise.of_gradient(
+            this.scenario.seed, this.index, design, uplink.num_parameters, radio.noise_power, radio.noise
+        )
+        heard = gradient_over_the_air(weights, gradients, design, this.channel(), noise, radio.slot, uplink.clip_norm)
+        this.fleet.descend(heard.received[0], this.lr)
+        return Outcome(losses, heard, design.counted_noise_var)
