@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.fleet import Engine
 from airdistill.learning.samples import channels_last
+from airdistill.learning.stacked import StackedLearners
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,17 @@ class TestSet:
     def of(cls, samples: Tensor, labels: IntArray, num_classes: int, chunk: int) -> TestSet:
         return cls(torch.split(channels_last(samples), chunk), labels, num_classes)
 
-    def evaluate(self, models: list[nn.Module], class_counts: IntArray, engine: Engine) -> Accuracy:
-        """The models' accuracies; `class_counts` `[device, class]` say which classes are a device's own."""
-        correct = np.stack(engine.for_each(self._correct_by_class, models))
+    def evaluate(
+        self, models: list[nn.Module], class_counts: IntArray, engine: Engine, stacked: StackedLearners | None = None
+    ) -> Accuracy:
+        """The models' accuracies; `class_counts` `[device, class]` say which classes are a device's own.
+
+        With `stacked`, which holds the same models, all are evaluated at once.
+        """
+        if stacked is not None:
+            correct = stacked.correct_by_class(self.chunks, self.labels)
+        else:
+            correct = np.stack(engine.for_each(self._correct_by_class, models))
         size = np.bincount(self.labels, minlength=self.num_classes)
         overall = correct.sum(axis=1) / size.sum()
         held = class_counts > 0

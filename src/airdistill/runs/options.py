@@ -49,7 +49,8 @@ class RunOptions:
         torch.set_num_threads(1)
         keep_freed_memory()
         workers = self.threads or len(os.sched_getaffinity(0))
-        return Engine(self._device(), _DTYPES[self.dtype], self.chunk_samples, self.kept_bytes, workers)
+        device, dtype = self._device(), _DTYPES[self.dtype]
+        return Engine(device, dtype, self.chunk_samples, self.kept_bytes, workers, stacked=device.type == "cuda")
 
     def _device(self) -> torch.device:
         if self.device == "auto":
