@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.fleet import Engine
 from airdistill.learning.samples import channels_last
+from airdistill.learning.stacked import StackedLearners
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,20 @@ class TestSet:
     def of(cls, samples: Tensor, labels: IntArray, num_classes: int, chunk: int) -> TestSet:
         return cls(torch.split(channels_last(samples), chunk), labels, num_classes)
 
-    def evaluate(self, models: list[nn.Module], class_counts: IntArray, engine: Engine) -> Accuracy:
+    def evaluate(
+        self, models: list[nn.Module], class_counts: IntArray, engine: Engine, stacked: StackedLearners | None = None
+    ) -> Accuracy:
         """The models' accuracies; `class_counts` `[device, class]` say which classes are a device's own.
 
-        A model that several devices share is tested once.
+        A model that several devices share is tested once. With `stacked`, which holds the same models, all are
+        evaluated at once.
         """
         different = list({id(model): model for model in models}.values())
-        counted = dict(zip(map(id, different), engine.for_each(self._correct_by_class, different), strict=True))
-        correct = np.stack([counted[id(model)] for model in models])
+        if stacked is not None and len(different) > 1:
+            correct = stacked.correct_by_class(self.chunks, self.labels)
+        else:
+            counted = dict(zip(map(id, different), engine.for_each(self._correct_by_class, different), strict=True))
+            correct = np.stack([counted[id(model)] for model in models])
         size = np.bincount(self.labels, minlength=self.num_classes)
         overall = correct.sum(axis=1) / size.sum()
         held = class_counts > 0

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.datasets import Dataset
 from airdistill.errors import AirDistillError
 from airdistill.learning.clipping import trainable
 from airdistill.learning.learner import Learner, Losses, Target
-from airdistill.learning.models import build_model, num_parameters
+from airdistill.learning.models import build_model, draws_at_random, num_parameters
 from airdistill.learning.samples import input_shape, to_tensor
+from airdistill.learning.stacked import StackedLearners, can_stack, stackable
 from airdistill.streams import stream
 
 Result = TypeVar("Result")
@@ -36,6 +36,9 @@ class Engine:
     `workers` devices are worked on at once, each by one thread: threads inside an operation would change last bits
     with their number, and wait for each other in vain on a busy machine. `chunk_samples` go through a model at once;
     forward passes are kept for the update up to `kept_bytes`.
+
+    `stacked` trains all devices in the same operations where they are alike enough (`can_stack`), `chunk_samples` of
+    each at once, and keeps no forward passes: many small steps one after another leave a GPU idle.
     """
 
     device: torch.device = CPU
@@ -43,6 +46,7 @@ class Engine:
     chunk_samples: int = 300
     kept_bytes: int = 4 << 30
     workers: int = 1
+    stacked: bool = False
 
     def for_each(self, function: Callable[..., Result], *sequences: Iterable[Any]) -> list[Result]:
         """The function's results for every device, in order."""
@@ -60,6 +64,8 @@ class LearningFleet:
         self.learners = learners
         self.engine = engine
         self.one_model = one_model
+        alike = engine.stacked and can_stack(learners)
+        self.stacked = StackedLearners(learners, engine.chunk_samples) if alike else None
         self._bytes_by_kind: dict[tuple[str, int], float] = {}
 
     @classmethod
@@ -94,6 +100,8 @@ class LearningFleet:
 
         Before a full-batch step the forward passes are kept, as many as fit: that step then needs no second one.
         """
+        if self.stacked is not None:
+            return self.stacked.knowledge()
         budget = self.engine.kept_bytes if for_full_batch else 0.0
         keeps = []
         for learner in self.learners:
@@ -111,12 +119,16 @@ class LearningFleet:
 
     def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> list[Losses]:
         """Eq. (4) on every device."""
+        if self.stacked is not None:
+            return self.stacked.full_batch_step(target, lr, distill_weight)
         return self.engine.for_each(lambda learner: learner.full_batch_step(target, lr, distill_weight), self.learners)
 
     def local_epochs(
         self, target: Target | None, lr: float, distill_weight: float, orders: list[list[IntArray]], batch_size: int
     ) -> list[Losses]:
         """Minibatch passes on every device; `orders[device]` has one order of its samples for each pass."""
+        if self.stacked is not None and stackable(orders):
+            return self.stacked.local_epochs(target, lr, distill_weight, orders, batch_size)
         return self.engine.for_each(
             lambda learner, own: learner.local_epochs(target, lr, distill_weight, own, batch_size),
             self.learners,
@@ -157,6 +169,12 @@ class LearningFleet:
         """Of every device in order; with one model for all, the first one each time."""
         return [(self.learners[0] if self.one_model else learner).model for learner in self.learners]
 
+    def finite_weights(self) -> list[bool]:
+        """For each device whether all its weights are finite numbers."""
+        if self.stacked is not None:
+            return self.stacked.finite_weights()
+        return [all(bool(torch.isfinite(each).all()) for each in model.parameters()) for model in self.models()]
+
     def state(self) -> dict[str, Tensor]:
         """Every model's weights under `device.parameter`; with one model for all, those of device 0."""
         return {
@@ -172,16 +190,10 @@ class LearningFleet:
             learner.model.load_state_dict(own)
 
 
-def draws_at_random(model: nn.Module) -> bool:
-    """Whether a forward pass draws random numbers, as far as its layers tell."""
-    return any(isinstance(module, (_DropoutNd, nn.RReLU)) for module in model.modules())
-
-
-def check_finite(losses: list[Losses], models: list[nn.Module], round_index: int) -> None:
+def check_finite(losses: list[Losses], finite_weights: list[bool], round_index: int) -> None:
     """Raises with round and device where a loss, or a weight after the step, is no finite number."""
-    for device, (loss, model) in enumerate(zip(losses, models, strict=True)):
-        sound = np.isfinite([loss.training, loss.distillation]).all()
-        if not (sound and all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())):
+    for device, (loss, sound_weights) in enumerate(zip(losses, finite_weights, strict=True)):
+        if not (sound_weights and np.isfinite([loss.training, loss.distillation]).all()):
             raise TrainingDivergedError(
                 f"round {round_index}, device {device}: training diverged at a loss of "
                 f"{loss.training + loss.distillation:.3g}; lower learning.initial_lr or learning.distill_weight"

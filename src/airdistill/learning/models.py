@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from airdistill.errors import InputError
 from airdistill.plugins import load_object
@@ -126,3 +127,8 @@ def count_parameters(name: str, input_shape: tuple[int, ...], num_classes: int) 
 
 def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def draws_at_random(model: nn.Module) -> bool:
+    """Whether a forward pass draws random numbers, as far as its layers tell."""
+    return any(isinstance(module, (_DropoutNd, nn.RReLU)) for module in model.modules())

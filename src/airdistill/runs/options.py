@@ -12,6 +12,8 @@ from airdistill.errors import InputError
 from airdistill.learning.fleet import Engine
 from airdistill.learning.memory import keep_freed_memory
 
+# On a CPU, what its cache holds; on a GPU, enough to keep it busy.
+_CHUNK_SAMPLES = {"cpu": 300, "cuda": 2000}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -20,36 +22,40 @@ class RunOptions:
     """Stored with the run, so that a resumed run does the same arithmetic.
 
     `device`, `chunk_samples` and `dtype` may change the last bits of a result; the others never do. `threads` work on
-    as many devices at once; 0 stands for one for each core.
+    as many devices at once; 0 stands for one for each core. `chunk_samples` go through a model at once; 0 stands for
+    what suits the device.
     """
 
     device: str = "cpu"
     threads: int = 0
     dtype: str = "float32"
-    chunk_samples: int = 300
+    chunk_samples: int = 0
     kept_bytes: int = 4 << 30
     eval_every: int = 20
     checkpoint_every: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("chunk_samples", "eval_every", "checkpoint_every"):
+        for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1")
-        if self.threads < 0:
-            raise InputError("--threads", self.threads, "must not be negative")
+        for name in ("threads", "chunk_samples"):
+            if getattr(self, name) < 0:
+                raise InputError(f"--{name.replace('_', '-')}", getattr(self, name), "must not be negative")
         if self.dtype not in _DTYPES:
             raise InputError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
 
     def resolved(self) -> RunOptions:
-        """The same with `auto` settled, so that a resumed run does not settle it otherwise."""
-        return replace(self, device=self._device().type)
+        """The same with all choices made, so that a resumed run does not make them otherwise."""
+        device = self._device().type
+        return replace(self, device=device, chunk_samples=self.chunk_samples or _CHUNK_SAMPLES[device])
 
     def engine(self) -> Engine:
         """The arithmetic that these options ask for; leaves PyTorch one thread inside each operation."""
         torch.set_num_threads(1)
         keep_freed_memory()
         workers = self.threads or len(os.sched_getaffinity(0))
-        return Engine(self._device(), _DTYPES[self.dtype], self.chunk_samples, self.kept_bytes, workers)
+        device, dtype, chunk = self._device(), _DTYPES[self.dtype], self.resolved().chunk_samples
+        return Engine(device, dtype, chunk, self.kept_bytes, workers, stacked=device.type == "cuda")
 
     def _device(self) -> torch.device:
         if self.device == "auto":

@@ -60,7 +60,7 @@ class Simulation:
         torch.manual_seed(int(stream(self.plan.scenario.seed, "torch", self.round_index).integers(2**63)))
         this = Round(self.round_index, self.plan.scenario, self.plan, self._source, self.fleet)
         outcome = self._play(this)
-        check_finite(outcome.losses, self.fleet.models(), self.round_index)
+        check_finite(outcome.losses, self.fleet.finite_weights(), self.round_index)
         self._meter.charge(outcome.counted_noise_var)
         record = self._record(this, outcome)
         last = self.round_index == self.plan.num_rounds
@@ -87,7 +87,8 @@ class Simulation:
 
     def accuracy(self) -> dict[str, float]:
         """Of the devices' own models on the common test set."""
-        return asdict(self._tests.evaluate(self.fleet.models(), self.plan.fleet.class_counts, self.fleet.engine))
+        fleet, own = self.fleet, self.plan.fleet.class_counts
+        return asdict(self._tests.evaluate(fleet.models(), own, fleet.engine, fleet.stacked))
 
     def iterate_accuracy(self) -> dict[str, float] | None:
         """Of the random iterate of Theorem 1, if the run has passed it."""
