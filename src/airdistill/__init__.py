@@ -16,17 +16,30 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from airdistill.codesign.plan import Plan, plan
     from airdistill.errors import AirDistillError
-    from airdistill.runs import RunRecord, resume, run
+    from airdistill.runs import ComparisonRecord, RunRecord, compare, resume, run
     from airdistill.scenario import Scenario, load
 
-__all__ = ["AirDistillError", "Plan", "RunRecord", "Scenario", "load", "plan", "resume", "run"]
+__all__ = [
+    "AirDistillError",
+    "ComparisonRecord",
+    "Plan",
+    "RunRecord",
+    "Scenario",
+    "compare",
+    "load",
+    "plan",
+    "resume",
+    "run",
+]
 
 # Names are looked up when first used, so that `import airdistill` and `airdistill --help` stay light.
 _HOMES = {
     "AirDistillError": "airdistill.errors",
+    "ComparisonRecord": "airdistill.runs.comparison",
     "Plan": "airdistill.codesign.plan",
     "RunRecord": "airdistill.runs.record",
     "Scenario": "airdistill.scenario",
+    "compare": "airdistill.runs.comparison",
     "load": "airdistill.scenario",
     "plan": "airdistill.codesign.plan",
     "resume": "airdistill.runs.runner",

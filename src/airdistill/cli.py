@@ -19,8 +19,11 @@ from airdistill import __version__
 from airdistill.errors import AirDistillError
 
 if TYPE_CHECKING:
+    from airdistill.codesign.plan import Plan
+    from airdistill.runs.comparison import ComparisonRecord, OnProgress
     from airdistill.runs.record import RunRecord
     from airdistill.runs.runner import OnRound
+    from airdistill.scenario.model import Scenario
 
 app = typer.Typer(
     name="airdistill",
@@ -85,6 +88,9 @@ def _root(
 def plan_command(
     scenario: ScenarioArgument,
     changes: SetOption = None,
+    scheme: Annotated[
+        str | None, typer.Option("--scheme", metavar="NAME", help="Plan for a scheme; by default ota_fd's knowledge.")
+    ] = None,
     rounds: Annotated[
         str | None,
         typer.Option("--rounds", metavar="N", help='Fix the rounds: a number, "optimal" or "paper".'),
@@ -99,11 +105,10 @@ def plan_command(
 
     Example: airdistill plan paper --set radio.peak_power="10 mW" --plot gap.png
     """
-    from airdistill.codesign.plan import plan
     from airdistill.scenario.loading import load
 
     asked = [*(changes or []), *([f"learning.rounds={rounds}"] if rounds is not None else [])]
-    made = plan(load(scenario, asked))
+    made = _planned(load(scenario, asked), scheme)
     if plot is not None:
         from airdistill.report.plan_figure import plot_gap
 
@@ -118,11 +123,27 @@ def plan_command(
     print_plan(made, Console(), devices)
 
 
+def _planned(scenario: Scenario, scheme: str | None) -> Plan:
+    """Without a scheme nothing is loaded that only training needs."""
+    if scheme is None:
+        from airdistill.codesign.plan import plan
+
+        return plan(scenario)
+    from airdistill.schemes.planning import as_run_by, plan_scheme
+    from airdistill.schemes.registry import load_scheme
+
+    chosen = load_scheme(scheme)
+    return plan_scheme(chosen, as_run_by(chosen, scenario))
+
+
 SchemeOption = Annotated[
     str, typer.Option("--scheme", metavar="NAME", help="A scheme's name, or your own as package.module:Scheme.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", help="Devices worked on at once; 0: one for each core.")]
+EvalEveryOption = Annotated[int, typer.Option("--eval-every", help="Rounds between two evaluations.")]
+CheckpointEveryOption = Annotated[int, typer.Option("--checkpoint-every", help="Rounds between checkpoints.")]
+JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Runs at once; 0: one for each core.")]
 
 
 @app.command("run")
@@ -136,8 +157,8 @@ def run_command(
     ] = None,
     device: DeviceOption = "cpu",
     threads: ThreadsOption = 0,
-    eval_every: Annotated[int, typer.Option("--eval-every", help="Rounds between two evaluations.")] = 20,
-    checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", help="Rounds between checkpoints.")] = 5,
+    eval_every: EvalEveryOption = 20,
+    checkpoint_every: CheckpointEveryOption = 5,
     as_json: JsonOption = False,
 ) -> None:
     """Train a fleet; leaves a record that can be resumed and plotted.
@@ -153,16 +174,52 @@ def run_command(
     _follow(lambda on_round: run(given, scheme, rounds, out, options, on_round), f"{given.name}, {scheme}", as_json)
 
 
+@app.command("compare")
+def compare_command(
+    scenario: ScenarioArgument,
+    schemes: Annotated[str, typer.Option("--schemes", metavar="A,B", help="Schemes, with commas between them.")],
+    changes: SetOption = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, counted from the scenario's own.")] = 1,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Plan and run so many rounds of each.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="An empty folder, or the same comparison's to go on with."),
+    ] = None,
+    device: DeviceOption = "cpu",
+    jobs: JobsOption = 0,
+    eval_every: EvalEveryOption = 20,
+    checkpoint_every: CheckpointEveryOption = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Run schemes side by side over seeds: a table, curves and a report.
+
+    Example: airdistill compare quick --schemes ota_fd,local_only --seeds 3 --rounds 10
+    """
+    from airdistill.runs.comparison import compare
+    from airdistill.runs.options import RunOptions
+    from airdistill.scenario.loading import load
+
+    options = RunOptions(device=device, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    given, names = load(scenario, changes or []), [name.strip() for name in schemes.split(",")]
+    _follow_comparison(lambda bar: compare(given, names, seeds, rounds, out, options, jobs, bar), as_json)
+
+
 @app.command("resume")
 def resume_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")], as_json: JsonOption = False
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a comparison's.")],
+    jobs: JobsOption = 0,
+    as_json: JsonOption = False,
 ) -> None:
-    """Go on with a run that was stopped or killed, to the same bytes.
+    """Go on with a run or a comparison that was stopped or killed, to the same bytes.
 
     Example: airdistill resume runs/quick-ota_fd
     """
+    from airdistill.runs.comparison import COMPARISON, go_on
     from airdistill.runs.runner import resume
 
+    if (folder / COMPARISON).exists():
+        _follow_comparison(lambda bar: go_on(folder, jobs, bar), as_json)
+        return
     _follow(lambda on_round: resume(folder, on_round), str(folder), as_json)
 
 
@@ -210,6 +267,7 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
     from rich.console import Console
 
     from airdistill.report.progress import print_run, round_bar
+    from airdistill.report.run_page import write_run_page
 
     logging.basicConfig(format="%(message)s")
     try:
@@ -218,10 +276,57 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
     except KeyboardInterrupt:
         sys.stderr.write("stopped; what there is was kept: airdistill resume goes on with it\n")
         sys.exit(130)
+    page = write_run_page(record)
     if as_json:
-        _print_json({"folder": str(record.folder), **record.summary})
+        _print_json({"folder": str(record.folder), "report": str(page), **record.summary})
     else:
         print_run(record, Console())
+
+
+def _follow_comparison(start: Callable[[OnProgress], ComparisonRecord], as_json: bool) -> None:
+    """Runs with bars on standard error, then shows what there is; exit code 2 if a run failed."""
+    from rich.console import Console
+
+    from airdistill.report.comparison_json import comparison_to_dict
+    from airdistill.report.comparison_page import write_comparison_page
+    from airdistill.report.comparison_table import print_comparison
+    from airdistill.report.progress import comparison_bar
+
+    try:
+        with comparison_bar(Console(stderr=True)) as bar:
+            record = start(bar)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; what there is was kept: airdistill resume goes on with it\n")
+        sys.exit(130)
+    page = write_comparison_page(record)
+    if as_json:
+        _print_json(comparison_to_dict(record))
+    else:
+        print_comparison(record, Console())
+        _print_text(f"Report: {page}")
+    if record.failures:
+        tasks = ", ".join(f"{task.label} (seed {task.seed})" for task in record.failures)
+        sys.stderr.write(f"error: {len(record.failures)} of {len(record.comparison.tasks)} runs failed: {tasks}\n")
+        sys.exit(2)
+
+
+@app.command("report")
+def report_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a comparison's.")],
+) -> None:
+    """Write the report of a run or a comparison anew, from what there is: one HTML file.
+
+    Example: airdistill report runs/quick-ota_fd
+    """
+    from airdistill.report.comparison_page import write_comparison_page
+    from airdistill.report.run_page import write_run_page
+    from airdistill.runs.comparison import COMPARISON, ComparisonRecord
+    from airdistill.runs.record import ended_run
+
+    if (folder / COMPARISON).exists():
+        _print_text(str(write_comparison_page(ComparisonRecord.read(folder))))
+    else:
+        _print_text(str(write_run_page(ended_run(folder))))
 
 
 @scenarios_app.callback()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from airdistill.arrays import FloatArray
 from airdistill.codesign.plan import Plan
+from airdistill.report.words import number
 from airdistill.units import with_prefix
 
 _MOST_ROWS = 12  # more devices or classes than this are summed up
@@ -20,7 +20,7 @@ _MOST_ROWS = 12  # more devices or classes than this are summed up
 def print_plan(plan: Plan, console: Console, all_devices: bool = False) -> None:
     """The whole answer: rounds, what binds, noise, power, time, energy, privacy, assumptions, warnings."""
     console.print(
-        f"[bold]Plan of {escape(plan.scenario.name)}[/bold]", _fleet_in_words(plan), sep="\n", highlight=False
+        f"[bold]Plan of {escape(plan.scenario.name)}[/bold]", escape(fleet_in_words(plan)), sep="\n", highlight=False
     )
     console.print(_summary_table(plan), "")
     console.print(
@@ -43,13 +43,13 @@ def bullets(lines: Sequence[str], bullet: str) -> Table:
     return table
 
 
-def _fleet_in_words(plan: Plan) -> str:
+def fleet_in_words(plan: Plan) -> str:
     samples = plan.fleet.class_counts.sum(axis=1)
     data = plan.scenario.data
     source = "declared counts" if data.class_counts is not None else f"{data.dataset}, {data.partition}"
     return (
         f"{plan.fleet.num_devices} devices with {_range(samples, str)} samples each, "
-        f"{plan.fleet.num_classes} classes ({escape(source)}), seed {plan.scenario.seed}"
+        f"{plan.fleet.num_classes} classes ({source}), seed {plan.scenario.seed}"
     )
 
 
@@ -57,26 +57,33 @@ def _summary_table(plan: Plan) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
+    for label, text in summary_rows(plan):
+        table.add_row(label, f"[bold]{text}[/bold]" if label == "Rounds" else text)
+    return table
+
+
+def summary_rows(plan: Plan) -> list[tuple[str, str]]:
+    """The plan's main numbers, each with its label."""
     of_knowledge = plan.uplink.payload == "knowledge"
     forecast, rounds, outage = plan.forecast, plan.rounds, plan.scenario.radio.outage
     reason = {"fixed": "fixed by the scenario", "optimal": "the exact optimum", "paper": "the paper's formula"}[
         rounds.rule
     ]
-    for label, text in [
-        ("Rounds", f"[bold]{rounds.chosen}[/bold], {reason}"),
+    return [
+        ("Rounds", f"{rounds.chosen}, {reason}"),
         ("  exact optimum", f"{rounds.exact} of at most {rounds.largest}"),
-        ("  paper, eq. (21)" if of_knowledge else "  paper's accountant", _number(rounds.paper, ".10g")),
+        ("  paper, eq. (21)" if of_knowledge else "  paper's accountant", number(rounds.paper, ".10g")),
         ("  if L1, L2 were a tenth", f"{rounds.exact_smaller_constants}"),
         ("What binds", f"{forecast.regime} (privacy in {forecast.privacy_binds_share:.1%} of class-rounds)"),
         (
             "Knowledge error Φ2" if of_knowledge else "Gradient error Φ",
-            f"{_number(forecast.effective_noise)}, mean of all but the worst {outage:.0%} of rounds",
+            f"{number(forecast.effective_noise)}, mean of all but the worst {outage:.0%} of rounds",
         ),
         (
             "  median, quantile",
-            f"{_number(forecast.effective_noise_median)}, {_number(forecast.effective_noise_quantile)}",
+            f"{number(forecast.effective_noise_median)}, {number(forecast.effective_noise_quantile)}",
         ),
-        ("Convergence gap ΣΩ", _number(plan.convergence_gap)),
+        ("Convergence gap ΣΩ", number(plan.convergence_gap)),
         (
             "Transmit power",
             f"signal {_watts(forecast.signal_power_w)}, noise {_watts(forecast.noise_power_w)} a device",
@@ -84,9 +91,7 @@ def _summary_table(plan: Plan) -> Table:
         ("Uplink time", f"{with_prefix(plan.uplink_seconds, 's')} in all, {_slots(plan)} a round"),
         ("Uplink energy", f"{with_prefix(plan.uplink_joules, 'J')} in all, for the whole fleet"),
         ("Weakest device", f"{forecast.worst_snr_db:.1f} dB SNR at full power (median round)"),
-    ]:
-        table.add_row(label, text)
-    return table
+    ]
 
 
 def _watts(power_w: FloatArray) -> str:
@@ -106,28 +111,35 @@ def _noise_table(plan: Plan) -> Table:
     required, got = plan.forecast.required_noise_var, plan.forecast.effective_noise_var
     if len(required) <= _MOST_ROWS:
         for klass, (needed, received) in enumerate(zip(required, got, strict=True)):
-            table.add_row(str(klass), _number(needed), _number(received))
+            table.add_row(str(klass), number(needed), number(received))
         return table
     for name, pick in _SUMMARIES.items():
-        table.add_row(name, _number(pick(required)), _number(pick(got)))
+        table.add_row(name, number(pick(required)), number(pick(got)))
     return table
+
+
+def privacy_rows(plan: Plan, all_devices: bool = False) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Columns and rows of asked and planned ε; large fleets are summed up unless all devices are asked for."""
+    declared = plan.scenario.privacy.sensitivity
+    models = [f"{model}*" if model == declared else model for model in plan.epsilon_by_model]
+    values = [plan.fleet.epsilon, plan.fleet.delta, *plan.epsilon_by_model.values()]
+    if all_devices or plan.fleet.num_devices <= _MOST_ROWS:
+        rows = [
+            (str(device), *(number(column[device]) for column in values)) for device in range(plan.fleet.num_devices)
+        ]
+    else:
+        rows = [(name, *(number(pick(column)) for column in values)) for name, pick in _SUMMARIES.items()]
+    return ("device", "asked ε", "δ", *models), tuple(rows)
 
 
 def _privacy_table(plan: Plan, all_devices: bool) -> Table:
     table = Table(caption_justify="left")
-    declared = plan.scenario.privacy.sensitivity
-    table.add_column("device")
-    table.add_column("asked ε", justify="right")
-    table.add_column("δ", justify="right")
-    for model in plan.epsilon_by_model:
-        table.add_column(f"[bold]{model}*[/bold]" if model == declared else model, justify="right")
-    columns = [plan.fleet.epsilon, plan.fleet.delta, *plan.epsilon_by_model.values()]
-    if all_devices or plan.fleet.num_devices <= _MOST_ROWS:
-        for device in range(plan.fleet.num_devices):
-            table.add_row(str(device), *(_number(column[device]) for column in columns))
-    else:
-        for name, pick in _SUMMARIES.items():
-            table.add_row(name, *(_number(pick(column)) for column in columns))
+    columns, rows = privacy_rows(plan, all_devices)
+    for position, column in enumerate(columns):
+        name = f"[bold]{column}[/bold]" if column.endswith("*") else column
+        table.add_column(name, justify="left" if position == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
     table.caption = "* declared in the scenario" + ("" if all_devices else "; --devices lists every device")
     return table
 
@@ -137,10 +149,6 @@ _SUMMARIES: dict[str, Callable[[FloatArray], float]] = {
     "median": lambda values: float(np.median(values)),
     "most": lambda values: float(np.max(values)),
 }
-
-
-def _number(value: float, form: str = ".3g") -> str:
-    return "∞" if math.isinf(value) else format(value, form)
 
 
 def _range(values: FloatArray, show: Callable[[float], str]) -> str:

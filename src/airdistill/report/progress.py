@@ -8,12 +8,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from airdistill.report.plan_table import bullets
+from airdistill.report.words import number
+from airdistill.runs.comparison import OnProgress, Task
 from airdistill.runs.record import RunRecord
 from airdistill.units import with_prefix
+
+_MOST_BARS = 12  # more than this, and those that are full make room
 
 
 @contextmanager
@@ -36,7 +40,7 @@ def round_bar(console: Console, label: str) -> Iterator[Callable[[dict[str, Any]
             nonlocal accuracy
             if "accuracy" in record:
                 accuracy = f"accuracy {record['accuracy']['mean']:.1%} · "
-            news = f"{accuracy}ε {_epsilon(record['epsilon_spent'])}"
+            news = f"{accuracy}ε {number(record['epsilon_spent'])}"
             progress.update(task, completed=record["round"], total=num_rounds, news=news)
 
         yield follow
@@ -54,7 +58,7 @@ def print_run(record: RunRecord, console: Console) -> None:
         ("  random iterate", f"{iterate['accuracy']['mean']:.2%}, the start of round {iterate['round']}"),
         ("Rounds", str(summary["rounds"])),
         ("Uplink", f"{with_prefix(summary['uplink_seconds'], 's')}, {with_prefix(summary['measured_joules'], 'J')}"),
-        ("Privacy spent", f"ε {_epsilon(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
+        ("Privacy spent", f"ε {number(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
         ("Record", escape(str(record.folder))),
     ]:
         table.add_row(label, text)
@@ -63,29 +67,31 @@ def print_run(record: RunRecord, console: Console) -> None:
         console.print("[bold]This rests on[/bold]", bullets(summary["assumptions"], "·"))
 
 
-def print_comparison(records: list[RunRecord], console: Console) -> None:
-    """Runs of several schemes side by side."""
-    table = Table()
-    for column in ("scheme", "accuracy", "worst device", "gain over local", "uplink", "ε spent"):
-        table.add_column(column, justify="left" if column == "scheme" else "right")
-    local = next((r.summary["accuracy"]["mean"] for r in records if r.summary["scheme"] == "local_only"), None)
-    for record in records:
-        summary = record.summary
-        mean = summary["accuracy"]["mean"]
-        table.add_row(
-            escape(summary["scheme"]),
-            f"{mean:.2%}",
-            f"{summary['accuracy']['worst']:.2%}",
-            "" if local is None else f"{100 * (mean - local):+.2f} points",
-            with_prefix(summary["uplink_seconds"], "s"),
-            _epsilon(summary["epsilon_spent"]),
-        )
-    console.print(table)
-    console.print(
-        "ε is the worst device's, under the sensitivity and the trust that the scenario declares; ∞ hides nothing.",
-        highlight=False,
-    )
+@contextmanager
+def comparison_bar(console: Console) -> Iterator[OnProgress]:
+    """A bar for every run in progress; silent where there is no terminal."""
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("round {task.completed}/{task.total}"),
+        TextColumn("{task.fields[news]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        bars: dict[Task, TaskID] = {}
 
+        def follow(task: Task, news: dict[str, Any]) -> None:
+            if task not in bars:
+                bars[task] = progress.add_task(escape(f"{task.label}, seed {task.seed}"), total=None, news="")
+            if "failed" in news:
+                progress.update(bars[task], news=f"failed: {escape(news['failed'])}")
+                return
+            progress.update(bars[task], completed=news["round"], total=news["rounds"])
+            if "accuracy" in news:
+                progress.update(bars[task], news=f"accuracy {news['accuracy']:.1%}")
+            if news["round"] == news["rounds"] and len(bars) > _MOST_BARS:
+                progress.update(bars[task], visible=False)
 
-def _epsilon(value: float | None) -> str:
-    return "∞" if value is None else f"{value:.3g}"
+        yield follow

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airdistill.runs.folder import ROUNDS, SUMMARY
+from airdistill.errors import InputError
+from airdistill.runs.folder import ROUNDS, SUMMARY, existing_folder
 
 
 @dataclass(frozen=True)
@@ -28,3 +29,11 @@ class RunRecord:
     def accuracy(self) -> dict[str, float] | None:
         """The last that was measured."""
         return next((line["accuracy"] for line in reversed(self.rounds) if "accuracy" in line), None)
+
+
+def ended_run(folder: Path) -> RunRecord:
+    """The record of a run that has ended."""
+    record = RunRecord.read(existing_folder(folder))
+    if not record.summary:
+        raise InputError("RUN", str(folder), "has not ended yet; airdistill resume goes on with it")
+    return record

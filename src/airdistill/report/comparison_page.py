@@ -1,0 +1,119 @@
+"""A comparison as one page, with its table, curves and numbers beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tomli_w
+
+from airdistill import __version__
+from airdistill.codesign.plan import Plan
+from airdistill.files import write_whole
+from airdistill.report.accuracy_figure import accuracy_figure
+from airdistill.report.comparison_table import COLUMNS, EPSILON_COLUMNS, NOTES, curves_csv, runs_csv, table_rows
+from airdistill.report.drawing import save, svg_of
+from airdistill.report.page import Block, Bullets, Command, DataTable, Drawing, Page, Paragraph, Section, render
+from airdistill.report.plan_page import plan_section, privacy_section
+from airdistill.report.run_page import REPORT
+from airdistill.report.words import number, span
+from airdistill.runs.comparison import Comparison, ComparisonRecord
+from airdistill.runs.folder import PLAN
+from airdistill.runs.record import RunRecord
+from airdistill.runs.results import runs_of
+
+
+def write_comparison_page(record: ComparisonRecord) -> Path:
+    """`report.html`, the curves as PNG and SVG, and the numbers as CSV, in the comparison's folder."""
+    folder = record.folder
+    write_whole(folder / "runs.csv", runs_csv(record).encode())
+    write_whole(folder / "curves.csv", curves_csv(record).encode())
+    drawing = None
+    if record.runs:
+        figure = accuracy_figure(record)
+        save(figure, folder, "accuracy")
+        drawing = Drawing(svg_of(figure), CURVES_CAPTION, "Accuracy of every scheme against rounds and uplink time")
+    write_whole(folder / REPORT, render(comparison_page(record, drawing)).encode())
+    return folder / REPORT
+
+
+CURVES_CAPTION = (
+    "Test accuracy, mean over devices and seeds, with 95 % intervals; a run that has ended keeps its last accuracy. "
+    "Error-free schemes take the slots that an analogue sum would take."
+)
+
+
+def comparison_page(record: ComparisonRecord, drawing: Drawing | None) -> Page:
+    comparison = record.comparison
+    seeds = ", ".join(map(str, comparison.seeds))
+    planned = []
+    if record.runs:
+        first = _plan_of(next(iter(record.runs.values())))
+        planned = [plan_section(first), privacy_section(first)]
+    return Page(
+        title=f"{comparison.name}: {len(comparison.arms)} schemes compared",
+        subtitle=f"seeds {seeds}; {len(record.runs)} of {len(comparison.tasks)} runs ended",
+        sections=(
+            results_section(record, drawing),
+            Section("What was asked of each scheme", (asked_table(record),)),
+            *planned,
+            Section("How to repeat it", _repeat(comparison)),
+        ),
+        made_by=f"airdistill {__version__}",
+    )
+
+
+def results_section(record: ComparisonRecord, drawing: Drawing | None) -> Section:
+    rows = tuple(tuple(row) for row in table_rows(record))
+    blocks: list[Block] = [DataTable((*COLUMNS, *EPSILON_COLUMNS), rows, notes=NOTES)]
+    if drawing is not None:
+        blocks.append(drawing)
+    if record.failures:
+        lines = [f"{task.label}, seed {task.seed}, failed: {reason}" for task, reason in record.failures.items()]
+        blocks.append(Bullets(tuple(lines), "warning"))
+    return Section("Results", tuple(blocks))
+
+
+def asked_table(record: ComparisonRecord) -> DataTable:
+    """What differs between the arms: link, privacy, step size, rounds."""
+    rows = []
+    for arm in record.comparison.arms:
+        plans = [_plan_of(run) for run in runs_of(record, arm.label).values()]
+        if plans:
+            rows.append((arm.label, *_asked(plans)))
+    columns = ("scheme", "rounds", "step size η0", "asked ε", "slots a round", "planned noise Φ", "what binds")
+    return DataTable(
+        columns,
+        tuple(rows),
+        caption="As planned; ε, noise and what binds for the first seed, without meaning to error-free and local schemes.",
+    )
+
+
+def _asked(plans: list[Plan]) -> tuple[str, ...]:
+    first = plans[0]
+    rounds, epsilon = [plan.num_rounds for plan in plans], first.fleet.epsilon
+    asked = f"{number(epsilon.min())}–{number(epsilon.max())}" if epsilon.min() < epsilon.max() else number(epsilon[0])
+    return (
+        span(min(rounds), max(rounds)),
+        number(first.scenario.learning.initial_lr),
+        asked,
+        str(first.uplink.num_slots),
+        number(first.forecast.effective_noise),
+        first.forecast.regime,
+    )
+
+
+def _plan_of(run: RunRecord) -> Plan:
+    return Plan.from_dict(json.loads((run.folder / PLAN).read_text()))
+
+
+def _repeat(comparison: Comparison) -> tuple[Block, ...]:
+    schemes = ",".join(arm.scheme for arm in comparison.arms)
+    rounds = comparison.arms[0].rounds
+    command = f"airdistill compare scenario.toml --schemes {schemes} --seeds {len(comparison.seeds)}"
+    given = comparison.arms[0].with_seed(comparison.seeds[0]).model_dump(mode="json", exclude_none=True)
+    return (
+        Paragraph("The same command gives the same numbers on the same machine. The scenario in full:"),
+        Command(command if rounds is None else f"{command} --rounds {rounds}"),
+        Command(tomli_w.dumps(given)),
+    )

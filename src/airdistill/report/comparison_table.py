@@ -1,0 +1,117 @@
+"""A comparison as a table, on the terminal and in a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.report.words import number, percent, points, quantity, span
+from airdistill.runs.comparison import ComparisonRecord
+from airdistill.runs.results import ArmResult, arm_results
+
+COLUMNS = ("scheme", "accuracy", "gain over local", "worst device", "rounds", "uplink", "energy")
+EPSILON_COLUMNS = tuple(f"ε {model}" for model in SENSITIVITY_MODELS)
+NOTES = (
+    "Accuracy: of the devices' own models on the whole test set, mean over devices, then over seeds ± 95 % interval.",
+    "Gain over local: in points, against every device alone at the same round and seed.",
+    "ε: exact, of the worst device and seed, if one neighbour change could move what each sensitivity model says; * is "
+    "the model that the scenario declares. Only `device` is sound for knowledge of trained models; for gradients all "
+    "are. ∞ hides nothing, 0 sends nothing.",
+)
+
+
+def table_rows(record: ComparisonRecord) -> list[list[str]]:
+    """One row for each arm; the reason where none of its runs ended."""
+    results = {result.label: result for result in arm_results(record)}
+    rows = []
+    for arm in record.comparison.arms:
+        if arm.label in results:
+            rows.append(_row(results[arm.label]))
+        else:
+            failed = any(task.label == arm.label for task in record.failures)
+            rows.append(
+                [arm.label, "failed" if failed else "not run", *[""] * (len(COLUMNS) + len(EPSILON_COLUMNS) - 2)]
+            )
+    return rows
+
+
+def _row(result: ArmResult) -> list[str]:
+    epsilons = [
+        number(result.epsilon_by_model[model]) + ("*" if model == result.sensitivity else "")
+        for model in SENSITIVITY_MODELS
+    ]
+    return [
+        result.label,
+        percent(result.accuracy),
+        points(result.gain),
+        percent(result.worst_device),
+        span(*result.rounds),
+        quantity(result.uplink_seconds, "s"),
+        quantity(result.joules, "J"),
+        *epsilons,
+    ]
+
+
+def print_comparison(record: ComparisonRecord, console: Console) -> None:
+    """The table in two parts, so that it fits a terminal, and what failed."""
+    rows = table_rows(record)
+    console.print(f"[bold]{escape(record.comparison.name)}[/bold], seeds {_seeds(record)}")
+    console.print(_terminal_table(COLUMNS, [row[: len(COLUMNS)] for row in rows]))
+    console.print("[bold]Privacy[/bold]: ε of the worst device under each sensitivity model")
+    console.print(_terminal_table(("scheme", *EPSILON_COLUMNS), [[row[0], *row[len(COLUMNS) :]] for row in rows]))
+    for note in NOTES:
+        console.print(f"[dim]{escape(note)}[/dim]", highlight=False)
+    for task, reason in record.failures.items():
+        console.print(f"[bold]{escape(task.label)}, seed {task.seed}, failed[/bold]: {escape(reason)}")
+
+
+def _terminal_table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(column, justify="left" if column == "scheme" else "right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _seeds(record: ComparisonRecord) -> str:
+    return ", ".join(map(str, record.comparison.seeds))
+
+
+def runs_csv(record: ComparisonRecord) -> str:
+    """Every run as a line, for whoever wants to count on."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(
+        ["label", "scheme", "seed", "rounds", "accuracy", "worst_device", "best_device", "uplink_seconds", "joules"]
+        + [f"epsilon_{model}" for model in SENSITIVITY_MODELS]
+    )
+    for task, run in record.runs.items():
+        summary, accuracy = run.summary, run.summary["accuracy"]
+        epsilon = [summary["epsilon_by_model"][model] for model in SENSITIVITY_MODELS]
+        writer.writerow(
+            [task.label, summary["scheme"], task.seed, summary["rounds"]]
+            + [accuracy["mean"], accuracy["worst"], accuracy["best"]]
+            + [summary["uplink_seconds"], summary["measured_joules"]]
+            + ["inf" if value is None else value for value in epsilon]
+        )
+    return buffer.getvalue()
+
+
+def curves_csv(record: ComparisonRecord) -> str:
+    """Every evaluated round of every run."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["label", "seed", "round", "uplink_seconds", "accuracy", "worst_device", "epsilon_spent"])
+    for task, run in record.runs.items():
+        for line in run.rounds:
+            if "accuracy" in line:
+                spent = "inf" if line["epsilon_spent"] is None else line["epsilon_spent"]
+                mean, worst = line["accuracy"]["mean"], line["accuracy"]["worst"]
+                writer.writerow([task.label, task.seed, line["round"], line["uplink_seconds"], mean, worst, spent])
+    return buffer.getvalue()

@@ -1,0 +1,96 @@
+"""How figures look: a scheme has the same colour, line and mark everywhere.
+
+They stay apart in grey print and for colour-blind eyes.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airdistill.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours.
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE, GREY = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#767676",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Look:
+    """Of one curve."""
+
+    colour: str
+    line: str
+    mark: str
+
+    def style(self) -> dict[str, Any]:
+        return {"color": self.colour, "linestyle": self.line, "marker": self.mark, "linewidth": 1.8, "markersize": 5}
+
+
+LOOKS = {
+    "ota_fd": Look(BLUE, "-", "o"),
+    "ota_fd_fixed": Look(SKY, "-", "s"),
+    "orthogonal_fd": Look(PURPLE, "-", "P"),
+    "fd_error_free": Look(GREEN, "-", "^"),
+    "local_only": Look(GREY, ":", ""),
+    "ota_fl": Look(RED, "--", "D"),
+    "ota_fl_fixed": Look(ORANGE, "--", "v"),
+    "fedsgd": Look(BLACK, "--", "x"),
+    "fedavg": Look(BLACK, "-.", "*"),
+}
+_OTHERS = [Look(PURPLE, "-.", "X"), Look(GREEN, "--", "<"), Look(BLUE, ":", ">"), Look(RED, "-", "h")]
+
+
+def looks_for(labels: list[str]) -> dict[str, Look]:
+    """The look of every label: a scheme's own, and one of the rest in turn for any other."""
+    unknown = [label for label in labels if label not in LOOKS]
+    return {label: LOOKS.get(label) or _OTHERS[unknown.index(label) % len(_OTHERS)] for label in labels}
+
+
+def new_figure(columns: int = 1, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """Axes beside each other, drawn without a screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4 if columns == 1 else 5.2 * columns, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    for each in axes:
+        each.grid(which="major", alpha=0.3)
+    return figure, list(axes)
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """Where it covers no curve."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
+
+
+def svg_of(figure: Figure) -> str:
+    return _rendered(figure, "svg").decode()
+
+
+def save(figure: Figure, folder: Path, name: str) -> None:
+    """As PNG and SVG."""
+    for kind in ("png", "svg"):
+        write_whole(folder / f"{name}.{kind}", _rendered(figure, kind))
+
+
+def _rendered(figure: Figure, kind: str) -> bytes:
+    import matplotlib
+
+    buffer = io.BytesIO()
+    # Text stays text, and the same figure the same bytes.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "airdistill"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name in letters that the font lacks
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+    return buffer.getvalue()

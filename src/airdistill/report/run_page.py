@@ -1,0 +1,117 @@
+"""A run as one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airdistill import __version__
+from airdistill.codesign.plan import Plan
+from airdistill.files import write_whole
+from airdistill.report.drawing import BLUE, ORANGE, looks_for, new_figure, svg_of
+from airdistill.report.page import Command, DataTable, Drawing, Facts, Page, Paragraph, Section, render
+from airdistill.report.plan_page import plan_section, privacy_section
+from airdistill.report.words import number
+from airdistill.runs.folder import PLAN, SCENARIO
+from airdistill.runs.record import RunRecord
+from airdistill.runs.results import accuracy_curve
+from airdistill.units import with_prefix
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REPORT = "report.html"
+
+
+def write_run_page(record: RunRecord) -> Path:
+    """`report.html` in the run's folder."""
+    path = record.folder / REPORT
+    write_whole(path, render(run_page(record)).encode())
+    return path
+
+
+def run_page(record: RunRecord) -> Page:
+    plan = Plan.from_dict(json.loads((record.folder / PLAN).read_text()))
+    summary = record.summary
+    return Page(
+        title=f"{summary['name']}, {summary['scheme']}",
+        subtitle=f"One run, seed {plan.scenario.seed}, {summary['rounds']} rounds",
+        sections=(
+            Section("What came out", (Facts(_result_facts(record)), *_drawings(record))),
+            plan_section(plan),
+            Section("Privacy spent", (_spent_table(record),)),
+            privacy_section(plan),
+            Section("How to repeat it", _repeat(record, plan)),
+        ),
+        made_by=f"airdistill {__version__}",
+    )
+
+
+def _result_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
+    summary, accuracy = record.summary, record.summary["accuracy"]
+    return (
+        ("Accuracy", f"{accuracy['mean']:.2%}, mean over the devices' own models on the whole test set"),
+        ("Worst and best device", f"{accuracy['worst']:.2%} and {accuracy['best']:.2%}"),
+        ("On own classes", f"{accuracy['own_classes']:.2%}"),
+        ("Uplink time", with_prefix(summary["uplink_seconds"], "s")),
+        ("Energy", f"{with_prefix(summary['measured_joules'], 'J')} measured, of the whole fleet"),
+        ("Privacy spent", f"ε {number(summary['epsilon_spent'])} of the worst device ({summary['sensitivity']})"),
+    )
+
+
+def _drawings(record: RunRecord) -> tuple[Drawing, ...]:
+    drawings = [Drawing(svg_of(_accuracy_figure(record)), "Test accuracy after every evaluated round.", "Accuracy")]
+    if any("measured_noise_var" in line for line in record.rounds):
+        caption = "Noise of what the server received, mean over its entries: predicted by the design, and measured."
+        drawings.append(Drawing(svg_of(_noise_figure(record)), caption, "Predicted and measured noise by round"))
+    return tuple(drawings)
+
+
+def _accuracy_figure(record: RunRecord) -> Figure:
+    figure, (axes,) = new_figure(height=3.6)
+    rounds, accuracy = accuracy_curve(record)
+    look = looks_for([record.summary["scheme"]])[record.summary["scheme"]]
+    axes.plot(rounds, 100 * accuracy, **look.style())
+    axes.set(xlabel="round", ylabel="test accuracy (%)")
+    return figure
+
+
+def _noise_figure(record: RunRecord) -> Figure:
+    figure, (axes,) = new_figure(height=3.6)
+    lines = [line for line in record.rounds if "measured_noise_var" in line]
+    rounds = [line["round"] for line in lines]
+    for key, label, colour, style in [
+        ("measured_noise_var", "measured", ORANGE, "."),
+        ("predicted_noise_var", "predicted", BLUE, "-"),
+    ]:
+        values = [np.mean([value for value in line[key] if value is not None] or [np.nan]) for line in lines]
+        axes.plot(rounds, values, style, color=colour, label=label)
+    axes.set(xlabel="round", ylabel="noise variance per entry")
+    if any(max(filter(None, line["predicted_noise_var"]), default=0) > 0 for line in lines):
+        axes.set_yscale("log")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _spent_table(record: RunRecord) -> DataTable:
+    declared = record.summary["sensitivity"]
+    rows = tuple(
+        (f"{model}*" if model == declared else model, number(value))
+        for model, value in record.summary["epsilon_by_model"].items()
+    )
+    return DataTable(
+        ("sensitivity model", "ε"),
+        rows,
+        caption="Exact ε of the worst device, from the noise that every round really had; * is declared.",
+    )
+
+
+def _repeat(record: RunRecord, plan: Plan) -> tuple[Paragraph | Command, ...]:
+    return (
+        Paragraph("The same command gives the same numbers on the same machine. The scenario in full:"),
+        Command(f"airdistill run scenario.toml --scheme {record.summary['scheme']} --rounds {plan.num_rounds}"),
+        Command((record.folder / SCENARIO).read_text()),
+    )
