@@ -5,6 +5,7 @@ Imports stand inside the commands, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import enum
 import io
 import os
 import sys
@@ -202,6 +203,50 @@ def compare_command(
     options = RunOptions(device=device, eval_every=eval_every, checkpoint_every=checkpoint_every)
     given, names = load(scenario, changes or []), [name.strip() for name in schemes.split(",")]
     _follow_comparison(lambda bar: compare(given, names, seeds, rounds, out, options, jobs, bar), as_json)
+
+
+class Figure(enum.StrEnum):
+    """The paper's figures."""
+
+    FIG2A = "fig2a"
+    FIG2B = "fig2b"
+
+
+@app.command("reproduce")
+def reproduce_command(
+    figure: Annotated[Figure, typer.Argument(help="fig2a: noise against ε. fig2b: accuracy against uplink time.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="By default figures/.")] = None,
+    scenarios: Annotated[
+        str, typer.Option("--scenarios", metavar="A,B", help="One of them, or both.")
+    ] = "paper,paper-literal",
+    changes: SetOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small: fewer devices, samples and rounds.")] = False,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="fig2b: how many.")] = 1,
+    device: DeviceOption = "cpu",
+    jobs: JobsOption = 0,
+    eval_every: EvalEveryOption = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """The paper's figures computed anew, and its claims checked one by one.
+
+    Example: airdistill reproduce fig2a --out figures
+    """
+    from airdistill.report.reproduction import reproduce_fig2a, reproduce_fig2b
+    from airdistill.runs.options import RunOptions
+
+    folder, names = out or Path("figures"), [name.strip() for name in scenarios.split(",")]
+    command = "airdistill " + " ".join(sys.argv[1:])
+    if figure is Figure.FIG2A:
+        claims = reproduce_fig2a(names, quick, changes or [], folder, command, silent=as_json)
+    else:
+        options = RunOptions(device=device, eval_every=eval_every, checkpoint_every=20)
+        try:
+            claims = reproduce_fig2b(names, quick, changes or [], seeds, folder, options, jobs, command, silent=as_json)
+        except KeyboardInterrupt:
+            sys.stderr.write("stopped; what there is was kept: the same command goes on with it\n")
+            sys.exit(130)
+    if as_json:
+        _print_json({name: [vars(claim) for claim in found] for name, found in claims.items()})
 
 
 @app.command("resume")

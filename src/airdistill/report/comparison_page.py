@@ -85,7 +85,7 @@ def asked_table(record: ComparisonRecord) -> DataTable:
     return DataTable(
         columns,
         tuple(rows),
-        caption="As planned; ε, noise and what binds for the first seed, without meaning to error-free and local schemes.",
+        caption="As planned; ε, noise and what binds for the first seed. Error-free and local schemes do not use them.",
     )
 
 

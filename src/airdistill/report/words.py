@@ -13,18 +13,20 @@ def number(value: float | None, form: str = ".3g") -> str:
     return "∞" if value is None or math.isinf(value) else format(value, form).replace("-", "−")
 
 
-def percent(interval: Interval, digits: int = 2) -> str:
+def percent(interval: Interval) -> str:
     """A share with its interval: 89.1 ± 0.2 %."""
-    half = "" if interval.half is None else f" ± {100 * interval.half:.{digits}f}"
-    return f"{100 * interval.mean:.{digits}f}{half} %"
+    return f"{_hundredths(interval, '')} %"
 
 
-def points(interval: Interval | None, digits: int = 2) -> str:
+def points(interval: Interval | None) -> str:
     """A difference of shares in percentage points."""
-    if interval is None:
-        return ""
-    half = "" if interval.half is None else f" ± {100 * interval.half:.{digits}f}"
-    return f"{100 * interval.mean:+.{digits}f}{half}".replace("-", "−")
+    return "" if interval is None else _hundredths(interval, "+").replace("-", "−")
+
+
+def _hundredths(interval: Interval, sign: str) -> str:
+    if interval.half is None:
+        return f"{100 * interval.mean:{sign}.2f}"
+    return f"{100 * interval.mean:{sign}.1f} ± {100 * interval.half:.1f}"
 
 
 def quantity(interval: Interval, unit: str) -> str:

@@ -31,9 +31,10 @@ def plan_scheme(scheme: Scheme, scenario: Scenario) -> Plan:
         mixed = Described(" and ".join(sorted(set(scenario.model_names))))
         rule = f"{scheme.name} needs one model for all devices; only knowledge can be shared between different ones"
         raise InputError("fleet.groups", mixed, rule)
-    return plan(scenario, scheme.uplink, _num_parameters(scenario) if scheme.uplink == "gradient" else None)
+    return plan(scenario, scheme.uplink, num_parameters(scenario) if scheme.uplink == "gradient" else None)
 
 
-def _num_parameters(scenario: Scenario) -> int:
+def num_parameters(scenario: Scenario) -> int:
+    """Of the model that all devices share."""
     dataset = load_dataset(scenario.data.dataset)
     return count_parameters(scenario.model_names[0], input_shape(dataset.x_train), dataset.num_classes)

@@ -1,0 +1,1 @@
+"""The paper's figures computed anew, and its claims checked against them."""

@@ -1,0 +1,214 @@
+"""The paper's statements, and those that it leaves out, each with the measurement that decides it.
+
+"Does not hold" is a result like any other. Where a difference over seeds decides, its 95 % interval does: above zero it
+holds, below zero it does not, and around zero it is undecided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from airdistill.arrays import FloatArray
+from airdistill.reproduce.noise_curves import NoiseCurve
+from airdistill.reproduce.recipes import SAME_TERMS_FD, SAME_TERMS_FL
+from airdistill.runs.comparison import ComparisonRecord
+from airdistill.runs.record import RunRecord
+from airdistill.runs.results import Interval, accuracy_at, accuracy_curve, runs_of
+
+Word = Literal["holds", "does not hold", "undecided"]
+PAPER, LEFT_OUT = "the paper, Fig. 2", "left out by the paper"
+# "Approaches" needs a number: within one point of accuracy.
+CLOSE = 0.01
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A statement, who made it, what was found, and the numbers."""
+
+    statement: str
+    source: str
+    verdict: Word
+    numbers: str
+
+
+def noise_claims(curves: dict[str, NoiseCurve]) -> list[Checked]:
+    """Of Figure 2(a)."""
+    fd, fl = curves["ota_fd"], curves["ota_fl"]
+    fd_fixed, fl_fixed = curves["ota_fd_fixed"], curves["ota_fl_fixed"]
+    optimised, constant = "T optimised", "T constant"
+    return [
+        _everywhere(
+            "The noise of federated learning exceeds that of distillation at every ε (raw quantities, as plotted)",
+            f"{PAPER}(a)",
+            {optimised: (fl.noise, fd.noise), constant: (fl_fixed.noise, fd_fixed.noise)},
+            fd.epsilon,
+            "FL over FD",
+        ),
+        _everywhere(
+            "It does so in one unit, too: noise as it enters the gradient",
+            LEFT_OUT,
+            {
+                optimised: (fl.gradient_noise, fd.gradient_noise),
+                constant: (fl_fixed.gradient_noise, fd_fixed.gradient_noise),
+            },
+            fd.epsilon,
+            "FL over FD",
+        ),
+        _everywhere(
+            "It does so in one unit and on the same link",
+            LEFT_OUT,
+            {
+                optimised: (curves["ota_fl_same_link"].gradient_noise, fd.gradient_noise),
+                constant: (curves["ota_fl_fixed_same_link"].gradient_noise, fd_fixed.gradient_noise),
+            },
+            fd.epsilon,
+            "FL over FD",
+        ),
+        _everywhere(
+            "Optimising T lowers the noise of distillation at every ε",
+            f"{PAPER}(a)",
+            {"": (fd_fixed.noise, fd.noise)},
+            fd.epsilon,
+            "constant over optimised",
+        ),
+        _everywhere(
+            "Sharing the air lowers the noise at every ε, against one device after the other",
+            LEFT_OUT,
+            {constant: (curves["orthogonal_fd_fixed"].noise, fd_fixed.noise)},
+            fd.epsilon,
+            "apart over shared",
+        ),
+        _everywhere(
+            "Counting all noise at the receiver lowers it at every ε, against each device's own alone",
+            LEFT_OUT,
+            {constant: (curves["own_noise_fixed"].noise, fd_fixed.noise)},
+            fd.epsilon,
+            "own over shared",
+        ),
+    ]
+
+
+def _everywhere(
+    statement: str, source: str, pairs: dict[str, tuple[FloatArray, FloatArray]], epsilon: FloatArray, ratio_of: str
+) -> Checked:
+    """Whether the first of each pair is the larger one at every ε."""
+    said, held = [], True
+    for name, (larger, smaller) in pairs.items():
+        ratio = larger / smaller
+        wins = ratio > 1
+        held = held and bool(wins.all())
+        where = f"at {np.count_nonzero(wins)} of {len(ratio)} values of ε"
+        if wins.any() and not wins.all():
+            where += f" (ε from {epsilon[wins].min():.3g} to {epsilon[wins].max():.3g})"
+        label = f"{name}: " if name else ""
+        said.append(f"{label}larger {where}; {ratio_of} {ratio.min():.3g} to {ratio.max():.3g}")
+    return Checked(statement, source, "holds" if held else "does not hold", "; ".join(said))
+
+
+def accuracy_claims(record: ComparisonRecord) -> list[Checked]:
+    """Of Figure 2(b), for the arms that ended."""
+    runs = {arm.label: runs_of(record, arm.label) for arm in record.comparison.arms}
+    constant = record.comparison.arm("ota_fd_fixed").scenario.learning.fixed_rounds
+    ours = "ota_fd"
+    return [
+        _above(f"The optimised T beats T = {constant} in accuracy", f"{PAPER}(b)", runs, ours, "ota_fd_fixed", final),
+        _above(
+            f"The proposed scheme approaches error-free distillation: within {100 * CLOSE:.0f} point at one round",
+            f"{PAPER}(b)", runs, ours, "fd_error_free", same_round, margin=CLOSE,
+        ),
+        _least_time(runs, ours, ["ota_fl", "ota_fl_fixed", "fedsgd"]),
+        _above("It ends above over-the-air federated learning", f"{PAPER}(b)", runs, ours, "ota_fl", final),
+        _above("It ends above error-free FedSGD", f"{PAPER}(b)", runs, ours, "fedsgd", final),
+        _above(
+            "It gains over every device alone (at the same round)", LEFT_OUT, runs, ours, "local_only", same_round
+        ),
+        _above(
+            "Error-free distillation gains over every device alone",
+            LEFT_OUT, runs, "fd_error_free", "local_only", same_round,
+        ),
+        _above(
+            "On distillation's own link, ε and δ it ends above over-the-air federated learning",
+            LEFT_OUT, runs, ours, SAME_TERMS_FL, final,
+        ),
+        _above(
+            "On federated learning's link, ε and δ it ends above over-the-air federated learning",
+            LEFT_OUT, runs, SAME_TERMS_FD, "ota_fl", final,
+        ),
+        _above(
+            "Sharing the air ends above one device after the other", LEFT_OUT, runs, ours, "orthogonal_fd", final
+        ),
+    ]  # fmt: skip
+
+
+def final(ours: RunRecord, other: RunRecord) -> tuple[float, float]:
+    """Accuracies at each one's own end."""
+    return ours.summary["accuracy"]["mean"], other.summary["accuracy"]["mean"]
+
+
+def same_round(ours: RunRecord, other: RunRecord) -> tuple[float, float]:
+    """Accuracies at our end, or at the other's last evaluation before it."""
+    return ours.summary["accuracy"]["mean"], accuracy_at(other, ours.summary["rounds"])
+
+
+def _above(
+    statement: str,
+    source: str,
+    runs: dict[str, dict[int, RunRecord]],
+    ours: str,
+    other: str,
+    accuracies: Callable[[RunRecord, RunRecord], tuple[float, float]],
+    margin: float = 0.0,
+) -> Checked:
+    """Whether our accuracy is above the other's, less a margin, seed by seed."""
+    seeds = runs.get(ours, {}).keys() & runs.get(other, {}).keys()
+    if not seeds:
+        return Checked(statement, source, "undecided", f"{ours} or {other} did not end")
+    pairs = np.array([accuracies(runs[ours][seed], runs[other][seed]) for seed in sorted(seeds)])
+    gap = Interval.of((pairs[:, 0] - pairs[:, 1]).tolist())
+    numbers = (
+        f"{ours} {100 * pairs[:, 0].mean():.1f} %, {other} {100 * pairs[:, 1].mean():.1f} %: "
+        f"{100 * gap.mean:+.1f}{'' if gap.half is None else f' ± {100 * gap.half:.1f}'} points over {len(pairs)} "
+        f"{'seed' if len(pairs) == 1 else 'seeds'}"
+    ).replace("+-", "−")
+    return Checked(statement, source, _verdict(gap, -margin), numbers.replace("-", "−"))
+
+
+def _verdict(gap: Interval, least: float) -> Word:
+    if gap.low > least:
+        return "holds"
+    return "does not hold" if gap.high <= least else "undecided"
+
+
+def _least_time(runs: dict[str, dict[int, RunRecord]], ours: str, rivals: list[str]) -> Checked:
+    """Whether the federated-learning rivals take longer, or never get there, in every seed."""
+    statement = "It reaches its accuracy in the least uplink time, against the federated-learning alternatives"
+    source, said, held = f"{PAPER}(b)", [], True
+    if not runs.get(ours):
+        return Checked(statement, source, "undecided", f"{ours} did not end")
+    for rival in rivals:
+        ratios = [
+            seconds_to(runs[rival][seed], run.summary["accuracy"]["mean"]) / run.summary["uplink_seconds"]
+            for seed, run in runs[ours].items()
+            if seed in runs.get(rival, {})
+        ]
+        held = held and all(ratio > 1 for ratio in ratios)
+        never = sum(np.isinf(ratios))
+        reached = [ratio for ratio in ratios if np.isfinite(ratio)]
+        times = f", {min(reached):.3g} to {max(reached):.3g} times as long" if reached else ""
+        said.append(f"{rival} gets there in {len(ratios) - never} of {len(ratios)} seeds{times}")
+    level = Interval.of([run.summary["accuracy"]["mean"] for run in runs[ours].values()])
+    said.append(f"the accuracy is {100 * level.mean:.1f} %")
+    return Checked(statement, source, "holds" if held else "does not hold", "; ".join(said))
+
+
+def seconds_to(run: RunRecord, accuracy: float) -> float:
+    """Uplink time until an accuracy is first seen; infinite if never."""
+    rounds, seen = accuracy_curve(run)
+    there = np.flatnonzero(seen >= accuracy)
+    if not len(there):
+        return float("inf")
+    return float(rounds[there[0]] * run.summary["uplink_seconds"] / run.summary["rounds"])

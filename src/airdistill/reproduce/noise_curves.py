@@ -1,0 +1,104 @@
+"""Figure 2(a): the noise of what the server receives, against the privacy that every device asks for.
+
+No training: only the planner. Raw, as the paper plots it, Φ2 of knowledge and Φ of a gradient are not in one unit:
+noise of knowledge enters the gradient times 2γL2, so that its variance counts (2γL2)² times there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.sources import channel_source
+from airdistill.codesign.constants import LearningConstants
+from airdistill.codesign.fleet import RealisedFleet, realise_fleet
+from airdistill.codesign.plan import NUM_DRAWS, gap_objective
+from airdistill.codesign.rounds import GapObjective, below_outage
+from airdistill.codesign.uplinks import uplink_for
+from airdistill.privacy.accountant import target_mu
+from airdistill.reproduce.recipes import on_fd_terms
+from airdistill.scenario.loading import changed
+from airdistill.scenario.model import Scenario
+from airdistill.schemes.planning import as_run_by, num_parameters
+from airdistill.schemes.registry import load_scheme
+
+DELTA = 1e-11
+EPSILONS = np.geomspace(1e-3, 1e2, 26)
+
+
+@dataclass(frozen=True)
+class NoiseCurve:
+    """Noise at every ε `[epsilon]`: T, Φ as it is, and Φ in units of the gradient; for which T privacy alone asks."""
+
+    label: str
+    epsilon: FloatArray
+    rounds: FloatArray
+    noise: FloatArray
+    gradient_noise: FloatArray
+    privacy_limited_rounds: FloatArray
+    privacy_binds: FloatArray
+
+
+def noise_curves(scenario: Scenario) -> dict[str, NoiseCurve]:
+    """The paper's four curves, the same on one link for all, and noise that is not shared; by label."""
+    one_link = on_fd_terms(scenario)
+    own_noise = changed(scenario, {"privacy": {"trust": "own_noise"}})
+    wanted = {
+        "ota_fd": ("ota_fd", scenario),
+        "ota_fd_fixed": ("ota_fd_fixed", scenario),
+        "ota_fl": ("ota_fl", scenario),
+        "ota_fl_fixed": ("ota_fl_fixed", scenario),
+        "ota_fl_same_link": ("ota_fl", one_link),
+        "ota_fl_fixed_same_link": ("ota_fl_fixed", one_link),
+        "orthogonal_fd_fixed": ("orthogonal_fd", _at_fixed_rounds(scenario)),
+        "own_noise_fixed": ("ota_fd", _at_fixed_rounds(own_noise)),
+    }
+    return {label: noise_curve(label, scheme, given) for label, (scheme, given) in wanted.items()}
+
+
+def _at_fixed_rounds(scenario: Scenario) -> Scenario:
+    return changed(scenario, {"learning": {"rounds": scenario.learning.fixed_rounds}})
+
+
+def noise_curve(label: str, scheme: str, scenario: Scenario, epsilons: FloatArray = EPSILONS) -> NoiseCurve:
+    """One scheme over the grid of ε, with ε_i = ε and δ_i = 1e-11 for all devices."""
+    chosen = load_scheme(scheme)
+    adapted = as_run_by(chosen, scenario)
+    size = num_parameters(adapted) if chosen.uplink == "gradient" else None
+    channels = channel_source(adapted).planning_channels(NUM_DRAWS)
+    fleet, points = realise_fleet(adapted), []
+    for epsilon in epsilons:
+        sent = uplink_for(chosen.uplink, adapted, _asking(fleet, float(epsilon), adapted), size)
+        points.append(_point(gap_objective(adapted, sent, channels), adapted, channels))
+    rounds, noise, limited, binds = np.array(points).T
+    constants = LearningConstants.of_scenario(adapted)
+    factor = 1.0 if chosen.uplink == "gradient" else (2 * constants.distill_weight * constants.model_lipschitz) ** 2
+    return NoiseCurve(label, np.asarray(epsilons), rounds, noise, factor * noise, limited, binds)
+
+
+def _asking(fleet: RealisedFleet, epsilon: float, scenario: Scenario) -> RealisedFleet:
+    """The same fleet if every device asked for this ε."""
+    asked, delta = np.full(fleet.num_devices, epsilon), np.full(fleet.num_devices, DELTA)
+    return replace(fleet, epsilon=asked, delta=delta, mu=target_mu(asked, delta, scenario.privacy.accountant))
+
+
+def _point(objective: GapObjective, scenario: Scenario, channels: ComplexArray) -> tuple[float, float, float, float]:
+    """T, the mean Φ of a device over rounds below the outage, T̂, and how often privacy asks for more than the air."""
+    uplink, asked = objective.uplink, scenario.learning.rounds
+    num_rounds = asked if isinstance(asked, int) else objective.best_rounds(scenario.learning.max_rounds)
+    per_draw = uplink.fleet_noise(objective.noise_var(num_rounds)) / scenario.num_devices
+    noise = float(per_draw[below_outage(per_draw, objective.outage)].mean())
+    binds = float((uplink.privacy_noise_var(num_rounds) > uplink.channel_floor(channels)).mean())
+    return float(num_rounds), noise, objective.privacy_limited_rounds(), binds
+
+
+def curves_as_rows(curves: dict[str, NoiseCurve]) -> Iterator[list[str | float]]:
+    """For a CSV file, its heading first."""
+    yield ["curve", "epsilon", "rounds", "noise", "noise_in_gradient_units", "privacy_binds_share"]
+    for curve in curves.values():
+        columns = (curve.epsilon, curve.rounds, curve.noise, curve.gradient_noise, curve.privacy_binds)
+        for point in zip(*columns, strict=True):
+            yield [curve.label, *map(float, point)]
