@@ -243,13 +243,14 @@ class _Workers:
         if process is None:
             return
         said: list[str] = []
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                self._tell(task, json.loads(line))
-            elif line.strip():
-                said = [*said[-20:], line.strip()]
-        code = process.wait()
+        with process:  # which closes the pipes and waits
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("{"):
+                    self._tell(task, json.loads(line))
+                elif line.strip():
+                    said = [*said[-20:], line.strip()]
+        code = process.returncode
         with self._lock:
             self._running.discard(process)
         if code not in (0, 130) and not self._stopped:

@@ -1,0 +1,224 @@
+"""Many runs as one: killed and gone on with, failing in part, and summed up."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from small_worlds import small_scenario
+
+import airdistill as ad
+from airdistill.errors import AirDistillError, InputError
+from airdistill.report.comparison_table import table_rows
+from airdistill.runs.comparison import Arm, Comparison, ComparisonRecord, Task, go_on, start
+from airdistill.runs.options import RunOptions
+from airdistill.runs.results import Interval, accuracy_at, accuracy_curve, arm_results, mean_curve, runs_of
+
+OPTIONS = RunOptions(eval_every=1, checkpoint_every=2)
+SCHEMES = ["ota_fd", "local_only"]
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    return ad.compare(small_scenario(folder), SCHEMES, seeds=2, out=folder / "out", options=OPTIONS)
+
+
+def test_every_run_is_the_run_that_it_would_be_alone(record, tmp_path):
+    assert list(record.runs) == [Task(scheme, seed) for seed in (0, 1) for scheme in SCHEMES]
+    arm = record.comparison.arm("ota_fd")
+    alone = ad.run(arm.with_seed(1), "ota_fd", out=tmp_path / "alone", options=OPTIONS)
+    compared = Task("ota_fd", 1).folder_in(record.folder)
+    assert (compared / "rounds.jsonl").read_bytes() == (alone.folder / "rounds.jsonl").read_bytes()
+
+
+def test_the_table_sums_up_the_runs(record):
+    results = {result.label: result for result in arm_results(record)}
+    final = {task: run.summary["accuracy"] for task, run in record.runs.items()}
+    ours = [final[Task("ota_fd", seed)]["mean"] for seed in (0, 1)]
+    local = [final[Task("local_only", seed)]["mean"] for seed in (0, 1)]
+    assert results["ota_fd"].accuracy.mean == pytest.approx(np.mean(ours))
+    # Two seeds: Student's t with one degree of freedom is 12.706 at 97.5 %.
+    assert results["ota_fd"].accuracy.half == pytest.approx(12.7062 * np.std(ours, ddof=1) / np.sqrt(2), rel=1e-4)
+    assert results["ota_fd"].gain.mean == pytest.approx(np.mean(np.subtract(ours, local)))
+    assert results["local_only"].gain is None
+    assert results["ota_fd"].rounds == (6, 6)
+    assert results["ota_fd"].uplink_seconds.mean == pytest.approx(6 * 9 * 3.6e-6)
+    assert results["ota_fd"].epsilon_by_model["device"] <= 8 * (1 + 1e-9)
+    assert list(results["ota_fd"].epsilon_by_model) == ["paper", "class_mean", "trajectory", "device"]
+    rows = table_rows(record)
+    assert rows[0][0] == "ota_fd"
+    assert rows[0][-1].endswith("*")
+
+
+def test_gains_compare_the_same_round(record):
+    run = record.runs[Task("local_only", 0)]
+    rounds, accuracy = accuracy_curve(run)
+    assert rounds.tolist() == [1, 2, 3, 4, 5, 6]
+    assert accuracy_at(run, 3) == accuracy[2]
+    assert accuracy_at(run, 99) == accuracy[-1]
+
+
+def test_curves_hold_their_last_value(tmp_path):
+    short, long = (
+        ad.run(small_scenario(tmp_path, f"seed={n}"), "ota_fd", rounds=n, out=tmp_path / str(n), options=OPTIONS)
+        for n in (2, 5)
+    )
+    curve = mean_curve([short, long])
+    assert curve.rounds.tolist() == [1, 2, 3, 4, 5]
+    expected = [(short.accuracy["mean"] + line["accuracy"]["mean"]) / 2 for line in long.rounds[2:]]
+    assert curve.mean[2:] == pytest.approx(expected)
+    assert curve.seconds == pytest.approx(np.arange(1, 6) * 9 * 3.6e-6)
+
+
+def test_one_seed_has_no_interval():
+    assert Interval.of([0.5]) == Interval(0.5, None)
+    three = Interval.of([1.0, 2.0, 4.0])
+    assert three.mean == pytest.approx(7 / 3)
+    assert three.half == pytest.approx(4.30265 * np.std([1, 2, 4], ddof=1) / np.sqrt(3), rel=1e-5)
+
+
+def test_the_same_question_goes_on_and_another_is_refused(record):
+    times = {task: (task.folder_in(record.folder) / "summary.json").stat().st_mtime_ns for task in record.runs}
+    again = start(record.comparison, record.folder)
+    assert again.runs.keys() == record.runs.keys()
+    assert times == {task: (task.folder_in(record.folder) / "summary.json").stat().st_mtime_ns for task in times}
+    other = Comparison(record.comparison.name, record.comparison.arms, (7,), OPTIONS.resolved())
+    with pytest.raises(InputError, match="holds another comparison"):
+        start(other, record.folder)
+    with pytest.raises(InputError, match="is named twice"):
+        Comparison("twice", record.comparison.arms * 2, (0,), OPTIONS)
+
+
+FAILING = """
+from airdistill.schemes import Outcome, Scheme
+
+class Failing(Scheme):
+    name = "failing"
+
+    def play(self, this):
+        if this.index == 3:
+            raise ArithmeticError("no more")
+        return Outcome(this.learn(None))
+"""
+
+
+def test_a_scheme_that_fails_does_not_lose_the_others(tmp_path, monkeypatch):
+    (tmp_path / "failing_scheme.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    schemes = ["failing_scheme:Failing", "local_only"]
+    record = ad.compare(small_scenario(tmp_path), schemes, seeds=2, out=tmp_path / "out", options=OPTIONS)
+    assert list(runs_of(record, "local_only")) == [0, 1]
+    assert set(record.failures) == {Task("failing", 0), Task("failing", 1)}
+    assert "round 3: your model or scheme failed: ArithmeticError: no more" in record.failures[Task("failing", 0)]
+    assert table_rows(record)[0][:2] == ["failing", "failed"]
+    # Put right, it goes on from its last checkpoint, and the others are left as they are.
+    (tmp_path / "failing_scheme.py").write_text(FAILING.replace("this.index == 3", "False"))
+    mended = go_on(tmp_path / "out")
+    assert not mended.failures
+    assert len(mended.runs) == 4
+
+
+def test_bad_input_is_said_before_anything_begins(tmp_path):
+    groups = "fleet.groups=[{count=2, model='softmax_regression'}, {count=1, model='mlp'}]"
+    with pytest.raises(InputError, match="needs one model"):
+        ad.compare(small_scenario(tmp_path, groups), ["ota_fd", "ota_fl"], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match="--scheme"):
+        ad.compare(small_scenario(tmp_path), ["no_such"], out=tmp_path / "out")
+
+
+def command(folder, out):
+    path = folder / "scenario.toml"
+    if not path.exists():
+        import tomli_w
+
+        given = small_scenario(folder, "learning.rounds=60").model_dump(mode="json", exclude_none=True)
+        path.write_text(tomli_w.dumps(given))
+    words = [
+        "compare",
+        str(path),
+        "--schemes",
+        "ota_fd,ota_fl",
+        "--seeds",
+        "2",
+        "--out",
+        str(out),
+        "--eval-every",
+        "10",
+    ]
+    return [sys.executable, "-m", "airdistill", *words]
+
+
+def wait_for_rounds(out, count):
+    for _ in range(600):
+        lines = sum(len(path.read_text().splitlines()) for path in out.glob("*/seed-*/rounds.jsonl"))
+        if lines >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError("no rounds were played")
+
+
+def alive(pid):
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    return bool(listed) and not listed.startswith("Z")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    subprocess.run(command(folder, folder / "out"), check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_comparison_stopped_half_way_goes_on_to_the_same_bytes(whole, tmp_path, number):
+    process = subprocess.Popen(
+        command(whole, tmp_path / "cut"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_for_rounds(tmp_path / "cut", 20)
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+    os.kill(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    for _ in range(100):  # no process is left behind, however the first one ended
+        if not any(alive(int(child)) for child in children.split()):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("workers outlive their parent")
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert b"airdistill resume" in said
+    assert len(ComparisonRecord.read(tmp_path / "cut").runs) < 4
+    done = subprocess.run(
+        [sys.executable, "-m", "airdistill", "resume", str(tmp_path / "cut"), "--json"], capture_output=True, check=True
+    )
+    assert len(json.loads(done.stdout)["arms"]) == 2
+    for label in ("ota_fd", "ota_fl"):
+        for seed in (0, 1):
+            name = f"{label}/seed-{seed}/rounds.jsonl"
+            assert (tmp_path / "cut" / name).read_bytes() == (whole / "out" / name).read_bytes()
+    assert (tmp_path / "cut" / "report.html").exists()
+
+
+def test_an_edited_question_is_refused(record, tmp_path):
+    path = tmp_path / "comparison.json"
+    path.write_text((record.folder / "comparison.json").read_text().replace('"eval_every": 1', '"eval_every": 2'))
+    with pytest.raises(AirDistillError, match="edited or damaged"):
+        Comparison.read(tmp_path)
+
+
+def test_arms_may_have_scenarios_of_their_own(tmp_path):
+    scenario = small_scenario(tmp_path)
+    arms = (
+        Arm("slow", "local_only", small_scenario(tmp_path, "learning.initial_lr=1e-6")),
+        Arm("fast", "local_only", scenario),
+    )
+    record = start(Comparison("rates", arms, (0,), OPTIONS.resolved()), tmp_path / "out")
+    slow, fast = (record.runs[Task(label, 0)].rounds[-1]["loss"] for label in ("slow", "fast"))
+    assert fast < slow
