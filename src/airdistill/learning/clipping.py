@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn.functional import cross_entropy, unfold
+from torch.nn.functional import cross_entropy, pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from airdistill.errors import AirDistillError
@@ -25,14 +25,18 @@ _HELD_NUMBERS = 1 << 24  # of per-sample gradients at once on the general way
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """Σ_b clip_C(∇f_b) as one vector in the order of the model's trainable parameters, and Σ_b f_b."""
+    """Σ_b clip_C(∇f_b) of every group, `[group, parameter]` in the order of the model's trainable parameters, and
+    Σ_b f_b, `[group]`."""
 
     gradient: Tensor
     loss: Tensor
 
 
 def clipped_sum(model: nn.Module, samples: Tensor, labels: Tensor, clip_norm: float) -> ClippedSum:
-    """Of the cross-entropy, for one chunk of samples; each gradient is shortened to `clip_norm` at most."""
+    """Of the cross-entropy, for samples `[group, sample, ...]` and labels `[group, sample]` that are worked on at once.
+
+    Each sample's gradient is shortened to `clip_norm` at most. Nothing is fetched from a GPU.
+    """
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise AirDistillError("learning.model: batch normalisation mixes samples; no gradient of a single one exists")
     taps = _taps(model)
@@ -41,19 +45,20 @@ def clipped_sum(model: nn.Module, samples: Tensor, labels: Tensor, clip_norm: fl
     called: list[_Call] = []
     hooks = [layer.register_forward_hook(_note(called, rule)) for layer, rule in taps]
     try:
-        loss = cross_entropy(model(samples), labels, reduction="sum")
+        losses = cross_entropy(model(samples.flatten(0, 1)), labels.flatten(), reduction="none")
     finally:
         for hook in hooks:
             hook.remove()
     if len(called) != len(taps):  # a layer was used twice or not at all: its gradient is no longer one product
         return _in_general(model, samples, labels, clip_norm)
-    slopes = torch.autograd.grad(loss, [call.output for call in called])
+    slopes = torch.autograd.grad(losses.sum(), [call.output for call in called])
     with torch.no_grad():
         parts = [call.rule(call.layer, call.input, slope) for call, slope in zip(called, slopes, strict=True)]
         norm = torch.stack([part.squared_norm for part in parts]).sum(dim=0).sqrt()
-        factor = _clip_factor(norm, clip_norm)
+        factor = _clip_factor(norm, clip_norm).view_as(labels)
         sums = {id(parameter): total for part in parts for parameter, total in part.weighted_sums(factor)}
-        return ClippedSum(torch.cat([sums[id(p)].flatten() for p in trainable(model)]), loss.detach())
+        gradient = torch.cat([sums[id(parameter)].flatten(1) for parameter in trainable(model)], dim=1)
+        return ClippedSum(gradient, losses.detach().view_as(labels).sum(dim=1))
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -66,7 +71,8 @@ def _clip_factor(norm: Tensor, clip_norm: float) -> Tensor:
 
 @dataclass(frozen=True)
 class _Part:
-    """A layer's per-sample gradients: their squared norms `[sample]`, and their sums under weights `[sample]`."""
+    """A layer's per-sample gradients: their squared norms, `[sample]` of all groups one after another, and the sums
+    `[group, ...]` of each parameter's under weights `[group, sample]`."""
 
     squared_norm: Tensor
     weighted_sums: Callable[[Tensor], list[tuple[Tensor, Tensor]]]
@@ -112,6 +118,7 @@ def _rule_for(layer: nn.Module) -> _Rule | None:
     if (
         type(layer) is nn.Conv2d
         and layer.groups == 1
+        and layer.dilation == (1, 1)
         and layer.padding_mode == "zeros"
         and layer.padding not in ("same", "valid")
     ):
@@ -126,50 +133,60 @@ def _dense(layer: nn.Linear, given: Tensor, slope: Tensor) -> _Part:
     length = given.square().sum(dim=1) + (0.0 if layer.bias is None else 1.0)
 
     def weighted_sums(weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        weighted = slope * weights[:, None]
-        of_weight: list[tuple[Tensor, Tensor]] = [(layer.weight, weighted.T @ given)]
-        return of_weight if layer.bias is None else [*of_weight, (layer.bias, weighted.sum(dim=0))]
+        weighted = slope.reshape(*weights.shape, -1) * weights[:, :, None]
+        of_weight: list[tuple[Tensor, Tensor]] = [(layer.weight, weighted.mT @ given.reshape(*weights.shape, -1))]
+        return of_weight if layer.bias is None else [*of_weight, (layer.bias, weighted.sum(dim=1))]
 
     return _Part(slope.square().sum(dim=1) * length, weighted_sums)
 
 
 def _convolution(layer: nn.Conv2d, given: Tensor, slope: Tensor) -> _Part:
-    assert not isinstance(layer.padding, str)  # such layers take the general way
-    patches = unfold(given, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-    flat = slope.flatten(2)
+    flat = slope.contiguous().flatten(2)
     # [sample, channel out, channel in × kernel]
-    per_sample = torch.bmm(flat, patches.transpose(1, 2))
-    squared_norm = per_sample.square().sum(dim=(1, 2))
+    per_sample = torch.bmm(flat, _patches(layer, given).mT).flatten(1)
+    squared_norm = per_sample.square().sum(dim=1)
     per_sample_bias = flat.sum(dim=2)
     if layer.bias is not None:
         squared_norm = squared_norm + per_sample_bias.square().sum(dim=1)
 
     def weighted_sums(weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        of_weight: list[tuple[Tensor, Tensor]] = [
-            (layer.weight, (weights @ per_sample.flatten(1)).reshape(layer.weight.shape))
-        ]
-        return of_weight if layer.bias is None else [*of_weight, (layer.bias, weights @ per_sample_bias)]
+        def total(each: Tensor) -> Tensor:
+            return (weights[:, None] @ each.reshape(*weights.shape, -1)).squeeze(1)
+
+        of_weight: list[tuple[Tensor, Tensor]] = [(layer.weight, total(per_sample))]
+        return of_weight if layer.bias is None else [*of_weight, (layer.bias, total(per_sample_bias))]
 
     return _Part(squared_norm, weighted_sums)
 
 
+def _patches(layer: nn.Conv2d, given: Tensor) -> Tensor:
+    """What every position of the kernel sees, `[sample, channel in × kernel, position]`.
+
+    One copy of a view: `nn.functional.unfold` starts a kernel for every sample on a GPU, and is slower on a CPU too.
+    """
+    assert not isinstance(layer.padding, str)  # such layers take the general way
+    (height, width), (down, right), (rows, columns) = layer.kernel_size, layer.stride, layer.padding
+    padded = pad(given, (columns, columns, rows, rows)).contiguous()
+    windows = padded.unfold(2, height, down).unfold(3, width, right)
+    return windows.permute(0, 1, 4, 5, 2, 3).flatten(1, 3).flatten(2)
+
+
 def _in_general(model: nn.Module, samples: Tensor, labels: Tensor, clip_norm: float) -> ClippedSum:
-    """Any layers: per-sample gradients by vmap, as many at a time as memory should hold."""
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    """Any layers: per-sample gradients by vmap, group by group, as many at a time as memory should hold."""
     moving = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-    fixed = {name: tensor for name, tensor in model.state_dict().items() if name not in moving}
 
     def loss_of_one(parameters: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(model, (parameters, fixed), (sample[None],))
+        logits = functional_call(model, parameters, (sample[None],))
         return cross_entropy(logits, label[None])
 
     one_by_one = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
     size = sum(tensor.numel() for tensor in moving.values())
     step = max(1, _HELD_NUMBERS // size)
-    gradient, loss = samples.new_zeros(size), samples.new_zeros(())
-    for some, some_labels in zip(torch.split(samples, step), torch.split(labels, step), strict=True):
-        gradients, losses = one_by_one(moving, some, some_labels)
-        flat = torch.cat([gradients[name].flatten(1) for name in names], dim=1)
-        gradient += _clip_factor(flat.norm(dim=1), clip_norm) @ flat
-        loss += losses.sum()
+    gradient, loss = samples.new_zeros(len(samples), size), samples.new_zeros(len(samples))
+    for group in range(len(samples)):
+        for some, some_labels in zip(torch.split(samples[group], step), torch.split(labels[group], step), strict=True):
+            gradients, losses = one_by_one(moving, some, some_labels)
+            flat = torch.cat([gradients[name].flatten(1) for name in moving], dim=1)
+            gradient[group] += _clip_factor(flat.norm(dim=1), clip_norm) @ flat
+            loss[group] += losses.sum()
     return ClippedSum(gradient, loss)

@@ -18,7 +18,8 @@ from airdistill.learning.clipping import trainable
 from airdistill.learning.learner import Learner, Losses, Target
 from airdistill.learning.models import build_model, draws_at_random, num_parameters
 from airdistill.learning.samples import input_shape, to_tensor
-from airdistill.learning.stacked import StackedLearners, can_stack, stackable
+from airdistill.learning.stacked import StackedLearners
+from airdistill.learning.stacking import can_stack, stackable
 from airdistill.streams import stream
 
 Result = TypeVar("Result")
@@ -137,27 +138,40 @@ class LearningFleet:
 
     def gradients(self, clip_norm: float | None) -> tuple[FloatArray, list[Losses]]:
         """The mean gradient of every device's cross-entropy, `[device, parameter]`, clipped per sample if asked."""
-        if clip_norm is None:
-            results = self.engine.for_each(lambda learner: learner.gradient(None, 0.0), self.learners)
+        if self.stacked is not None and clip_norm is None:
+            gradients, losses = self.stacked.gradients()
+        elif self.stacked is not None and clip_norm is not None and self.one_model:
+            gradients, losses = self.stacked.clipped_gradients(clip_norm)
         else:
-            results = self.engine.for_each(lambda learner: learner.clipped_gradient(clip_norm), self.learners)
-        stacked = torch.stack([gradient for gradient, _ in results])
-        return stacked.to("cpu", torch.float64).numpy(), [losses for _, losses in results]
+            results = self.engine.for_each(
+                lambda one: one.gradient(None, 0.0) if clip_norm is None else one.clipped_gradient(clip_norm),
+                self.learners,
+            )
+            gradients, losses = torch.stack([gradient for gradient, _ in results]), [losses for _, losses in results]
+        return gradients.to("cpu", torch.float64).numpy(), losses
 
     def parameters(self) -> FloatArray:
         """Every device's trainable parameters as one vector each, `[device, parameter]`."""
+        if self.stacked is not None:
+            return self.stacked.parameters().to("cpu", torch.float64).numpy()
         vectors = [torch.cat([p.detach().flatten() for p in trainable(learner.model)]) for learner in self.learners]
         return torch.stack(vectors).to("cpu", torch.float64).numpy()
 
     def descend(self, gradient: FloatArray, lr: float) -> None:
         """θ ← θ − η g on every device, for one gradient `[parameter]`."""
         shared = torch.from_numpy(gradient).to(self.engine.device, self.engine.dtype)
+        if self.stacked is not None:
+            self.stacked.descend(shared, lr)
+            return
         for learner in self.learners:
             learner.descend(shared, lr)
 
     @torch.no_grad()
     def average(self, weights: FloatArray) -> None:
         """Every model becomes Σ_i w_i θ_i, summed in float64; whole numbers in a model's state stay as they are."""
+        if self.stacked is not None:
+            self.stacked.average(weights)
+            return
         states = [learner.model.state_dict() for learner in self.learners]
         for name, first in states[0].items():
             if first.is_floating_point():

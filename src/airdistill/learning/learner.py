@@ -160,14 +160,11 @@ class Learner:
     def clipped_gradient(self, clip_norm: float) -> tuple[Tensor, Losses]:
         """(1/B_i)Σ_b clip_C(∇f_b) of the cross-entropy, as one vector."""
         at_once = _CLIPPED_AT_ONCE if self._samples.device.type == "cpu" else self.num_samples
-        sums = [
-            clipped_sum(self.model, samples, labels, clip_norm)
-            for samples, labels in zip(
-                torch.split(self._samples, at_once), torch.split(self._labels, at_once), strict=True
-            )
-        ]
-        gradient = torch.stack([part.gradient for part in sums]).sum(dim=0) / self.num_samples
-        return gradient, Losses(float(sum(part.loss for part in sums)) / self.num_samples, 0.0)
+        chunks = zip(torch.split(self._samples, at_once), torch.split(self._labels, at_once), strict=True)
+        sums = [clipped_sum(self.model, samples[None], labels[None], clip_norm) for samples, labels in chunks]
+        gradient = torch.cat([part.gradient for part in sums]).sum(dim=0) / self.num_samples
+        loss = torch.cat([part.loss for part in sums]).sum() / self.num_samples
+        return gradient, Losses(float(loss), 0.0)
 
     @torch.no_grad()
     def descend(self, gradient: Tensor, lr: float) -> None:

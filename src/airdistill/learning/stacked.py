@@ -6,21 +6,21 @@ A GPU then gets few large kernels instead of many small ones, and nothing is fet
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import Tensor
 from torch.nn.functional import log_softmax, nll_loss, one_hot
 
 from airdistill.arrays import FloatArray, IntArray
+from airdistill.learning.clipping import clipped_sum
 from airdistill.learning.learner import Learner, Losses, Target
-from airdistill.learning.models import draws_at_random
+from airdistill.learning.minibatch import MinibatchStep
+from airdistill.learning.stacking import logits_of_all, plain, plain_stack, stacked_parameters
 
-logger = logging.getLogger(__name__)
+# Samples whose per-sample gradients are taken at once: enough to keep a GPU busy, within a few GiB for small kernels.
+_CLIPPED_AT_ONCE = 1 << 14
 
 
 class StackedLearners:
@@ -32,17 +32,21 @@ class StackedLearners:
 
     def __init__(self, learners: Sequence[Learner], chunk: int) -> None:
         models = [learner.model for learner in learners]
-        # Only the code of this copy is used: hooks or modes that others set on a device's model do not reach it.
+        # Only the code of this copy is used: hooks or modes that others set on a device's model do not reach it. Its
+        # weights are those of device 0.
         self._template = copy.deepcopy(models[0])
-        self._parameters = _stacked_parameters(models)
+        self._parameters = stacked_parameters(models)
+        self._trained = [stack for stack in self._parameters.values() if stack.requires_grad]
         for name, stack in self._parameters.items():
             for model, own in zip(models, stack.detach().unbind(), strict=True):
                 model.get_parameter(name).data = own
+            self._template.get_parameter(name).data = stack.detach()[0]
         samples, labels = zip(*(learner.samples_and_labels() for learner in learners), strict=True)
-        self._samples, self._labels = _stack(samples), _stack(labels)
+        self._samples, self._labels = plain_stack(samples), plain_stack(labels)
         self._num_classes = learners[0].num_classes
         self._class_counts = self._of_class(self._labels).sum(dim=1)  # [device, class]
         self._chunk = chunk
+        self._steps: dict[tuple[int, float | None], MinibatchStep] = {}
 
     def knowledge(self) -> FloatArray:
         """Eq. (2) of every device, `[device, class, class]`; not a number where a device has no samples of a class."""
@@ -55,12 +59,9 @@ class StackedLearners:
 
     def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> list[Losses]:
         """Eq. (4) on every device: one gradient step on all samples."""
-        means = self._no_losses()
-        for samples, labels in self._chunks():
-            share = labels.shape[1] / self._labels.shape[1]
-            means += self._backward(samples, labels, target, distill_weight, share)
-        self._descend(lr)
-        return _fetched(means)
+        slopes, losses = self._full_batch(target, distill_weight)
+        self._descend(slopes, lr)
+        return _fetched(losses)
 
     def local_epochs(
         self, target: Target | None, lr: float, distill_weight: float, orders: list[list[IntArray]], batch_size: int
@@ -68,20 +69,55 @@ class StackedLearners:
         """Passes of minibatch steps on every device; `orders[device]` has one order of its samples for each pass."""
         # All indices go over in one transfer: [device, pass, sample].
         passes = torch.from_numpy(np.array(orders, np.int64)).to(self._labels.device)
-        every_device = torch.arange(len(passes), device=passes.device)[:, None]
-        means = self._no_losses()
-        for order in passes.unbind(dim=1):
-            for batch in torch.split(order, batch_size, dim=1):
-                samples, labels = self._samples[every_device, batch], self._labels[every_device, batch]
-                losses = self._backward(samples, labels, target, distill_weight, 1.0)
-                means.add_(losses, alpha=batch.shape[1] / (self._labels.shape[1] * passes.shape[1]))
-                self._descend(lr)
-        return _fetched(means)
+        batches = [batch for order in passes.unbind(dim=1) for batch in torch.split(order, batch_size, dim=1)]
+        target = target if distill_weight else None
+        steps = {size: self._step_on(size, target, distill_weight) for size in {batch.shape[1] for batch in batches}}
+        for step in steps.values():
+            step.begin(target, lr)
+        for batch in batches:
+            steps[batch.shape[1]].make(batch)
+        sums = torch.stack([size * step.losses for size, step in steps.items()]).sum(dim=0)
+        return _fetched(sums / (passes.shape[1] * passes.shape[2]))
+
+    def gradients(self) -> tuple[Tensor, list[Losses]]:
+        """The mean gradient of every device's cross-entropy, `[device, parameter]`."""
+        slopes, losses = self._full_batch(None, 0.0)
+        return _vectors(slopes), _fetched(losses)
+
+    def clipped_gradients(self, clip_norm: float) -> tuple[Tensor, list[Losses]]:
+        """As `gradients`, each sample's clipped, where all devices hold the weights of device 0."""
+        of_devices = []
+        devices_at_once = max(1, _CLIPPED_AT_ONCE // self._labels.shape[1])
+        groups = _in_step(self._samples, self._labels, devices_at_once, dim=0)
+        for chunks in (_in_step(*group, _CLIPPED_AT_ONCE, dim=1) for group in groups):
+            sums = [clipped_sum(self._template, some, their_labels, clip_norm) for some, their_labels in chunks]
+            gradient = torch.stack([part.gradient for part in sums]).sum(dim=0)
+            of_devices.append((gradient, torch.stack([part.loss for part in sums]).sum(dim=0)))
+        gradients, training = (torch.cat(parts) / self._labels.shape[1] for parts in zip(*of_devices, strict=True))
+        return gradients, _fetched(torch.stack([training, torch.zeros_like(training)]))
+
+    def parameters(self) -> Tensor:
+        """Every device's trainable parameters as one vector each, `[device, parameter]`."""
+        return _vectors([stack.detach() for stack in self._trained])
+
+    @torch.no_grad()
+    def average(self, weights: FloatArray) -> None:
+        """Every model becomes Σ_i w_i θ_i, summed in float64."""
+        shares = torch.from_numpy(weights).to(self._labels.device, torch.float64)
+        for stack in self._parameters.values():
+            stack.copy_(torch.tensordot(shares, stack.to(torch.float64), dims=1))
+
+    @torch.no_grad()
+    def descend(self, gradient: Tensor, lr: float) -> None:
+        """θ ← θ − η g on every device, for one vector in the order of the trainable parameters."""
+        parts = torch.split(gradient, [stack[0].numel() for stack in self._trained])
+        shaped = [part.reshape(stack.shape[1:]) for part, stack in zip(parts, self._trained, strict=True)]
+        self._descend(shaped, lr)
 
     def correct_by_class(self, chunks: Iterable[Tensor], labels: IntArray) -> FloatArray:
         """Test samples that each device predicts right, `[device, class]`; all devices see the same `chunks`."""
         self._template.eval()
-        predicted = torch.cat([self._predict(_plain(chunk), None).argmax(dim=2) for chunk in chunks], dim=1)
+        predicted = torch.cat([self._predict(plain(chunk), None).argmax(dim=2) for chunk in chunks], dim=1)
         self._template.train()
         true = torch.from_numpy(labels).to(predicted.device)
         right = (predicted == true).to(torch.float64)
@@ -95,8 +131,7 @@ class StackedLearners:
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples `[device, sample, ...]` and labels `[device, sample]`, as many as go through the models at once."""
-        samples, labels = (torch.split(given, self._chunk, dim=1) for given in (self._samples, self._labels))
-        return zip(samples, labels, strict=True)
+        return _in_step(self._samples, self._labels, self._chunk, dim=1)
 
     def _of_class(self, labels: Tensor) -> Tensor:
         """One where a label is of the class, `[..., class]`; in float64, to sum with."""
@@ -104,37 +139,51 @@ class StackedLearners:
 
     @torch.no_grad()
     def _predict(self, samples: Tensor, device_axis: int | None = 0) -> Tensor:
-        return _logits(self._template, self._parameters, samples, device_axis)
+        return logits_of_all(self._template, self._parameters, samples, device_axis)
 
-    def _backward(
-        self, samples: Tensor, labels: Tensor, target: Target | None, distill_weight: float, share: float
-    ) -> Tensor:
-        """Adds this batch's share of the gradients of eq. (1); returns its share of the losses, `[loss, device]`."""
-        logits = _logits(self._template, self._parameters, samples, 0)
+    def _full_batch(self, target: Target | None, distill_weight: float) -> tuple[list[Tensor], Tensor]:
+        """Gradients of eq. (1) for `_trained`, and losses `[loss, device]`."""
+        slopes = [torch.zeros_like(stack) for stack in self._trained]
+        means = self._class_counts.new_zeros(2, len(self._labels))
+        for samples, labels in self._chunks():
+            share = labels.shape[1] / self._labels.shape[1]
+            some_slopes, losses = self._slopes(samples, labels, target, distill_weight)
+            for slope, some in zip(slopes, some_slopes, strict=True):
+                slope.add_(some, alpha=share)
+            means.add_(losses, alpha=share)
+        return slopes, means
+
+    def _slopes(
+        self, samples: Tensor, labels: Tensor, target: Target | None, distill_weight: float
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        """Gradients of eq. (1) on one batch for `_trained`, and its losses `[loss, device]`."""
+        logits = logits_of_all(self._template, self._parameters, samples, 0)
         training, distillation = _losses(logits, labels, target if distill_weight else None)
         # A device's weights enter its own losses alone: the gradient of the sum over devices is each one's own.
-        torch.autograd.backward(share * torch.add(training, distillation, alpha=distill_weight).sum())
-        return share * torch.stack([training.detach(), distillation.detach()])
+        loss = torch.add(training, distillation, alpha=distill_weight).sum()
+        # A parameter that the output does not depend on has a gradient of zero.
+        slopes = torch.autograd.grad(loss, self._trained, materialize_grads=True)
+        return slopes, torch.stack([training.detach(), distillation.detach()])
+
+    def _step_on(self, size: int, target: Target | None, distill_weight: float) -> MinibatchStep:
+        """The step on minibatches of that size: on a GPU, to prepare it takes longer than to make it."""
+        kind = size, None if target is None else distill_weight
+        if kind not in self._steps:
+            every_device = torch.arange(len(self._labels), device=self._labels.device)[:, None]
+
+            def step(batch: Tensor, target: Target | None, lr: Tensor) -> Tensor:
+                samples, labels = self._samples[every_device, batch], self._labels[every_device, batch]
+                slopes, losses = self._slopes(samples, labels, target, distill_weight)
+                self._descend(slopes, lr)
+                return losses
+
+            self._steps[kind] = MinibatchStep(step, (len(self._labels), size), target, self._trained)
+        return self._steps[kind]
 
     @torch.no_grad()
-    def _descend(self, lr: float) -> None:
-        for stack in self._parameters.values():
-            if stack.grad is not None:
-                stack.sub_(stack.grad, alpha=lr)
-                stack.grad = None
-
-    def _no_losses(self) -> Tensor:
-        return torch.zeros(2, len(self._labels), dtype=torch.float64, device=self._labels.device)
-
-
-def _logits(template: nn.Module, parameters: dict[str, Tensor], samples: Tensor, device_axis: int | None) -> Tensor:
-    """Every device's model on its samples, or with no device axis on the same ones: `[device, sample, class]`."""
-
-    def one_device(own_parameters: dict[str, Tensor], own_samples: Tensor) -> Any:
-        return functional_call(template, own_parameters, (own_samples,))
-
-    logits: Tensor = vmap(one_device, in_dims=(0, device_axis), randomness="error")(parameters, samples)
-    return logits
+    def _descend(self, slopes: Sequence[Tensor], lr: float | Tensor) -> None:
+        for stack, slope in zip(self._trained, slopes, strict=True):
+            stack.sub_(lr * slope)
 
 
 def _losses(logits: Tensor, labels: Tensor, target: Target | None) -> tuple[Tensor, Tensor]:
@@ -152,83 +201,10 @@ def _fetched(losses: Tensor) -> list[Losses]:
     return [Losses(training, distillation) for training, distillation in losses.T.tolist()]
 
 
-def _stacked_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """`[device, ...]` by name; those that the models train are leaves of the gradient."""
-    return {
-        name: _stack([model.get_parameter(name).detach() for model in models]).requires_grad_(parameter.requires_grad)
-        for name, parameter in models[0].named_parameters()
-    }
+def _vectors(stacks: Sequence[Tensor]) -> Tensor:
+    """Each device's part of all stacks as one vector, `[device, number]`."""
+    return torch.cat([stack.flatten(1) for stack in stacks], dim=1)
 
 
-def _stack(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([_plain(tensor) for tensor in tensors])
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """In the ordinary layout: a convolution over stacked devices has device and channel on one axis."""
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def stackable(orders: list[list[IntArray]]) -> bool:
-    """Whether all devices make the same number of passes, one at least, over equally many samples."""
-    passes = {len(own) for own in orders}
-    lengths = {len(order) for own in orders for order in own}
-    return len(passes) == len(lengths) == 1
-
-
-def can_stack(learners: Sequence[Learner]) -> bool:
-    """Whether the devices have equally many samples and one model, each its own, with no buffers and no random draws.
-
-    Buffers are statistics that a forward pass would have to write back for every device.
-    """
-    models = [learner.model for learner in learners]
-    parameters = [parameter for model in models for parameter in model.parameters()]
-    return (
-        len({learner.samples_and_labels()[0].shape for learner in learners}) == 1
-        and all(_same_code(models[0], model) for model in models)
-        and len(set(parameters)) == len(parameters)
-        and not any(draws_at_random(model) or list(model.buffers()) for model in models)
-        and _survives_a_trial(models[0], learners[0].samples_and_labels()[0])
-    )
-
-
-def _same_code(model: nn.Module, other: nn.Module) -> bool:
-    """Whether two models differ in the values of their parameters at most, as far as their attributes tell."""
-    if _parameter_kinds(model) != _parameter_kinds(other):
-        return False
-    parts, others = dict(model.named_modules()), dict(other.named_modules())
-    return parts.keys() == others.keys() and all(_same_layer(parts[name], others[name]) for name in parts)
-
-
-def _parameter_kinds(model: nn.Module) -> list[tuple[str, torch.Size, torch.dtype, bool]]:
-    return [(name, value.shape, value.dtype, value.requires_grad) for name, value in model.named_parameters()]
-
-
-def _same_layer(layer: nn.Module, other: nn.Module) -> bool:
-    """By type and attributes, such as a stride or an activation function."""
-    compared_elsewhere = {"_parameters", "_buffers", "_modules"}
-    own, others = (
-        {name: value for name, value in vars(module).items() if name not in compared_elsewhere}
-        for module in (layer, other)
-    )
-    try:
-        return type(layer) is type(other) and bool(own == others)
-    except (RuntimeError, ValueError):  # tensors and arrays have no single answer; such models go one by one
-        return False
-
-
-def _survives_a_trial(model: nn.Module, samples: Tensor) -> bool:
-    """Whether the model's code can be stacked: two twins of it, forward, backward and as in evaluation.
-
-    A branch on a sample's value cannot, for one, nor can a draw that no layer told of.
-    """
-    few = samples[:2]
-    try:
-        twin = copy.deepcopy(model)
-        parameters = _stacked_parameters([twin, twin])
-        torch.autograd.backward(_logits(twin, parameters, _stack([few, few]), 0).sum())
-        _logits(twin.eval(), parameters, _plain(few), None)
-    except Exception as error:  # the user's own code can fail in any way
-        logger.info("devices are trained one by one, for their model cannot be stacked: %s", error)
-        return False
-    return True
+def _in_step(samples: Tensor, labels: Tensor, size: int, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.split(samples, size, dim), torch.split(labels, size, dim), strict=True)
