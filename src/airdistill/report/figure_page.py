@@ -37,8 +37,8 @@ _NOISE_TEXT = (
 )
 _ACCURACY_TEXT = (
     "Every device passes once over its samples a round in every scheme. Error-free schemes and devices alone run for "
-    "the constant T; error-free ones take the slots that an analogue sum would take. A run that has ended keeps its last "
-    "accuracy. Bands are 95 % intervals over seeds; the level line is every device alone."
+    "the constant T; error-free ones take the slots that an analogue sum would take. A run that has ended keeps its "
+    "last accuracy. Bands are 95 % intervals over seeds; the level line is every device alone."
 )
 
 

@@ -54,6 +54,6 @@ def accuracy_figure(
     for step in STEPS:
         scenario = with_absolute_paths(figure_scenario(name, step, quick, changes))
         numbers = tuple(range(scenario.seed, scenario.seed + seeds))
-        comparison = Comparison(f"{name}-{step}", accuracy_arms(scenario), numbers, options.resolved())
+        comparison = Comparison(f"{name}-{step}", accuracy_arms(scenario, step), numbers, options.resolved())
         records[step] = start(comparison, out / f"{name}-{step}", jobs, on_progress)
     return AccuracyFigure(name, records, {step: accuracy_claims(record) for step, record in records.items()})

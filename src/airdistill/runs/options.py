@@ -12,8 +12,8 @@ from airdistill.errors import InputError
 from airdistill.learning.fleet import Engine
 from airdistill.learning.memory import keep_freed_memory
 
-# On a CPU, what its cache holds; on a GPU, enough to keep it busy.
-_CHUNK_SAMPLES = {"cpu": 300, "cuda": 2000}
+# On a CPU, what its cache holds; on a GPU, of every device at once, what keeps it busy without filling its memory.
+_CHUNK_SAMPLES = {"cpu": 300, "cuda": 400}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
