@@ -1,6 +1,6 @@
-"""The demonstration of `make run`: plan the `quick` fleet, train it with three schemes, and compare.
+"""The demonstration of `make run`: plan the `quick` fleet, train it with every kind of scheme, and compare.
 
-Run it with `python examples/demonstration.py [ROUNDS]`; the records lie under runs/ afterwards.
+Run it with `python examples/demonstration.py [ROUNDS]`; records and report lie under runs/ afterwards.
 """
 
 import sys
@@ -8,24 +8,25 @@ import sys
 from rich.console import Console
 
 import airdistill as ad
+from airdistill.report.comparison_page import write_comparison_page
+from airdistill.report.comparison_table import print_comparison
 from airdistill.report.plan_table import print_plan
-from airdistill.report.progress import print_comparison, round_bar
+from airdistill.report.progress import comparison_bar
 from airdistill.runs.options import RunOptions
 
-SCHEMES = ["ota_fd", "fd_error_free", "local_only"]
+SCHEMES = ["ota_fd", "orthogonal_fd", "fd_error_free", "local_only", "ota_fl", "fedsgd", "fedavg"]
 
 
-def main(rounds: int | None) -> None:
+def main(rounds: int) -> None:
     console, scenario = Console(), ad.load("quick")
     print_plan(ad.plan(scenario), console)
-    records = []
-    for scheme in SCHEMES:
-        with round_bar(console, scheme) as on_round:
-            records.append(ad.run(scenario, scheme, rounds, options=RunOptions(eval_every=30), on_round=on_round))
-    console.print(f"\n[bold]{scenario.name}[/bold] after {records[0].summary['rounds']} rounds")
-    print_comparison(records, console)
-    console.print("Records: " + ", ".join(str(record.folder) for record in records))
+    with comparison_bar(console) as bar:
+        options = RunOptions(eval_every=max(1, rounds // 2), checkpoint_every=rounds)
+        record = ad.compare(scenario, SCHEMES, rounds=rounds, options=options, on_progress=bar)
+    console.print()
+    print_comparison(record, console)
+    console.print(f"Report: {write_comparison_page(record)}", highlight=False)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else None)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)

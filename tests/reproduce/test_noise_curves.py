@@ -30,7 +30,7 @@ def test_the_grid_is_the_issues():
     assert DELTA == 1e-11
 
 
-def test_the_optimised_curve_is_flat_where_privacy_alone_limits(scenario):
+def test_the_optimised_curve_is_flat_where_privacy_alone_limits():
     """Φ2 at T̂ does not depend on ε: T̂ ∝ ε² and req(T̂) = T̂ req(1) ∝ T̂/ε². Only rounding T moves it."""
     unlimited = ad.load("paper", ["learning.max_rounds=1000000", "radio.noise_power=1e-20 W"])
     curve = noise_curve("ota_fd", "ota_fd", unlimited, np.geomspace(1e-3, 0.05, 12))
@@ -52,7 +52,7 @@ def test_the_printed_scenario_is_flat_too_until_the_channel_or_the_limit_binds(c
 
 
 @pytest.mark.parametrize("label", ["ota_fd", "ota_fd_fixed", "ota_fl", "ota_fl_fixed"])
-def test_a_point_is_what_the_plan_of_that_scheme_says(curves, scenario, label):
+def test_a_point_is_what_the_plan_of_that_scheme_says(curves, label):
     for position in (0, 12, 25):
         epsilon = float(EPSILONS[position])
         asking = ad.load("paper", [f"privacy.epsilon={epsilon}", f"privacy.delta={DELTA}"])

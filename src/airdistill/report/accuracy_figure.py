@@ -25,6 +25,17 @@ def accuracy_figure(record: ComparisonRecord) -> Figure:
     return figure
 
 
+def accuracy_panels(record: ComparisonRecord) -> list[Figure]:
+    """The same as figures of their own, which a narrow screen can show."""
+    drawn = []
+    for draw in (draw_against_rounds, draw_against_time):
+        figure, (axes,) = new_figure(height=4.4)
+        draw(axes, curves_of(record))
+        legend_below(figure, axes, columns=3)
+        drawn.append(figure)
+    return drawn
+
+
 def curves_of(record: ComparisonRecord) -> dict[str, Curve]:
     """Of every arm with a run that ended, by label."""
     found = {arm.label: list(runs_of(record, arm.label).values()) for arm in record.comparison.arms}

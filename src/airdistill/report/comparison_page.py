@@ -10,7 +10,7 @@ import tomli_w
 from airdistill import __version__
 from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
-from airdistill.report.accuracy_figure import accuracy_figure
+from airdistill.report.accuracy_figure import accuracy_figure, accuracy_panels
 from airdistill.report.comparison_table import COLUMNS, EPSILON_COLUMNS, NOTES, curves_csv, runs_csv, table_rows
 from airdistill.report.drawing import save, svg_of
 from airdistill.report.page import Block, Bullets, Command, DataTable, Drawing, Page, Paragraph, Section, render
@@ -28,33 +28,41 @@ def write_comparison_page(record: ComparisonRecord) -> Path:
     folder = record.folder
     write_whole(folder / "runs.csv", runs_csv(record).encode())
     write_whole(folder / "curves.csv", curves_csv(record).encode())
-    drawing = None
     if record.runs:
-        figure = accuracy_figure(record)
-        save(figure, folder, "accuracy")
-        drawing = Drawing(svg_of(figure), CURVES_CAPTION, "Accuracy of every scheme against rounds and uplink time")
-    write_whole(folder / REPORT, render(comparison_page(record, drawing)).encode())
+        save(accuracy_figure(record), folder, "accuracy")
+    write_whole(folder / REPORT, render(comparison_page(record)).encode())
     return folder / REPORT
 
 
-CURVES_CAPTION = (
-    "Test accuracy, mean over devices and seeds, with 95 % intervals; a run that has ended keeps its last accuracy. "
-    "Error-free schemes take the slots that an analogue sum would take."
+_CURVES_CAPTION = (
+    "with 95 % intervals; a run that has ended keeps its last accuracy. Error-free schemes take the slots that an "
+    "analogue sum would take."
 )
 
 
-def comparison_page(record: ComparisonRecord, drawing: Drawing | None) -> Page:
+def _drawings(record: ComparisonRecord) -> list[Drawing]:
+    if not record.runs:
+        return []
+    against = ("rounds", "uplink time")
+    return [
+        Drawing(svg_of(figure), f"Mean test accuracy against {axis}, {_CURVES_CAPTION}", f"Accuracy against {axis}")
+        for axis, figure in zip(against, accuracy_panels(record), strict=True)
+    ]
+
+
+def comparison_page(record: ComparisonRecord) -> Page:
     comparison = record.comparison
     seeds = ", ".join(map(str, comparison.seeds))
     planned = []
     if record.runs:
-        first = _plan_of(next(iter(record.runs.values())))
-        planned = [plan_section(first), privacy_section(first)]
+        task, run = next(iter(record.runs.items()))
+        of = f" of {task.label}, seed {task.seed}"
+        planned = [plan_section(_plan_of(run), of), privacy_section(_plan_of(run), of)]
     return Page(
         title=f"{comparison.name}: {len(comparison.arms)} schemes compared",
         subtitle=f"seeds {seeds}; {len(record.runs)} of {len(comparison.tasks)} runs ended",
         sections=(
-            results_section(record, drawing),
+            Section("Results", (*results_blocks(record), *_drawings(record))),
             Section("What was asked of each scheme", (asked_table(record),)),
             *planned,
             Section("How to repeat it", _repeat(comparison)),
@@ -63,15 +71,14 @@ def comparison_page(record: ComparisonRecord, drawing: Drawing | None) -> Page:
     )
 
 
-def results_section(record: ComparisonRecord, drawing: Drawing | None) -> Section:
+def results_blocks(record: ComparisonRecord) -> list[Block]:
+    """The table, and what failed."""
     rows = tuple(tuple(row) for row in table_rows(record))
     blocks: list[Block] = [DataTable((*COLUMNS, *EPSILON_COLUMNS), rows, notes=NOTES)]
-    if drawing is not None:
-        blocks.append(drawing)
     if record.failures:
         lines = [f"{task.label}, seed {task.seed}, failed: {reason}" for task, reason in record.failures.items()]
         blocks.append(Bullets(tuple(lines), "warning"))
-    return Section("Results", tuple(blocks))
+    return blocks
 
 
 def asked_table(record: ComparisonRecord) -> DataTable:

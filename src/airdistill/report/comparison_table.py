@@ -73,7 +73,8 @@ def print_comparison(record: ComparisonRecord, console: Console) -> None:
 def _terminal_table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
     table = Table()
     for column in columns:
-        table.add_column(column, justify="left" if column == "scheme" else "right")
+        first = column == "scheme"
+        table.add_column(column, justify="left" if first else "right", no_wrap=first)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

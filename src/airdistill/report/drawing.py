@@ -56,11 +56,11 @@ def looks_for(labels: list[str]) -> dict[str, Look]:
 
 
 def new_figure(columns: int = 1, height: float = 4.2) -> tuple[Figure, list[Axes]]:
-    """Axes beside each other, drawn without a screen."""
+    """Axes beside each other, drawn without a screen; a single one is narrow enough for a phone."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4 if columns == 1 else 5.2 * columns, height), layout="constrained")
+    figure = Figure(figsize=(5.2 * columns, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, columns, squeeze=False)[0]
     for each in axes:
@@ -75,16 +75,17 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
 
 
 def svg_of(figure: Figure) -> str:
-    return _rendered(figure, "svg").decode()
+    return rendered(figure, "svg").decode()
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
     """As PNG and SVG."""
     for kind in ("png", "svg"):
-        write_whole(folder / f"{name}.{kind}", _rendered(figure, kind))
+        write_whole(folder / f"{name}.{kind}", rendered(figure, kind))
 
 
-def _rendered(figure: Figure, kind: str) -> bytes:
+def rendered(figure: Figure, kind: str) -> bytes:
+    """As "png", "svg" or "pdf"."""
     import matplotlib
 
     buffer = io.BytesIO()

@@ -9,7 +9,7 @@ from pathlib import Path
 from airdistill import __version__
 from airdistill.files import write_whole
 from airdistill.jsonable import json_text
-from airdistill.report.comparison_page import asked_table, results_section
+from airdistill.report.comparison_page import asked_table, results_blocks
 from airdistill.report.comparison_table import curves_csv, runs_csv
 from airdistill.report.drawing import save, svg_of
 from airdistill.report.page import (
@@ -83,7 +83,7 @@ def _accuracy_section(figure: AccuracyFigure, step: str) -> Section:
     if record.runs:
         drawn = svg_of(draw_accuracy({step: record}, ""))
         blocks.append(Drawing(drawn, f"Accuracy against uplink time, {title}.", f"Accuracy over time, {title}"))
-    blocks += [*results_section(record, None).blocks, asked_table(record), verdicts(figure.claims[step])]
+    blocks += [*results_blocks(record), asked_table(record), verdicts(figure.claims[step])]
     return Section(title, tuple(blocks))
 
 

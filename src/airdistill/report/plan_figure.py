@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,9 @@ from airdistill.channel.sources import channel_source
 from airdistill.codesign.plan import NUM_DRAWS, Plan, gap_objective
 from airdistill.errors import InputError
 from airdistill.files import write_whole
+from airdistill.report.drawing import BLUE, ORANGE, RED, legend_below, new_figure, rendered
 
 _FORMATS = (".png", ".svg", ".pdf")
-_CURVE, _NOISE, _CHOSEN = "#0072B2", "#E69F00", "#D55E00"  # apart for colour-blind eyes, and in grey
 
 
 def plot_gap(plan: Plan, path: Path) -> None:
@@ -23,24 +21,19 @@ def plot_gap(plan: Plan, path: Path) -> None:
         raise InputError("--plot", str(path), f"must end in {', '.join(_FORMATS)}")
     if not path.parent.is_dir():
         raise InputError("--plot", str(path), "its folder does not exist")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     num_rounds, gaps = _curve(plan)
     start = 3 * plan.scenario.constants.loss_bound * plan.fleet.num_devices / plan.scenario.learning.initial_lr
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    axes.loglog(num_rounds, gaps, color=_CURVE, linewidth=2, label="gap ΣΩ")
-    axes.loglog(num_rounds, start / np.sqrt(num_rounds), "--", color=_NOISE, label="without any noise")
+    figure, (axes,) = new_figure()
+    axes.loglog(num_rounds, gaps, color=BLUE, linewidth=2, label="gap ΣΩ")
+    axes.loglog(num_rounds, start / np.sqrt(num_rounds), "--", color=ORANGE, label="without any noise")
     best = plan.rounds.exact
-    axes.plot(best, np.interp(best, num_rounds, gaps), "o", color=_CURVE, markersize=9, label=f"optimum, T = {best}")
+    axes.plot(best, np.interp(best, num_rounds, gaps), "o", color=BLUE, markersize=9, label=f"optimum, T = {best}")
     if plan.num_rounds != best or plan.scenario.radio.transceiver == "paper":
         axes.plot(
             plan.num_rounds,
             plan.convergence_gap,
             "D",
-            color=_CHOSEN,
+            color=RED,
             markersize=8,
             label=f"chosen, T = {plan.num_rounds}",
         )
@@ -49,14 +42,9 @@ def plot_gap(plan: Plan, path: Path) -> None:
         ylabel="convergence gap, summed over devices",
         title=f"Plan of {plan.scenario.name}",
     )
-    axes.grid(which="both", alpha=0.25)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False)
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name in letters that the font lacks
-        figure.savefig(buffer, format=path.suffix[1:], dpi=150)
+    legend_below(figure, axes, columns=2)
     try:
-        write_whole(path, buffer.getvalue())
+        write_whole(path, rendered(figure, path.suffix[1:]))
     except OSError as error:
         raise InputError("--plot", str(path), f"cannot be written: {error.strerror or error}") from None
 

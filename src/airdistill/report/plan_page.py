@@ -7,7 +7,7 @@ from airdistill.report.page import Block, Bullets, DataTable, Facts, Paragraph, 
 from airdistill.report.plan_table import fleet_in_words, privacy_rows, summary_rows
 
 
-def plan_section(plan: Plan) -> Section:
+def plan_section(plan: Plan, of: str = "") -> Section:
     """What was planned, and what to beware of."""
     blocks: list[Block] = [
         Paragraph(f"{fleet_in_words(plan)}."),
@@ -15,10 +15,10 @@ def plan_section(plan: Plan) -> Section:
     ]
     if plan.warnings:
         blocks.append(Bullets(plan.warnings, "warning"))
-    return Section("The plan", tuple(blocks))
+    return Section(f"The plan{of}", tuple(blocks))
 
 
-def privacy_section(plan: Plan) -> Section:
+def privacy_section(plan: Plan, of: str = "") -> Section:
     """Every device's ε as planned, under each sensitivity model, and what all of it rests on."""
     columns, rows = privacy_rows(plan)
     table = DataTable(
@@ -26,4 +26,4 @@ def privacy_section(plan: Plan) -> Section:
         rows,
         caption="Exact ε at each device's δ at the end, as planned; * is the model that the scenario declares.",
     )
-    return Section("Privacy", (table, Paragraph("This rests on:"), Bullets(plan.assumptions)))
+    return Section(f"Planned privacy{of}", (table, Paragraph("This rests on:"), Bullets(plan.assumptions)))

@@ -1,0 +1,123 @@
+"""Pages and tables of runs, comparisons and figures, from real records."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+from small_worlds import small_scenario
+
+import airdistill as ad
+from airdistill.report.comparison_page import write_comparison_page
+from airdistill.report.comparison_table import curves_csv, print_comparison, runs_csv
+from airdistill.report.drawing import LOOKS, looks_for
+from airdistill.report.run_page import write_run_page
+from airdistill.runs.options import RunOptions
+from airdistill.schemes.registry import SCHEMES
+
+OPTIONS = RunOptions(eval_every=2)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    scenario = small_scenario(folder)
+    return ad.compare(scenario, ["ota_fd", "local_only", "fedsgd"], seeds=2, out=folder / "out", options=OPTIONS)
+
+
+def text_of(page):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.read_text()))
+
+
+def test_a_runs_page_says_what_came_out_and_what_it_rests_on(record):
+    run = next(iter(record.runs.values()))
+    text = text_of(write_run_page(run))
+    for words in ["What came out", "The plan", "Privacy spent", "How to repeat it", "--scheme ota_fd", "class_mean"]:
+        assert words in text
+    assert f"{run.summary['accuracy']['mean']:.2%}" in text
+    for assumption in run.summary["assumptions"]:
+        assert assumption.replace("'", "&#x27;") in text.replace("’", "'")
+
+
+def test_a_comparisons_page_has_table_curves_and_terms(record):
+    page = write_comparison_page(record)
+    text = text_of(page)
+    for words in [
+        "3 schemes compared",
+        "seeds 0, 1",
+        "6 of 6 runs ended",
+        "gain over local",
+        "slots a round",
+        "ε device",
+    ]:
+        assert words in text
+    assert page.read_text().count("<svg") == 2
+    for name in ("accuracy.png", "accuracy.svg", "runs.csv", "curves.csv"):
+        assert (record.folder / name).stat().st_size > 0
+    assert not re.search(r"(?:src|href)=[\"']?https?:", page.read_text())
+
+
+def test_the_files_hold_every_run(record):
+    rows = list(csv.DictReader(io.StringIO(runs_csv(record))))
+    assert [(row["label"], row["seed"]) for row in rows][:3] == [("ota_fd", "0"), ("local_only", "0"), ("fedsgd", "0")]
+    assert rows[2]["epsilon_device"] == "inf"
+    assert float(rows[0]["accuracy"]) == next(iter(record.runs.values())).summary["accuracy"]["mean"]
+    points = list(csv.DictReader(io.StringIO(curves_csv(record))))
+    assert [point["round"] for point in points[:3]] == ["2", "4", "6"]
+
+
+def test_the_terminal_shows_everything_in_eighty_columns(record):
+    console = Console(file=io.StringIO(), width=80)
+    print_comparison(record, console)
+    text = console.file.getvalue()
+    assert "fedsgd" in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_every_scheme_has_a_look_of_its_own():
+    assert set(SCHEMES) <= set(LOOKS)
+    looks = looks_for([*SCHEMES, "mine", "yours"])
+    assert len(set(looks.values())) == len(looks)
+
+
+def test_the_command_line_compares_reports_and_reproduces(tmp_path, monkeypatch, capsys):
+    import sys
+
+    import tomli_w
+
+    from airdistill.cli import main
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["airdistill", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    path = tmp_path / "small.toml"
+    path.write_text(tomli_w.dumps(small_scenario(tmp_path).model_dump(mode="json", exclude_none=True)))
+    code, out, _ = call("compare", path, "--schemes", "local_only", "--out", tmp_path / "out", "--json")
+    assert code == 0
+    assert json.loads(out)["arms"][0]["label"] == "local_only"
+    code, out, _ = call("report", tmp_path / "out")
+    assert (code, out.strip()) == (0, str(tmp_path / "out" / "report.html"))
+    code, out, _ = call("report", tmp_path / "out" / "local_only" / "seed-0")
+    assert (code, out.strip().endswith("seed-0/report.html")) == (0, True)
+    code, _, err = call("report", tmp_path)
+    assert (code, "is no run's folder" in err) == (2, True)
+    code, _, err = call("compare", path, "--schemes", "local_only,nothing", "--out", tmp_path / "other")
+    assert (code, "--scheme" in err) == (2, True)
+    code, out, _ = call(
+        "reproduce", "fig2a", "--quick", "--scenarios", "paper", "--out", tmp_path / "figures", "--json"
+    )
+    assert code == 0
+    assert {claim["verdict"] for claim in json.loads(out)["paper"]} <= {"holds", "does not hold", "undecided"}
+    for name in ("fig2a-paper.png", "fig2a-paper.svg", "fig2a-paper.csv", "fig2a.html", "fig2a-claims.json"):
+        assert (tmp_path / "figures" / name).stat().st_size > 0
+    code, _, err = call("reproduce", "fig2a", "--scenarios", "nowhere", "--out", tmp_path / "figures")
+    assert (code, "--scenarios" in err) == (2, True)
+    code, out, _ = call("plan", path, "--scheme", "ota_fl")
+    assert (code, "Gradient error" in out) == (0, True)
