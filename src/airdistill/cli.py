@@ -225,19 +225,22 @@ def reproduce_command(
     device: DeviceOption = "cpu",
     jobs: JobsOption = 0,
     eval_every: EvalEveryOption = 20,
+    redraw: Annotated[bool, typer.Option("--redraw", help="fig2b: train nothing, show what DIR holds.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """The paper's figures computed anew, and its claims checked one by one.
 
     Example: airdistill reproduce fig2a --out figures
     """
-    from airdistill.report.reproduction import reproduce_fig2a, reproduce_fig2b
+    from airdistill.report.reproduction import redraw_fig2b, reproduce_fig2a, reproduce_fig2b
     from airdistill.runs.options import RunOptions
 
     folder, names = out or Path("figures"), [name.strip() for name in scenarios.split(",")]
     command = "airdistill " + " ".join(sys.argv[1:])
     if figure is Figure.FIG2A:
         claims = reproduce_fig2a(names, quick, changes or [], folder, command, silent=as_json)
+    elif redraw:
+        claims = redraw_fig2b(names, folder, command, silent=as_json)
     else:
         options = RunOptions(device=device, eval_every=eval_every, checkpoint_every=20)
         try:

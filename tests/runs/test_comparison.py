@@ -61,6 +61,9 @@ def test_gains_compare_the_same_round(record):
     assert rounds.tolist() == [1, 2, 3, 4, 5, 6]
     assert accuracy_at(run, 3) == accuracy[2]
     assert accuracy_at(run, 99) == accuracy[-1]
+    sparse = ad.RunRecord(run.folder, run.rounds[1::2], run.summary)  # rounds 2, 4 and 6
+    assert accuracy_at(sparse, 3) == pytest.approx((accuracy[1] + accuracy[3]) / 2)
+    assert accuracy_at(sparse, 1) is None
 
 
 def test_curves_hold_their_last_value(tmp_path):

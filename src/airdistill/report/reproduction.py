@@ -11,7 +11,7 @@ from airdistill.report.comparison_table import print_comparison
 from airdistill.report.figure_page import write_accuracy_page, write_noise_page
 from airdistill.report.progress import comparison_bar
 from airdistill.reproduce.claims import Checked
-from airdistill.reproduce.figures import accuracy_figure, noise_figure
+from airdistill.reproduce.figures import AccuracyFigure, accuracy_figure, noise_figure, recorded_accuracy_figure
 from airdistill.runs.options import RunOptions
 
 
@@ -41,10 +41,19 @@ def reproduce_fig2b(
     silent: bool,
 ) -> dict[str, list[Checked]]:
     """Figure 2(b) of these scenarios; the claims by scenario and step sizes."""
-    console = Console(quiet=silent)
     folder.mkdir(parents=True, exist_ok=True)
     with comparison_bar(Console(stderr=True)) as bar:
         figures = {name: accuracy_figure(name, quick, changes, seeds, folder, options, jobs, bar) for name in names}
+    return _shown(figures, folder, command, silent)
+
+
+def redraw_fig2b(names: list[str], folder: Path, command: str, silent: bool) -> dict[str, list[Checked]]:
+    """The same from what the folder holds already."""
+    return _shown({name: recorded_accuracy_figure(name, folder) for name in names}, folder, command, silent)
+
+
+def _shown(figures: dict[str, AccuracyFigure], folder: Path, command: str, silent: bool) -> dict[str, list[Checked]]:
+    console = Console(quiet=silent)
     page = write_accuracy_page(figures, folder, command)
     claims = {}
     for name, figure in figures.items():

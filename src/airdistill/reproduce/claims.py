@@ -14,7 +14,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.reproduce.noise_curves import NoiseCurve
-from airdistill.reproduce.recipes import SAME_TERMS_FD, SAME_TERMS_FL
+from airdistill.reproduce.recipes import PROPOSED, SAME_TERMS_FD, SAME_TERMS_FL
 from airdistill.runs.comparison import ComparisonRecord
 from airdistill.runs.record import RunRecord
 from airdistill.runs.results import Interval, accuracy_at, accuracy_curve, runs_of
@@ -113,7 +113,7 @@ def accuracy_claims(record: ComparisonRecord) -> list[Checked]:
     """Of Figure 2(b), for the arms that ended."""
     runs = {arm.label: runs_of(record, arm.label) for arm in record.comparison.arms}
     constant = record.comparison.arm("ota_fd_fixed").scenario.learning.fixed_rounds
-    ours = "ota_fd"
+    ours = PROPOSED
     claims = [
         _above(f"The optimised T beats T = {constant} in accuracy", f"{PAPER}(b)", runs, ours, "ota_fd_fixed", final),
         _above(
@@ -154,8 +154,8 @@ def final(ours: RunRecord, other: RunRecord) -> tuple[float, float]:
     return ours.summary["accuracy"]["mean"], other.summary["accuracy"]["mean"]
 
 
-def same_round(ours: RunRecord, other: RunRecord) -> tuple[float, float]:
-    """Accuracies at our end, or at the other's last evaluation before it."""
+def same_round(ours: RunRecord, other: RunRecord) -> tuple[float, float | None]:
+    """Accuracies after our last round; None if the other was not yet evaluated by then."""
     return ours.summary["accuracy"]["mean"], accuracy_at(other, ours.summary["rounds"])
 
 
@@ -165,14 +165,17 @@ def _above(
     runs: dict[str, dict[int, RunRecord]],
     ours: str,
     other: str,
-    accuracies: Callable[[RunRecord, RunRecord], tuple[float, float]],
+    accuracies: Callable[[RunRecord, RunRecord], tuple[float, float | None]],
     margin: float = 0.0,
 ) -> Checked:
     """Whether our accuracy is above the other's, less a margin, seed by seed."""
     seeds = runs.get(ours, {}).keys() & runs.get(other, {}).keys()
     if not seeds:
         return Checked(statement, source, "undecided", f"{ours} or {other} did not end")
-    pairs = np.array([accuracies(runs[ours][seed], runs[other][seed]) for seed in sorted(seeds)])
+    found = [accuracies(runs[ours][seed], runs[other][seed]) for seed in sorted(seeds)]
+    pairs = np.array([pair for pair in found if pair[1] is not None], dtype=np.float64)
+    if not len(pairs):
+        return Checked(statement, source, "undecided", f"{other} was not evaluated by the end of {ours}")
     gap = Interval.of((pairs[:, 0] - pairs[:, 1]).tolist())
     numbers = (
         f"{ours} {100 * pairs[:, 0].mean():.1f} %, {other} {100 * pairs[:, 1].mean():.1f} %: "

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from airdistill.reproduce.claims import Checked, accuracy_claims, noise_claims
 from airdistill.reproduce.noise_curves import NoiseCurve, noise_curves
-from airdistill.reproduce.recipes import STEPS, accuracy_arms, figure_scenario
+from airdistill.reproduce.recipes import PROPOSED, STEPS, accuracy_arms, figure_scenario
 from airdistill.runs.comparison import Comparison, ComparisonRecord, OnProgress, start
 from airdistill.runs.options import RunOptions
-from airdistill.scenario.loading import with_absolute_paths
+from airdistill.scenario.loading import changed, with_absolute_paths
 from airdistill.scenario.model import Scenario
+from airdistill.schemes.planning import as_run_by, plan_scheme
+from airdistill.schemes.registry import load_scheme
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,24 @@ def accuracy_figure(
     on_progress: OnProgress,
 ) -> AccuracyFigure:
     """Trains what is not there yet; the same call goes on where one was stopped."""
-    records = {}
     for step in STEPS:
         scenario = with_absolute_paths(figure_scenario(name, step, quick, changes))
-        numbers = tuple(range(scenario.seed, scenario.seed + seeds))
-        comparison = Comparison(f"{name}-{step}", accuracy_arms(scenario, step), numbers, options.resolved())
-        records[step] = start(comparison, out / f"{name}-{step}", jobs, on_progress)
+        comparison = _comparison(f"{name}-{step}", scenario, step, seeds, options.resolved())
+        start(comparison, out / comparison.name, jobs, on_progress)
+    return recorded_accuracy_figure(name, out)
+
+
+def _comparison(name: str, scenario: Scenario, step: str, seeds: int, options: RunOptions) -> Comparison:
+    """Everybody is evaluated after the rounds that the proposed scheme ends with, too: there it is compared."""
+    numbers = tuple(range(scenario.seed, scenario.seed + seeds))
+    proposed = load_scheme(PROPOSED)
+    planned = [plan_scheme(proposed, as_run_by(proposed, changed(scenario, {"seed": seed}))) for seed in numbers]
+    ends = {plan.num_rounds for plan in planned}
+    arms = accuracy_arms(scenario, step, max(*ends, scenario.learning.fixed_rounds))
+    return Comparison(name, arms, numbers, replace(options, eval_also=tuple(sorted(ends))))
+
+
+def recorded_accuracy_figure(name: str, out: Path) -> AccuracyFigure:
+    """From what a folder holds, without training."""
+    records = {step: ComparisonRecord.read(out / f"{name}-{step}") for step in STEPS}
     return AccuracyFigure(name, records, {step: accuracy_claims(record) for step, record in records.items()})

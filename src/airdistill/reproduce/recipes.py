@@ -11,6 +11,7 @@ from airdistill.scenario.loading import changed, load
 from airdistill.scenario.model import Scenario
 
 FIGURE_SCENARIOS = ("paper", "paper-literal")
+PROPOSED = "ota_fd"
 SAME_TERMS_FL, SAME_TERMS_FD = "ota_fl_on_fd_terms", "ota_fd_on_fl_terms"
 
 
@@ -73,26 +74,25 @@ def scaled_down(scenario: Scenario) -> Scenario:
     return changed(scenario, scaled)
 
 
-def accuracy_arms(scenario: Scenario, step: str) -> tuple[Arm, ...]:
+def accuracy_arms(scenario: Scenario, step: str, baseline_rounds: int) -> tuple[Arm, ...]:
     """The paper's systems, what it leaves out, and with tuned steps both sides on each other's terms.
 
-    Every device passes once over its samples a round in all of them. What has no privacy to plan for runs for the
-    constant T. On the other's terms nobody's printed step size was meant.
+    Every device passes once over its samples a round in all of them. What has no privacy to plan for runs for
+    `baseline_rounds`. On the other's terms nobody's printed step size was meant.
     """
-    fixed = scenario.learning.fixed_rounds
     arms = (
-        Arm.of("ota_fd", scenario),
-        Arm.of("fd_error_free", scenario, fixed),
-        Arm.of("local_only", scenario, fixed),
+        Arm.of(PROPOSED, scenario),
+        Arm.of("fd_error_free", scenario, baseline_rounds),
+        Arm.of("local_only", scenario, baseline_rounds),
         Arm.of("ota_fd_fixed", scenario),
         Arm.of("ota_fl", scenario),
         Arm.of("ota_fl_fixed", scenario),
-        Arm.of("fedsgd", scenario, fixed),
+        Arm.of("fedsgd", scenario, baseline_rounds),
         Arm.of("orthogonal_fd", scenario),
     )
     if step != "tuned":
         return arms
-    settled = min(_SETTLED, fixed)
+    settled = min(_SETTLED, baseline_rounds)
     return (
         *arms,
         Arm(SAME_TERMS_FL, "ota_fl", on_fd_terms(scenario)),

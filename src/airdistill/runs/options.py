@@ -23,7 +23,7 @@ class RunOptions:
 
     `device`, `chunk_samples` and `dtype` may change the last bits of a result; the others never do. `threads` work on
     as many devices at once; 0 stands for one for each core. `chunk_samples` go through a model at once; 0 stands for
-    what suits the device.
+    what suits the device. Rounds are evaluated every so many, at the end, and those in `eval_also`.
     """
 
     device: str = "cpu"
@@ -32,9 +32,11 @@ class RunOptions:
     chunk_samples: int = 0
     kept_bytes: int = 4 << 30
     eval_every: int = 20
+    eval_also: tuple[int, ...] = ()
     checkpoint_every: int = 5
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "eval_also", tuple(self.eval_also))  # JSON gives a list back
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1")

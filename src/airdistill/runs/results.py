@@ -103,19 +103,22 @@ def gain_over_local(record: ComparisonRecord, runs: dict[int, RunRecord]) -> Int
     """Over the seeds that `local_only` ended, too."""
     local_label = next((arm.label for arm in record.comparison.arms if arm.scheme == LOCAL), None)
     local = {} if local_label is None else runs_of(record, local_label)
-    gains = [
-        run.summary["accuracy"]["mean"] - accuracy_at(local[seed], run.summary["rounds"])
+    pairs = [
+        (run.summary["accuracy"]["mean"], accuracy_at(local[seed], run.summary["rounds"]))
         for seed, run in runs.items()
         if seed in local
     ]
+    gains = [ours - alone for ours, alone in pairs if alone is not None]
     return Interval.of(gains) if gains else None
 
 
-def accuracy_at(run: RunRecord, round_index: int) -> float:
-    """The mean accuracy last measured at or before a round; of a run that had ended by then, its last."""
+def accuracy_at(run: RunRecord, round_index: int) -> float | None:
+    """The mean accuracy after a round, on a straight line between the evaluations about it.
+
+    Of a run that had ended by then it is the last one; before the first evaluation nothing is known.
+    """
     rounds, accuracy = accuracy_curve(run)
-    before = np.flatnonzero(rounds <= round_index)
-    return float(accuracy[before[-1] if len(before) else 0])
+    return float(np.interp(round_index, rounds, accuracy)) if round_index >= rounds[0] else None
 
 
 def accuracy_curve(run: RunRecord) -> tuple[FloatArray, FloatArray]:

@@ -63,10 +63,13 @@ class Simulation:
         check_finite(outcome.losses, self.fleet.finite_weights(), self.round_index)
         self._meter.charge(outcome.counted_noise_var)
         record = self._record(this, outcome)
-        last = self.round_index == self.plan.num_rounds
-        if last or self.round_index % self.options.eval_every == 0:
+        if self._is_evaluated(self.round_index):
             record["accuracy"] = self.accuracy()
         return record
+
+    def _is_evaluated(self, round_index: int) -> bool:
+        due = round_index % self.options.eval_every == 0 or round_index in self.options.eval_also
+        return due or round_index == self.plan.num_rounds
 
     def _play(self, this: Round) -> Outcome:
         """The scheme's round; where the user's own code fails in it, that is the user's to put right."""
