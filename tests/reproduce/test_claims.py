@@ -80,13 +80,14 @@ def test_intervals_decide(judged):
     found = judged(BASE)
     beats = found["The optimised T beats T = 400 in accuracy"]
     assert beats.verdict == "holds"
-    assert beats.numbers == "ota_fd 91.0 %, ota_fd_fixed 81.0 %: +10.0 ± 0.0 points over 3 seeds"
+    assert beats.numbers == "ota_fd 91.0 %, ota_fd_fixed 81.0 %: +10.0 ± 0.0 points (by seed +10.0, +10.0, +10.0)"
     assert (
-        found["The proposed scheme approaches error-free distillation: within 1 point at one round"].verdict == "holds"
+        found["The proposed scheme comes within 1 point of error-free distillation at the same round"].verdict
+        == "holds"
     )
     assert found["It gains over every device alone"].verdict == "undecided"
     assert found["It ends above error-free FedSGD"].verdict == "does not hold"
-    assert found["It ends above error-free FedSGD"].numbers.endswith("−8.0 ± 2.5 points over 3 seeds")
+    assert found["It ends above error-free FedSGD"].numbers.endswith("−8.0 ± 2.5 points (by seed −9.0, −8.0, −7.0)")
     assert not any("own link" in statement for statement in found)
 
 
@@ -97,7 +98,7 @@ def test_one_seed_decides_nothing(judged):
 
 def test_two_points_below_is_not_close(judged):
     found = judged({**BASE, "fd_error_free": [0.92, 0.93, 0.94]})
-    name = "The proposed scheme approaches error-free distillation: within 1 point at one round"
+    name = "The proposed scheme comes within 1 point of error-free distillation at the same round"
     assert found[name].verdict == "does not hold"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -71,10 +72,11 @@ def print_comparison(record: ComparisonRecord, console: Console) -> None:
 
 
 def _terminal_table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
-    table = Table()
+    table = Table(box=SIMPLE_HEAD)
     for column in columns:
         first = column == "scheme"
-        table.add_column(column, justify="left" if first else "right", no_wrap=first)
+        widest_word = max(map(len, column.split()))
+        table.add_column(column, justify="left" if first else "right", no_wrap=first, min_width=widest_word)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

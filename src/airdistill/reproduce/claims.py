@@ -117,7 +117,7 @@ def accuracy_claims(record: ComparisonRecord) -> list[Checked]:
     claims = [
         _above(f"The optimised T beats T = {constant} in accuracy", f"{PAPER}(b)", runs, ours, "ota_fd_fixed", final),
         _above(
-            f"The proposed scheme approaches error-free distillation: within {100 * CLOSE:.0f} point at one round",
+            f"The proposed scheme comes within {100 * CLOSE:.0f} point of error-free distillation at the same round",
             f"{PAPER}(b)", runs, ours, "fd_error_free", same_round, margin=CLOSE,
         ),
         _least_time(runs, ours, ["ota_fl", "ota_fl_fixed", "fedsgd"]),
@@ -177,11 +177,12 @@ def _above(
     if not len(pairs):
         return Checked(statement, source, "undecided", f"{other} was not evaluated by the end of {ours}")
     gap = Interval.of((pairs[:, 0] - pairs[:, 1]).tolist())
+    each = ", ".join(f"{100 * difference:+.1f}" for difference in pairs[:, 0] - pairs[:, 1])
+    interval = "" if gap.half is None else f" ± {100 * gap.half:.1f}"
     numbers = (
         f"{ours} {100 * pairs[:, 0].mean():.1f} %, {other} {100 * pairs[:, 1].mean():.1f} %: "
-        f"{100 * gap.mean:+.1f}{'' if gap.half is None else f' ± {100 * gap.half:.1f}'} points over {len(pairs)} "
-        f"{'seed' if len(pairs) == 1 else 'seeds'}"
-    ).replace("+-", "−")
+        f"{100 * gap.mean:+.1f}{interval} points (by seed {each})"
+    )
     return Checked(statement, source, _verdict(gap, -margin), numbers.replace("-", "−"))
 
 

@@ -132,7 +132,8 @@ def accuracy_curve(run: RunRecord) -> tuple[FloatArray, FloatArray]:
 class Curve:
     """Mean accuracy over seeds after every round that any of them evaluated, with its 95 % interval.
 
-    A run that has ended keeps its last accuracy: the time axis goes on without it. `seconds` is uplink time so far.
+    A run that has ended keeps its last accuracy: the time axis goes on without it. `seconds` is uplink time so far. Of
+    fewer than three seeds no interval is worth drawing: it is the mean itself.
     """
 
     rounds: FloatArray
@@ -148,7 +149,7 @@ def mean_curve(runs: Sequence[RunRecord]) -> Curve:
     first = max(rounds[0] for rounds, _ in curves)
     grid = grid[grid >= first]
     held = np.array([accuracy[np.searchsorted(rounds, grid, side="right") - 1] for rounds, accuracy in curves])
-    intervals = [Interval.of(column.tolist()) for column in held.T]
+    intervals = [Interval.of(column.tolist() if len(runs) > 2 else [column.mean()]) for column in held.T]
     seconds_a_round = runs[0].summary["uplink_seconds"] / runs[0].summary["rounds"]
     return Curve(
         rounds=grid,
