@@ -25,7 +25,7 @@ def main(rounds: int) -> None:
         record = ad.compare(scenario, SCHEMES, rounds=rounds, options=options, on_progress=bar)
     console.print()
     print_comparison(record, console)
-    console.print(f"Report: {write_comparison_page(record)}", highlight=False)
+    console.print(f"Report: {write_comparison_page(record)}", highlight=False, markup=False)
 
 
 if __name__ == "__main__":

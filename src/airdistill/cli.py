@@ -109,7 +109,7 @@ def plan_command(
     from airdistill.scenario.loading import load
 
     asked = [*(changes or []), *([f"learning.rounds={rounds}"] if rounds is not None else [])]
-    made = _planned(load(scenario, asked), scheme)
+    made = _planned(load(scenario, asked), scheme, int(rounds) if rounds is not None and rounds.isdigit() else None)
     if plot is not None:
         from airdistill.report.plan_figure import plot_gap
 
@@ -124,8 +124,8 @@ def plan_command(
     print_plan(made, Console(), devices)
 
 
-def _planned(scenario: Scenario, scheme: str | None) -> Plan:
-    """Without a scheme nothing is loaded that only training needs."""
+def _planned(scenario: Scenario, scheme: str | None, rounds: int | None) -> Plan:
+    """Without a scheme nothing is loaded that only training needs; with one, a number of rounds has the last word."""
     if scheme is None:
         from airdistill.codesign.plan import plan
 
@@ -134,7 +134,7 @@ def _planned(scenario: Scenario, scheme: str | None) -> Plan:
     from airdistill.schemes.registry import load_scheme
 
     chosen = load_scheme(scheme)
-    return plan_scheme(chosen, as_run_by(chosen, scenario))
+    return plan_scheme(chosen, as_run_by(chosen, scenario, rounds))
 
 
 SchemeOption = Annotated[
@@ -352,9 +352,10 @@ def _follow_comparison(start: Callable[[OnProgress], ComparisonRecord], as_json:
     else:
         print_comparison(record, Console())
         _print_text(f"Report: {page}")
-    if record.failures:
-        tasks = ", ".join(f"{task.label} (seed {task.seed})" for task in record.failures)
-        sys.stderr.write(f"error: {len(record.failures)} of {len(record.comparison.tasks)} runs failed: {tasks}\n")
+    missing = [task for task in record.comparison.tasks if task not in record.runs]
+    if missing:
+        tasks = ", ".join(f"{task.label} (seed {task.seed})" for task in missing)
+        sys.stderr.write(f"error: {len(missing)} of {len(record.comparison.tasks)} runs did not end: {tasks}\n")
         sys.exit(2)
 
 

@@ -8,7 +8,7 @@ from airdistill.data.datasets import Dataset
 from airdistill.errors import AirDistillError
 from airdistill.learning import clipping
 from airdistill.learning import stacked as stacked_module
-from airdistill.learning.clipping import clipped_sum, trainable
+from airdistill.learning.clipping import check_samples_apart, clipped_sum, trainable
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.learner import Learner
 from airdistill.learning.models import build_model
@@ -63,6 +63,23 @@ def frozen():
 MODELS = {
     "paper_cnn": (lambda: build_model("paper_cnn", IMAGE, CLASSES, np.random.default_rng(0), F64), IMAGE, True),
     "mlp": (lambda: build_model("mlp", IMAGE, CLASSES, np.random.default_rng(0), F64), IMAGE, True),
+    "in place": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 3),
+            nn.ReLU(inplace=True),
+            nn.Flatten(),
+            nn.LazyLinear(8),
+            nn.ReLU(inplace=True),
+            nn.Linear(8, CLASSES),
+        ),
+        IMAGE,
+        False,
+    ),
+    "sequences": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Flatten(), nn.LazyLinear(CLASSES)),
+        (3, 6),
+        False,
+    ),
     "padding and stride": (
         lambda: on_images(nn.Conv2d(2, 3, (5, 3), stride=(2, 3), padding=(1, 2)), nn.Conv2d(3, 4, 2)),
         IMAGE,
@@ -176,9 +193,8 @@ def test_a_sample_without_slope_is_no_division_by_zero():
 
 
 def test_batch_norm_is_refused():
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     with pytest.raises(AirDistillError, match="batch normalisation"):
-        clipped_sum(model, torch.zeros(1, 4, 3), torch.zeros(1, 4, dtype=torch.int64), 1.0)
+        check_samples_apart(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), torch.zeros(4, 3))
 
 
 def fleets(name, one_model=True):

@@ -116,9 +116,16 @@ def test_least_time_counts_who_never_gets_there(judged):
     assert found.verdict == "holds"
     assert "ota_fl gets there in 0 of 3 seeds" in found.numbers
     assert judged(BASE, **{**slow, "fedsgd": {"seconds": 0.5}})[name].verdict == "does not hold"
+    # There after the second of two rounds, at 1.5 times our time, but perhaps after the first already.
+    assert judged(BASE, **{**slow, "fedsgd": {"seconds": 1.5}})[name].verdict == "undecided"
+    alone = {label: values for label, values in BASE.items() if label != "fedsgd"}
+    assert judged(alone, **{"ota_fl_fixed": {"seconds": 100.0}})[name].verdict == "undecided"
+    one = {label: values[:1] for label, values in BASE.items()}
+    assert judged(one, seeds=(0,), **slow)[name].verdict == "undecided"
 
 
 def test_seconds_to_an_accuracy():
     run = run_with(0.5, rounds=4, seconds=8.0, start=0.1)
-    assert seconds_to(run, 0.25) == pytest.approx(4.0)  # 0.2 after round 1, 0.3 after round 2
-    assert seconds_to(run, 0.51) == float("inf")
+    assert seconds_to(run, 0.25) == pytest.approx((2.0, 4.0))  # 0.2 after round 1, 0.3 after round 2
+    assert seconds_to(run, 0.15) == pytest.approx((2.0, 2.0))
+    assert seconds_to(run, 0.51) == (float("inf"), float("inf"))

@@ -14,7 +14,16 @@ from small_worlds import small_scenario
 import airdistill as ad
 from airdistill.errors import AirDistillError, InputError
 from airdistill.report.comparison_table import table_rows
-from airdistill.runs.comparison import Arm, Comparison, ComparisonRecord, Task, go_on, start
+from airdistill.runs.comparison import (
+    Arm,
+    Comparison,
+    ComparisonRecord,
+    Task,
+    _reason,
+    _write_question,
+    go_on,
+    start,
+)
 from airdistill.runs.options import RunOptions
 from airdistill.runs.results import Interval, accuracy_at, accuracy_curve, arm_results, mean_curve, runs_of
 
@@ -60,7 +69,7 @@ def test_gains_compare_the_same_round(record):
     rounds, accuracy = accuracy_curve(run)
     assert rounds.tolist() == [1, 2, 3, 4, 5, 6]
     assert accuracy_at(run, 3) == accuracy[2]
-    assert accuracy_at(run, 99) == accuracy[-1]
+    assert accuracy_at(run, 99) is None
     sparse = ad.RunRecord(run.folder, run.rounds[1::2], run.summary)  # rounds 2, 4 and 6
     assert accuracy_at(sparse, 3) == pytest.approx((accuracy[1] + accuracy[3]) / 2)
     assert accuracy_at(sparse, 1) is None
@@ -127,6 +136,39 @@ def test_a_scheme_that_fails_does_not_lose_the_others(tmp_path, monkeypatch):
     assert len(mended.runs) == 4
 
 
+def test_what_a_run_prints_is_not_taken_for_news(tmp_path, monkeypatch):
+    talking = FAILING.replace("if this.index == 3:", "if this.index == 1:").replace(
+        'raise ArithmeticError("no more")', 'print(\'{"debug": 1}\', b"\\xff", flush=True)'
+    )
+    (tmp_path / "talking_scheme.py").write_text(talking)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    record = ad.compare(small_scenario(tmp_path), ["talking_scheme:Failing"], out=tmp_path / "out", options=OPTIONS)
+    assert len(record.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "reason"),
+    [
+        (-9, ["a warning"], "ended by SIGKILL (out of memory?)"),
+        (-15, [], "ended by SIGTERM"),
+        (130, [], "was told to stop from outside"),
+        (2, ["first", "last"], "last"),
+        (3, [], "ended with exit code 3"),
+    ],
+)
+def test_why_a_worker_ended(code, said, reason):
+    assert _reason(code, said) == reason
+
+
+def test_a_comparison_keeps_its_question(record):
+    """A second command that comes into the same new folder finds the first one's question, under its lock."""
+    other = Comparison(record.comparison.name, record.comparison.arms[:1], (0,), OPTIONS.resolved())
+    with pytest.raises(InputError, match="holds another comparison"):
+        _write_question(record.folder, other)
+    assert Comparison.read(record.folder) == record.comparison
+
+
 def test_bad_input_is_said_before_anything_begins(tmp_path):
     groups = "fleet.groups=[{count=2, model='softmax_regression'}, {count=1, model='mlp'}]"
     with pytest.raises(InputError, match="needs one model"):
@@ -134,6 +176,12 @@ def test_bad_input_is_said_before_anything_begins(tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="--scheme"):
         ad.compare(small_scenario(tmp_path), ["no_such"], out=tmp_path / "out")
+    with pytest.raises(InputError, match=r"--schemes.*empty name"):
+        ad.compare(small_scenario(tmp_path), ["ota_fd", ""], out=tmp_path / "out")
+    declared = ad.load("quick", ["fleet.devices=2", "data.class_counts=[[5, 5], [5, 5]]"])
+    with pytest.raises(InputError, match=r"data\.class_counts.*a run needs data"):
+        ad.compare(declared, ["ota_fd"], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def command(folder, out):

@@ -219,6 +219,64 @@ def test_batch_normalisation_has_no_per_sample_gradients(tmp_path, monkeypatch):
         ad.run(small_scenario(tmp_path, "learning.model=normed:net"), "ota_fl", out=tmp_path / "run")
 
 
+def test_a_model_that_mixes_samples_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "mixing.py").write_text(
+        "from torch import nn\n"
+        "class Centred(nn.Module):\n"
+        "    def __init__(self, num_classes):\n"
+        "        super().__init__()\n"
+        "        self.out = nn.Linear(4, num_classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.out(x - x.mean(dim=0))\n"
+        "def net(num_classes):\n"
+        "    return Centred(num_classes)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AirDistillError, match="depends on the batch"):
+        ad.run(small_scenario(tmp_path, "learning.model=mixing:net"), "ota_fl", out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(("name", "epsilon"), [("fedsgd", math.inf), ("fd_error_free", math.inf), ("local_only", 0.0)])
+def test_a_scheme_that_hides_nothing_plans_no_privacy(tmp_path, name, epsilon):
+    planned = plan_scheme(load_scheme(name), as_run_by(load_scheme(name), small_scenario(tmp_path)))
+    for values in planned.epsilon_by_model.values():
+        assert values.tolist() == [epsilon] * 3
+    assert planned.uplink_joules == 0
+    assert planned.assumptions == (planned.assumptions[0],)
+    assert "any local training" not in planned.assumptions[0]
+    again = type(planned).from_dict(planned.to_dict())
+    assert again.to_dict() == planned.to_dict()
+
+
+def test_a_device_without_a_channel_stops_the_gradient_and_costs_nothing(tmp_path):
+    gains = "radio.gains=[[1e-5, 0], [0, 0], [1e-5, 1e-5]]"
+    record = ad.run(small_scenario(tmp_path, gains), "ota_fl", out=tmp_path / "run")
+    assert record.summary["epsilon_spent"] == 0
+    assert {line["measured_noise_var"][0] for line in record.rounds} == {None}
+
+
+@pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
+@pytest.mark.parametrize("draws", [1, 2, 9])
+def test_a_sampled_plan_foresees_what_the_run_spends(tmp_path, trust, draws):
+    sampling = ["fleet.sampling=with_replacement", f"fleet.sampled_devices={draws}", f"privacy.trust={trust}"]
+    gains = "radio.gains=[[1e-5, 0], [2e-5, 0], [1e-5, 1e-5]]"  # the same in every round, planned and played
+    scenario = small_scenario(tmp_path, *UNEQUAL, *sampling, gains, "learning.rounds=5")
+    record = ad.run(scenario, "ota_fl", out=tmp_path / "run")
+    chosen = load_scheme("ota_fl")
+    planned = plan_scheme(chosen, as_run_by(chosen, scenario))
+    for model in ("paper", "device"):
+        foreseen = planned.epsilon_by_model[model].max()
+        assert record.summary["epsilon_by_model"][model] == pytest.approx(foreseen, rel=1e-6)
+    assert record.summary["epsilon_spent"] <= 8 * (1 + 1e-9)
+
+
+def test_sampling_is_left_to_the_schemes_that_play_it(tmp_path):
+    sampling = ["overrides.ota_fl.fleet.sampling=with_replacement", "overrides.ota_fl.fleet.sampled_devices=2"]
+    scenario = small_scenario(tmp_path, *sampling)
+    chosen = {name: as_run_by(load_scheme(name), scenario).fleet.sampling for name in ("ota_fl", "fedsgd", "fedavg")}
+    assert chosen == {"ota_fl": "with_replacement", "fedsgd": "none", "fedavg": "none"}
+
+
 def test_the_strictest_device_gets_exactly_its_target(tmp_path):
     scenario = small_scenario(tmp_path, "privacy.trust=own_noise", "privacy.epsilon={values=[1, 2, 8]}")
     record = ad.run(scenario, "ota_fl", out=tmp_path / "run")

@@ -24,8 +24,8 @@ _NEIGHBOURS = {
     "device": "Neighbours differ in one device's whole dataset. The bound holds for any local training.",
 }
 _GRADIENT_RECORD = (
-    "Neighbours differ in one record, its label included. Gradients are clipped per sample and the model is public, so "
-    "that the bound holds in every round."
+    "Neighbours differ in one record, its label included. Gradients are clipped per sample, the model is public and "
+    "treats every sample by itself, so that the bound holds in every round."
 )
 _TRUST = {
     "receiver_noise": "The receiver's own noise is counted: a server with a quieter receiver sees more than promised.",

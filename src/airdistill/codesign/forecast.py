@@ -60,7 +60,8 @@ def forecast_round(
     kept = below_outage(noise, outage)
     held = tally.held
     channel_floor = uplink.channel_floor(channels)[:, held]
-    binds = float((tally.required_noise_var[:, held] > channel_floor).mean())
+    again = np.arange(len(tally.required_noise_var)) % len(channels)
+    binds = float((tally.required_noise_var[:, held] > channel_floor[again]).mean())
     strongest = np.abs(channels) ** 2 * fleet.peak_power_w
     numbers_sent = uplink.num_rows * uplink.vector_length
     return RoundForecast(
@@ -104,13 +105,14 @@ class _Tally:
 
 
 def _tally(uplink: Uplink, fleet: RealisedFleet, channels: ComplexArray, num_rounds: int) -> _Tally:
-    num_draws, required = len(channels), uplink.required(num_rounds)
+    required = uplink.required(num_rounds)
+    num_draws = uplink.num_planned(len(channels), num_rounds)
     noise_var, asked = np.empty((num_draws, uplink.num_rows)), np.empty((num_draws, uplink.num_rows))
     signal_power_w, noise_power_w = np.zeros(fleet.num_devices), np.zeros(fleet.num_devices)
     inverse_counted = np.zeros(required.shape)
     power_holds = privacy_holds = 0
-    for draw, channel in enumerate(channels):
-        drawn = uplink.planned_design(channel, num_rounds, draw)
+    for draw in range(num_draws):
+        drawn = uplink.design(channels[draw % len(channels)], num_rounds, draw % num_rounds + 1)
         noise_var[draw], asked[draw] = drawn.effective_noise_var, drawn.required_noise_var
         signal_power_w += (np.abs(drawn.signal_gain) ** 2).mean(axis=1) / num_draws
         noise_power_w += (np.abs(drawn.noise_gain) ** 2).mean(axis=1) / num_draws

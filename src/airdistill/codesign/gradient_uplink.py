@@ -22,7 +22,7 @@ from airdistill.codesign.trust import trust_model
 from airdistill.privacy.accountant import paper_mu
 from airdistill.privacy.sensitivity import ConstantShift, gradient_sensitivity
 
-_PLANNING_DRAWS = 200
+_MANY_ROUNDS = 200
 
 
 @dataclass(frozen=True)
@@ -78,43 +78,51 @@ class GradientUplink:
         return self.required(num_rounds) * (weights / self.participation.usual_weights)[:, None] ** 2
 
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
-        """With device sampling, its mean over planning draws."""
-        strictest = [self._required_at(num_rounds, weights).max(axis=0) for weights in self._planning_weights()]
-        return np.asarray(np.mean(strictest, axis=0))
+        """With device sampling, the mean over many rounds of what grows with their number, scaled to T."""
+        if self.participation.num_draws is None:
+            return np.asarray(self.required(num_rounds).max(axis=0))
+        strictest = [self._required_at(_MANY_ROUNDS, weights).max(axis=0) for weights in self._weights_of_many()]
+        return np.asarray(np.mean(strictest, axis=0) * num_rounds / _MANY_ROUNDS)
 
-    def _planning_weights(self) -> list[FloatArray]:
-        count = 1 if self.participation.num_draws is None else _PLANNING_DRAWS
-        return [self.participation.planning_weights(draw) for draw in range(count)]
+    def _weights_of_many(self) -> list[FloatArray]:
+        count = 1 if self.participation.num_draws is None else _MANY_ROUNDS
+        return [self.participation.weights(round_index) for round_index in range(1, count + 1)]
 
     def _links(self, channels: ComplexArray, weights: FloatArray) -> Links:
         heard = np.where(weights > 0, channels, 0)  # who stays silent sends no noise either
         energy_slots = self.num_parameters / self.clip_norm**2
         return Links.weighted(weights[:, None], energy_slots, heard, self.fleet.peak_power_w, self.channel_noise_var)
 
-    def _links_by_draw(self, channels: ComplexArray) -> list[tuple[Links, FloatArray]]:
-        """Draws that share their weights at once, with those weights."""
-        if self.participation.num_draws is None:
-            weights = self.participation.usual_weights
-            return [(self._links(channels, weights), weights)]
-        drawn = [self.participation.planning_weights(draw) for draw in range(len(channels))]
-        return [(self._links(channels[[draw]], weights), weights) for draw, weights in enumerate(drawn)]
-
     def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
-        rule, draws = trust_model(self.trust, self.channel_noise_var), self._links_by_draw(channels)
-        return lambda num_rounds: np.concatenate(
-            [effective_noise_var(links, self._required_at(num_rounds, weights), rule) for links, weights in draws]
-        )
+        rule = trust_model(self.trust, self.channel_noise_var)
+        if self.participation.num_draws is None:
+            links, weights = self._links(channels, self.participation.usual_weights), self.participation.usual_weights
+            return lambda num_rounds: effective_noise_var(links, self._required_at(num_rounds, weights), rule)
+
+        def noise_var(num_rounds: int) -> FloatArray:
+            drawn = [self.participation.weights(draw % num_rounds + 1) for draw in range(len(channels))]
+            each = [
+                effective_noise_var(self._links(channel, weights), self._required_at(num_rounds, weights), rule)
+                for channel, weights in zip(channels, drawn, strict=True)
+            ]
+            return np.stack(each)
+
+        return noise_var
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
-        return np.concatenate([links.channel_floor for links, _ in self._links_by_draw(channels)])
+        if self.participation.num_draws is None:
+            return self._links(channels, self.participation.usual_weights).channel_floor
+        drawn = [self.participation.weights(draw + 1) for draw in range(len(channels))]
+        return np.stack([self._links(*pair).channel_floor for pair in zip(channels, drawn, strict=True)])
+
+    def num_planned(self, num_draws: int, num_rounds: int) -> int:
+        """With device sampling, as many as make every round count equally often: ε adds up over the very rounds."""
+        if self.participation.num_draws is None:
+            return num_draws
+        return num_rounds * max(1, round(num_draws / num_rounds))
 
     def design(self, channel: ComplexArray, num_rounds: int, round_index: int) -> RoundDesign:
-        return self._design(channel, num_rounds, self.participation.weights(round_index))
-
-    def planned_design(self, channel: ComplexArray, num_rounds: int, draw: int) -> RoundDesign:
-        return self._design(channel, num_rounds, self.participation.planning_weights(draw))
-
-    def _design(self, channel: ComplexArray, num_rounds: int, weights: FloatArray) -> RoundDesign:
+        weights = self.participation.weights(round_index)
         heard = np.where(weights > 0, channel, 0)
         required = self._required_at(num_rounds, weights)
         drawn = design_links(self._links(channel, weights), heard, required, self.trust)
@@ -135,7 +143,7 @@ class GradientUplink:
         mu = paper_mu(self.fleet.epsilon, self.fleet.delta)
         share = self.participation.expected_rounds(1)
         strictest = [
-            (share * self._squared_shift("paper", weights) / mu**2).max() for weights in self._planning_weights()
+            (share * self._squared_shift("paper", weights) / mu**2).max() for weights in self._weights_of_many()
         ]
         growth = (
             constants.initial_lr * constants.gradient_noise_factor * self.num_parameters * float(np.mean(strictest))

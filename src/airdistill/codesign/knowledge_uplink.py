@@ -83,8 +83,8 @@ class KnowledgeUplink:
         required = self.required(num_rounds)
         return design_round(fleet.class_counts, channel, fleet.peak_power_w, noise_var, required, self.trust)
 
-    def planned_design(self, channel: ComplexArray, num_rounds: int, draw: int) -> RoundDesign:
-        return self.design(channel, num_rounds, draw)
+    def num_planned(self, num_draws: int, num_rounds: int) -> int:  # noqa: ARG002
+        return num_draws
 
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
         return fleet_effective_noise(self.fleet.class_counts, noise_var)

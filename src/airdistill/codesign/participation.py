@@ -15,7 +15,7 @@ from airdistill.streams import stream
 class Participation:
     """Everybody with weight B_i/B, or `num_draws` draws with replacement, p_i = B_i/B, and weight m_i/N.
 
-    The draws are public: the server must know whom to align.
+    The draws are public, for the server must know whom to align: a plan knows them, too.
     """
 
     samples_per_device: IntArray
@@ -29,15 +29,9 @@ class Participation:
 
     def weights(self, round_index: int) -> FloatArray:
         """Of a round, `[device]`; zero for who stays silent."""
-        return self._draw("device-sampling", round_index)
-
-    def planning_weights(self, draw: int) -> FloatArray:
-        return self._draw("planning-device-sampling", draw)
-
-    def _draw(self, purpose: str, index: int) -> FloatArray:
         if self.num_draws is None:
             return self.usual_weights
-        drawn = stream(self.seed, purpose, index).multinomial(self.num_draws, self.usual_weights)
+        drawn = stream(self.seed, "device-sampling", round_index).multinomial(self.num_draws, self.usual_weights)
         return np.asarray(drawn / self.num_draws)
 
     def rounds_taken(self, num_rounds: int) -> FloatArray:

@@ -19,7 +19,7 @@ class RoundDesign:
     """A round's transceiver: P1, P2 `[device, class]`, λ, v `[class]`, counted noise c `[device, class]`.
 
     A class that cannot be sent (nobody holds it, or a holder has no channel) has scale 0 and infinite noise.
-    `required_noise_var` `[class]` is what the strictest device asked for.
+    `required_noise_var` `[class]` is what privacy asked for: of the strictest device, or of all where each is apart.
     """
 
     signal_gain: ComplexArray

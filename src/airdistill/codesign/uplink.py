@@ -51,8 +51,8 @@ class Uplink(Protocol):
     def design(self, channel: ComplexArray, num_rounds: int, round_index: int) -> RoundDesign:
         """The gains of round `round_index` of T with this channel `[device]`."""
 
-    def planned_design(self, channel: ComplexArray, num_rounds: int, draw: int) -> RoundDesign:
-        """The same for a planning draw."""
+    def num_planned(self, num_draws: int, num_rounds: int) -> int:
+        """How many rounds to forecast from, with so many channel draws."""
 
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
         """Σ_iΦ_i, from v `[..., row]`."""

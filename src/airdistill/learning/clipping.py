@@ -37,8 +37,6 @@ def clipped_sum(model: nn.Module, samples: Tensor, labels: Tensor, clip_norm: fl
 
     Each sample's gradient is shortened to `clip_norm` at most. Nothing is fetched from a GPU.
     """
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise AirDistillError("learning.model: batch normalisation mixes samples; no gradient of a single one exists")
     taps = _taps(model)
     if taps is None:
         return _in_general(model, samples, labels, clip_norm)
@@ -49,7 +47,8 @@ def clipped_sum(model: nn.Module, samples: Tensor, labels: Tensor, clip_norm: fl
     finally:
         for hook in hooks:
             hook.remove()
-    if len(called) != len(taps):  # a layer was used twice or not at all: its gradient is no longer one product
+    # A layer used twice or not at all, or overwritten in place, has a gradient that is no longer one product.
+    if len(called) != len(taps) or not all(call.stands() for call in called):
         return _in_general(model, samples, labels, clip_norm)
     slopes = torch.autograd.grad(losses.sum(), [call.output for call in called])
     with torch.no_grad():
@@ -59,6 +58,20 @@ def clipped_sum(model: nn.Module, samples: Tensor, labels: Tensor, clip_norm: fl
         sums = {id(parameter): total for part in parts for parameter, total in part.weighted_sums(factor)}
         gradient = torch.cat([sums[id(parameter)].flatten(1) for parameter in trainable(model)], dim=1)
         return ClippedSum(gradient, losses.detach().view_as(labels).sum(dim=1))
+
+
+@torch.no_grad()
+def check_samples_apart(model: nn.Module, samples: Tensor) -> None:
+    """Refuses a model whose output for a sample depends on the others in its batch: clipping would bound nothing."""
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise AirDistillError("learning.model: batch normalisation mixes samples; no gradient of a single one exists")
+    few = samples[:3]
+    model.eval()  # in which no layer draws at random
+    together = model(few)
+    alone = torch.cat([model(sample[None]) for sample in few])
+    model.train()
+    if not torch.allclose(together, alone, rtol=1e-2, atol=1e-3):
+        raise AirDistillError("learning.model: its output for a sample depends on the batch; gradients have no bound")
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -87,11 +100,18 @@ class _Call:
     input: Tensor
     output: Tensor
     rule: _Rule
+    versions: tuple[int, int]
+
+    def stands(self) -> bool:
+        """Whether input and output are still what they were, and of a form that the rule knows."""
+        plain = type(self.layer) is not nn.Linear or self.input.ndim == 2
+        return plain and self.versions == (self.input._version, self.output._version)
 
 
 def _note(called: list[_Call], rule: _Rule) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
     def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        called.append(_Call(layer, inputs[0].detach(), output, rule))
+        given = inputs[0].detach()
+        called.append(_Call(layer, given, output, rule, (given._version, output._version)))
 
     return hook
 
@@ -127,8 +147,6 @@ def _rule_for(layer: nn.Module) -> _Rule | None:
 
 
 def _dense(layer: nn.Linear, given: Tensor, slope: Tensor) -> _Part:
-    if given.ndim != 2:
-        raise AirDistillError("learning.model: dense layers must get one vector a sample for per-sample gradients")
     # The bias is the weight of an input that is always 1.
     length = given.square().sum(dim=1) + (0.0 if layer.bias is None else 1.0)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.datasets import Dataset
 from airdistill.errors import AirDistillError
-from airdistill.learning.clipping import trainable
+from airdistill.learning.clipping import check_samples_apart, trainable
 from airdistill.learning.learner import Learner, Losses, Target
 from airdistill.learning.models import build_model, draws_at_random, num_parameters
 from airdistill.learning.samples import input_shape, to_tensor
@@ -67,6 +67,7 @@ class LearningFleet:
         self.one_model = one_model
         alike = engine.stacked and can_stack(learners)
         self.stacked = StackedLearners(learners, engine.chunk_samples) if alike else None
+        self._samples_are_apart = False  # until checked, when first it matters
         self._bytes_by_kind: dict[tuple[str, int], float] = {}
 
     @classmethod
@@ -138,6 +139,9 @@ class LearningFleet:
 
     def gradients(self, clip_norm: float | None) -> tuple[FloatArray, list[Losses]]:
         """The mean gradient of every device's cross-entropy, `[device, parameter]`, clipped per sample if asked."""
+        if clip_norm is not None and not self._samples_are_apart:
+            check_samples_apart(self.learners[0].model, self.learners[0].samples_and_labels()[0])
+            self._samples_are_apart = True
         if self.stacked is not None and clip_norm is None:
             gradients, losses = self.stacked.gradients()
         elif self.stacked is not None and clip_norm is not None and self.one_model:

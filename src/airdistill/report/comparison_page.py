@@ -21,6 +21,7 @@ from airdistill.runs.comparison import Comparison, ComparisonRecord
 from airdistill.runs.folder import PLAN
 from airdistill.runs.record import RunRecord
 from airdistill.runs.results import runs_of
+from airdistill.schemes.registry import load_scheme
 
 
 def write_comparison_page(record: ComparisonRecord) -> Path:
@@ -54,10 +55,10 @@ def comparison_page(record: ComparisonRecord) -> Page:
     comparison = record.comparison
     seeds = ", ".join(map(str, comparison.seeds))
     planned = []
-    if record.runs:
-        task, run = next(iter(record.runs.items()))
-        of = f" of {task.label}, seed {task.seed}"
-        planned = [plan_section(_plan_of(run), of), privacy_section(_plan_of(run), of)]
+    private = [task for task in record.runs if load_scheme(comparison.arm(task.label).scheme).releases == "private"]
+    if private:
+        plan, of = _plan_of(record.runs[private[0]]), f" of {private[0].label}, seed {private[0].seed}"
+        planned = [plan_section(plan, of), privacy_section(plan, of)]
     return Page(
         title=f"{comparison.name}: {len(comparison.arms)} schemes compared",
         subtitle=f"seeds {seeds}; {len(record.runs)} of {len(comparison.tasks)} runs ended",

@@ -32,7 +32,7 @@ def table_rows(record: ComparisonRecord) -> list[list[str]]:
     rows = []
     for arm in record.comparison.arms:
         if arm.label in results:
-            rows.append(_row(results[arm.label]))
+            rows.append(_row(results[arm.label], len(record.comparison.seeds)))
         else:
             failed = any(task.label == arm.label for task in record.failures)
             rows.append(
@@ -41,13 +41,14 @@ def table_rows(record: ComparisonRecord) -> list[list[str]]:
     return rows
 
 
-def _row(result: ArmResult) -> list[str]:
+def _row(result: ArmResult, num_seeds: int) -> list[str]:
+    complete = result.num_seeds == num_seeds
     epsilons = [
         number(result.epsilon_by_model[model]) + ("*" if model == result.sensitivity else "")
         for model in SENSITIVITY_MODELS
     ]
     return [
-        result.label,
+        result.label if complete else f"{result.label} ({result.num_seeds} of {num_seeds} seeds)",
         percent(result.accuracy),
         points(result.gain),
         percent(result.worst_device),

@@ -25,7 +25,7 @@ def reproduce_fig2a(
     page = write_noise_page(figures, folder, command)
     for name, figure in figures.items():
         print_claims(f"Figure 2(a), scenario {name}", figure.claims, console)
-    console.print(f"Report: {page}", highlight=False)
+    console.print(f"Report: {page}", highlight=False, markup=False)
     return {name: figure.claims for name, figure in figures.items()}
 
 
@@ -61,5 +61,5 @@ def _shown(figures: dict[str, AccuracyFigure], folder: Path, command: str, silen
             print_comparison(record, console)
             claims[f"{name}-{step}"] = figure.claims[step]
             print_claims(f"Figure 2(b), scenario {name}, step sizes {step}", figure.claims[step], console)
-    console.print(f"Report: {page}", highlight=False)
+    console.print(f"Report: {page}", highlight=False, markup=False)
     return claims

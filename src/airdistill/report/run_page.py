@@ -15,7 +15,7 @@ from airdistill.report.drawing import BLUE, ORANGE, looks_for, new_figure, svg_o
 from airdistill.report.page import Command, DataTable, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.plan_page import plan_section, privacy_section
 from airdistill.report.words import number
-from airdistill.runs.folder import PLAN, SCENARIO
+from airdistill.runs.folder import PLAN, RUN, SCENARIO
 from airdistill.runs.record import RunRecord
 from airdistill.runs.results import accuracy_curve
 from airdistill.units import with_prefix
@@ -110,8 +110,9 @@ def _spent_table(record: RunRecord) -> DataTable:
 
 
 def _repeat(record: RunRecord, plan: Plan) -> tuple[Paragraph | Command, ...]:
+    scheme = json.loads((record.folder / RUN).read_text())["scheme"]
     return (
         Paragraph("The same command gives the same numbers on the same machine. The scenario in full:"),
-        Command(f"airdistill run scenario.toml --scheme {record.summary['scheme']} --rounds {plan.num_rounds}"),
+        Command(f"airdistill run scenario.toml --scheme {scheme} --rounds {plan.num_rounds}"),
         Command((record.folder / SCENARIO).read_text()),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from airdistill.errors import InputError
 from airdistill.runs.comparison import Arm
-from airdistill.scenario.loading import changed, load
+from airdistill.scenario.loading import changed, for_scheme, load
 from airdistill.scenario.model import Scenario
 
 FIGURE_SCENARIOS = ("paper", "paper-literal")
@@ -40,6 +40,8 @@ def figure_scenario(name: str, step: str, quick: bool, changes: list[str]) -> Sc
     if name not in FIGURE_SCENARIOS:
         raise InputError("--scenarios", name, f"must be one of {', '.join(FIGURE_SCENARIOS)}")
     scenario = load(name, changes)
+    if scenario.learning.rounds != "optimal":
+        raise InputError("learning.rounds", scenario.learning.rounds, "the figures optimise T, and set it, themselves")
     if step == "tuned":
         scenario = changed(scenario, _step_sizes(TUNED[name]))
     return scaled_down(scenario) if quick else scenario
@@ -56,7 +58,7 @@ def _step_sizes(tuned: StepSizes) -> dict[str, Any]:
 
 
 def scaled_down(scenario: Scenario) -> Scenario:
-    """Fewer devices, samples and rounds. ε grows by as much as the data shrinks, so that the noise stays the same."""
+    """Fewer devices, samples and rounds. ε grows by as much as the data shrinks: a round costs about as much noise."""
     samples = scenario.data.samples_per_device
     if samples is None or samples.kind != "same":
         raise InputError("data.samples_per_device", samples, "--quick needs one number for all devices")
@@ -65,13 +67,19 @@ def scaled_down(scenario: Scenario) -> Scenario:
         "fleet": {"devices": _QUICK["devices"]},
         "data": {"samples_per_device": _QUICK["samples"]},
         "learning": {"max_rounds": _QUICK["max_rounds"], "fixed_rounds": _QUICK["fixed_rounds"]},
-        "privacy": {"epsilon": [factor * number for number in scenario.privacy.epsilon.numbers]},
+        "privacy": {"epsilon": _times(factor, scenario)},
+        "overrides": {"ota_fl": {"privacy": {"epsilon": _times(factor, for_scheme(scenario, "ota_fl"))}}},
     }
-    link = scenario.overrides.get("ota_fl", {})
-    if "epsilon" in link.get("privacy", {}):
-        epsilon = [factor * number for number in link["privacy"]["epsilon"]]
-        scaled["overrides"] = {"ota_fl": {"privacy": {"epsilon": epsilon}}}
     return changed(scenario, scaled)
+
+
+def _times(factor: float, scenario: Scenario) -> float | list[float]:
+    """A scenario's ε so many times as large: one for all devices, or a range."""
+    epsilon = scenario.privacy.epsilon
+    if epsilon.kind == "list":
+        raise InputError("privacy.epsilon", "a list", "--quick needs one number or a range")
+    scaled = [factor * number for number in epsilon.numbers]
+    return scaled[0] if epsilon.kind == "same" else scaled
 
 
 def accuracy_arms(scenario: Scenario, step: str, baseline_rounds: int) -> tuple[Arm, ...]:

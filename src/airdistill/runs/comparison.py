@@ -25,12 +25,14 @@ from airdistill.jsonable import json_text
 from airdistill.runs.folder import SUMMARY, RunError, digest_of, locked, new_folder, write_json, writing
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord
+from airdistill.runs.simulation import check_has_data
 from airdistill.scenario.loading import changed, validated, with_absolute_paths
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.registry import load_scheme
 
 COMPARISON = "comparison.json"
+NEWS = "airdistill-news "  # what a worker's lines begin with that are meant for us
 OnProgress = Callable[["Task", dict[str, Any]], None]
 
 
@@ -94,6 +96,7 @@ class Comparison:
     def check(self) -> None:
         """Plans every arm for the first seed, so that bad input is said at once and not from a process of its own."""
         for arm in self.arms:
+            check_has_data(arm.scenario)
             scheme = load_scheme(arm.scheme)
             plan_scheme(scheme, as_run_by(scheme, arm.with_seed(self.seeds[0]), arm.rounds))
 
@@ -173,6 +176,8 @@ def compare(
     """Runs schemes on one scenario for so many seeds, counted from the scenario's own; `jobs` 0: one for each core."""
     if seeds < 1:
         raise InputError("--seeds", seeds, "must be at least 1")
+    if not all(schemes):
+        raise InputError("--schemes", ",".join(schemes), "has an empty name between its commas")
     arms = tuple(Arm.of(scheme, with_absolute_paths(scenario), rounds) for scheme in schemes)
     numbers = tuple(range(scenario.seed, scenario.seed + seeds))
     comparison = Comparison(scenario.name, arms, numbers, (options or RunOptions()).resolved())
@@ -183,27 +188,39 @@ def start(
     comparison: Comparison, out: str | Path | None, jobs: int = 0, on_progress: OnProgress | None = None
 ) -> ComparisonRecord:
     """Runs a comparison in a new folder, or goes on with the same one in a folder that holds it."""
-    if out is not None and (Path(out) / COMPARISON).exists():
-        if Comparison.read(Path(out)).to_dict() != comparison.to_dict():
-            raise InputError("--out", str(out), "holds another comparison; choose another folder")
-        return go_on(out, jobs, on_progress)
-    comparison.check()
-    folder = new_folder(None if out is None else Path(out), f"{comparison.name}-comparison")
-    with writing(folder):
-        body = comparison.to_dict()
-        write_json(folder / COMPARISON, {**body, "digest": digest_of(json_text(body).encode())})
-    return go_on(folder, jobs, on_progress)
+    if out is None or not (Path(out) / COMPARISON).exists():
+        comparison.check()
+        folder = new_folder(None if out is None else Path(out), f"{comparison.name}-comparison")
+    else:
+        folder = Path(out)
+    with locked(folder):
+        _write_question(folder, comparison)
+        _play_missing(folder, comparison, jobs, on_progress)
+    return ComparisonRecord.read(folder)
+
+
+def _write_question(folder: Path, comparison: Comparison) -> None:
+    """Once: a folder that holds another question keeps it."""
+    body = comparison.to_dict()
+    if not (folder / COMPARISON).exists():
+        with writing(folder):
+            write_json(folder / COMPARISON, {**body, "digest": digest_of(json_text(body).encode())})
+    elif Comparison.read(folder).to_dict() != body:
+        raise InputError("--out", str(folder), "holds another comparison; choose another folder")
 
 
 def go_on(folder: str | Path, jobs: int = 0, on_progress: OnProgress | None = None) -> ComparisonRecord:
     """Runs what is missing in a comparison's folder; what failed is tried again."""
     folder = Path(folder)
-    comparison = Comparison.read(folder)
     with locked(folder):
-        waiting = [task for task in comparison.tasks if not (task.folder_in(folder) / SUMMARY).exists()]
-        if waiting:
-            _play_all(folder, comparison, waiting, jobs, on_progress)
+        _play_missing(folder, Comparison.read(folder), jobs, on_progress)
     return ComparisonRecord.read(folder)
+
+
+def _play_missing(folder: Path, comparison: Comparison, jobs: int, on_progress: OnProgress | None) -> None:
+    waiting = [task for task in comparison.tasks if not (task.folder_in(folder) / SUMMARY).exists()]
+    if waiting:
+        _play_all(folder, comparison, waiting, jobs, on_progress)
 
 
 def _play_all(
@@ -246,15 +263,15 @@ class _Workers:
         with process:  # which closes the pipes and waits
             assert process.stdout is not None
             for line in process.stdout:
-                if line.startswith("{"):
-                    self._tell(task, json.loads(line))
+                if line.startswith(NEWS):
+                    self._tell(task, json.loads(line.removeprefix(NEWS)))
                 elif line.strip():
                     said = [*said[-20:], line.strip()]
         code = process.returncode
         with self._lock:
             self._running.discard(process)
-        if code not in (0, 130) and not self._stopped:
-            reason = said[-1] if said else f"ended by signal or exit code {code}"
+        if code != 0 and not self._stopped:
+            reason = _reason(code, said)
             write_whole(failure, f"{reason}\n".encode())
             self._tell(task, {"failed": reason})
 
@@ -272,7 +289,8 @@ class _Workers:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 start_new_session=True,  # Ctrl-C reaches it through us alone
             )
             self._running.add(process)
@@ -283,3 +301,12 @@ class _Workers:
             self._stopped = True
             for process in self._running:
                 process.send_signal(signal.SIGTERM)
+
+
+def _reason(code: int, said: list[str]) -> str:
+    """Why a worker ended as it did, in a line."""
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
+    if code == 130:
+        return "was told to stop from outside"
+    return said[-1] if said else f"ended with exit code {code}"

@@ -12,6 +12,7 @@ from airdistill.runs.comparison import ComparisonRecord, Task
 from airdistill.runs.record import RunRecord
 
 LOCAL = "local_only"
+_END_COUNTS_UNTIL = 1.1
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,11 @@ def gain_over_local(record: ComparisonRecord, runs: dict[int, RunRecord]) -> Int
 def accuracy_at(run: RunRecord, round_index: int) -> float | None:
     """The mean accuracy after a round, on a straight line between the evaluations about it.
 
-    Of a run that had ended by then it is the last one; before the first evaluation nothing is known.
+    None before the first evaluation and after the last; but a run that ended up to a tenth earlier counts with its end.
     """
     rounds, accuracy = accuracy_curve(run)
-    return float(np.interp(round_index, rounds, accuracy)) if round_index >= rounds[0] else None
+    known = rounds[0] <= round_index <= _END_COUNTS_UNTIL * rounds[-1]
+    return float(np.interp(round_index, rounds, accuracy)) if known else None
 
 
 def accuracy_curve(run: RunRecord) -> tuple[FloatArray, FloatArray]:

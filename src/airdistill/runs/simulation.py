@@ -20,6 +20,7 @@ from airdistill.learning.fleet import LearningFleet, check_finite
 from airdistill.learning.samples import to_tensor
 from airdistill.privacy.meter import PrivacyMeter, SpendingRule
 from airdistill.runs.options import RunOptions
+from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.streams import stream
 
@@ -32,8 +33,7 @@ class Simulation:
 
     def __init__(self, plan: Plan, scheme: Scheme, options: RunOptions) -> None:
         scenario = plan.scenario
-        if scenario.data.class_counts is not None:
-            raise InputError("data.class_counts", "declared", "a run needs data; declared counts are for planning")
+        check_has_data(scenario)
         self.plan, self.scheme, self.options = plan, scheme, options
         engine, dataset = options.engine(), load_dataset(scenario.data.dataset)
         shares = assign_samples(scenario, dataset.y_train)
@@ -161,6 +161,11 @@ class Simulation:
         self.round_index = round_index
         self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
         self.measured_joules = numbers["measured_joules"]
+
+
+def check_has_data(scenario: Scenario) -> None:
+    if scenario.data.class_counts is not None:
+        raise InputError("data.class_counts", "declared", "a run needs data; declared counts are for planning")
 
 
 def _digest(dataset: Dataset, source: ChannelSource, num_rounds: int) -> str:

@@ -1,6 +1,6 @@
 """One run of a comparison, in a process of its own: `python -m airdistill.runs.worker FOLDER LABEL SEED THREADS`.
 
-News of every round goes to standard output as a line of JSON, anything else is why it failed.
+News of every round goes to standard output as a marked line of JSON; anything else is what the run had to say.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from airdistill.errors import AirDistillError
-from airdistill.runs.comparison import Comparison, Task
+from airdistill.runs.comparison import NEWS, Comparison, Task
 from airdistill.runs.folder import RUN
 from airdistill.runs.runner import resume, run
 
@@ -49,7 +49,7 @@ def _tell(record: dict[str, Any], num_rounds: int) -> None:
     news = {"round": record["round"], "rounds": num_rounds}
     if "accuracy" in record:
         news["accuracy"] = record["accuracy"]["mean"]
-    sys.stdout.write(json.dumps(news) + "\n")
+    sys.stdout.write(f"{NEWS}{json.dumps(news)}\n")
     sys.stdout.flush()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -85,13 +85,15 @@ class Scheme(ABC):
 
     `uplink` says what the planner plans for: "knowledge", "orthogonal_knowledge" or "gradient". `one_model` makes all
     devices start from the same weights. `inherits` names schemes whose overrides in a scenario hold for this one too,
-    before its own.
+    before its own. `releases` says what leaves the devices: "private" for what the plan's noise hides, "bare" for
+    numbers as they are, "nothing" for nothing.
     """
 
     name: ClassVar[str]
     uplink: ClassVar[str] = "knowledge"
     one_model: ClassVar[bool] = False
     inherits: ClassVar[tuple[str, ...]] = ()
+    releases: ClassVar[Literal["private", "bare", "nothing"]] = "private"
 
     def adapt(self, scenario: Scenario) -> Scenario:
         """The scenario as this scheme runs it."""

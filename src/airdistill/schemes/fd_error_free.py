@@ -10,6 +10,7 @@ class FdErrorFree(Scheme):
     """Federated distillation over a perfect channel, with no privacy at all."""
 
     name = "fd_error_free"
+    releases = "bare"
 
     def play(self, this: Round) -> Outcome:
         counts = this.plan.fleet.class_counts

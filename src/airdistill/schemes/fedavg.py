@@ -9,6 +9,7 @@ class FedAvg(FederatedLearning):
     """Federated averaging over a perfect channel, with no privacy: local epochs, then the mean of all models."""
 
     name = "fedavg"
+    releases = "bare"
 
     def play(self, this: Round) -> Outcome:
         losses, weights = this.learn(None), shares_of_data(this)

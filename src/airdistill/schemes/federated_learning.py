@@ -13,14 +13,18 @@ from airdistill.schemes.base import Round, Scheme
 
 
 class FederatedLearning(Scheme):
-    """One model for all devices; nothing is distilled."""
+    """One model for all devices; nothing is distilled, and every device takes part."""
 
     uplink = "gradient"
     one_model = True
     inherits: ClassVar[tuple[str, ...]] = ("ota_fl",)
 
     def adapt(self, scenario: Scenario) -> Scenario:
-        return changed(scenario, {"learning": {"distill_weight": 0.0}})
+        return changed(without_distillation(scenario), {"fleet": {"sampling": "none"}})
+
+
+def without_distillation(scenario: Scenario) -> Scenario:
+    return changed(scenario, {"learning": {"distill_weight": 0.0}})
 
 
 def shares_of_data(this: Round) -> FloatArray:

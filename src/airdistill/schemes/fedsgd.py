@@ -9,6 +9,7 @@ class FedSgd(FederatedLearning):
     """Federated learning over a perfect channel, with no privacy: one full-batch step of the mean gradient a round."""
 
     name = "fedsgd"
+    releases = "bare"
 
     def play(self, this: Round) -> Outcome:
         gradients, losses = this.fleet.gradients(clip_norm=None)

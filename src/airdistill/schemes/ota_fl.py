@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from airdistill.air.exchange import RoundNoise, gradient_over_the_air
 from airdistill.codesign.gradient_uplink import GradientUplink
+from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round
-from airdistill.schemes.federated_learning import FederatedLearning
+from airdistill.schemes.federated_learning import FederatedLearning, without_distillation
 
 
 class OtaFl(FederatedLearning):
@@ -14,6 +17,9 @@ class OtaFl(FederatedLearning):
 
     name = "ota_fl"
     inherits: ClassVar[tuple[str, ...]] = ()
+
+    def adapt(self, scenario: Scenario) -> Scenario:
+        return without_distillation(scenario)
 
     def play(self, this: Round) -> Outcome:
         uplink, radio = this.plan.uplink, this.scenario.radio
@@ -24,5 +30,6 @@ class OtaFl(FederatedLearning):
             this.scenario.seed, this.index, design, uplink.num_parameters, radio.noise_power, radio.noise
         )
         heard = gradient_over_the_air(weights, gradients, design, this.channel(), noise, radio.slot, uplink.clip_norm)
-        this.fleet.descend(heard.received[0], this.lr)
+        if np.isfinite(heard.received).all():  # else a device has no channel, and nothing could be sent
+            this.fleet.descend(heard.received[0], this.lr)
         return Outcome(losses, heard, design.counted_noise_var)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from airdistill.codesign.plan import Plan, plan
 from airdistill.data.datasets import load_dataset
 from airdistill.errors import Described, InputError
@@ -31,7 +35,34 @@ def plan_scheme(scheme: Scheme, scenario: Scenario) -> Plan:
         mixed = Described(" and ".join(sorted(set(scenario.model_names))))
         rule = f"{scheme.name} needs one model for all devices; only knowledge can be shared between different ones"
         raise InputError("fleet.groups", mixed, rule)
-    return plan(scenario, scheme.uplink, num_parameters(scenario) if scheme.uplink == "gradient" else None)
+    made = plan(scenario, scheme.uplink, num_parameters(scenario) if scheme.uplink == "gradient" else None)
+    return made if scheme.releases == "private" else _without_protection(made, scheme)
+
+
+def _without_protection(made: Plan, scheme: Scheme) -> Plan:
+    """Of a plan for a scheme that hides nothing only the rounds and the slots are left."""
+    bare = scheme.releases == "bare"
+    epsilon = np.full(made.fleet.num_devices, np.inf if bare else 0.0)
+    silent = np.zeros(made.fleet.num_devices)
+    forecast = replace(
+        made.forecast,
+        effective_noise_var=np.zeros_like(made.forecast.effective_noise_var),
+        effective_noise=0.0,
+        effective_noise_median=0.0,
+        effective_noise_quantile=0.0,
+        signal_power_w=silent,
+        noise_power_w=silent,
+        round_joules=0.0,
+        inverse_counted_noise=np.full(made.forecast.inverse_counted_noise.shape, np.inf if bare else 0.0),
+    )
+    word = "sends its numbers as they are over a perfect channel: nothing is hidden" if bare else "sends nothing"
+    return replace(
+        made,
+        forecast=forecast,
+        epsilon_by_model=dict.fromkeys(made.epsilon_by_model, epsilon),
+        assumptions=(f"{scheme.name} {word}.",),
+        warnings=(f"{scheme.name} {word}; of the plan for privacy it takes the number of rounds alone.",),
+    )
 
 
 def num_parameters(scenario: Scenario) -> int:
