@@ -1,6 +1,6 @@
 """The demonstration of `make run`: plan the `quick` fleet, train it with every kind of scheme, and compare.
 
-Run it with `python examples/demonstration.py [ROUNDS]`; records and report lie under runs/ afterwards.
+Run it with `python examples/demonstration.py [ROUNDS [FIELD=VALUE ...]]`; records and report lie under runs/ afterwards.
 """
 
 import sys
@@ -17,8 +17,8 @@ from airdistill.runs.options import RunOptions
 SCHEMES = ["ota_fd", "orthogonal_fd", "fd_error_free", "local_only", "ota_fl", "fedsgd", "fedavg"]
 
 
-def main(rounds: int) -> None:
-    console, scenario = Console(), ad.load("quick")
+def main(rounds: int, changes: list[str]) -> None:
+    console, scenario = Console(), ad.load("quick", changes)
     print_plan(ad.plan(scenario), console)
     with comparison_bar(console) as bar:
         options = RunOptions(eval_every=max(1, rounds // 2), checkpoint_every=rounds)
@@ -29,4 +29,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:])

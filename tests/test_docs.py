@@ -88,7 +88,7 @@ def test_every_function_of_the_equation_table_exists():
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_every_example_runs(script, tmp_path):
-    arguments = {"demonstration.py": ["1"], "own_scheme.py": ["1"]}.get(script.name, [])
+    arguments = {"demonstration.py": ["1", "fleet.devices=3"], "own_scheme.py": ["1"]}.get(script.name, [])
     done = subprocess.run(
         [sys.executable, script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
     )

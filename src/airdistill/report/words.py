@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from airdistill.runs.results import Interval
 from airdistill.units import with_prefix
+
+if TYPE_CHECKING:
+    from airdistill.runs.results import Interval
 
 
 def number(value: float | None, form: str = ".3g") -> str:
