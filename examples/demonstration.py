@@ -1,6 +1,6 @@
 """The demonstration of `make run`: plan the `quick` fleet, train it with every kind of scheme, and compare.
 
-Run it with `python examples/demonstration.py [ROUNDS [FIELD=VALUE ...]]`; records and report lie under runs/ afterwards.
+Run it with `python examples/demonstration.py [ROUNDS [FIELD=VALUE ...]]`; records and report then lie under runs/.
 """
 
 import sys
