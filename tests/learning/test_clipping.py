@@ -19,15 +19,6 @@ IMAGE = (2, 15, 14)
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in a run: threads inside so small operations only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class UsedTwice(nn.Module):
     def __init__(self):
         super().__init__()

@@ -36,15 +36,6 @@ TARGETS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in a run: threads inside so small operations only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def fleets(model="paper_cnn", chunk_samples=10):
     """The same fleet one by one and stacked."""
     indices = [np.arange(device * SAMPLES, (device + 1) * SAMPLES) for device in range(DEVICES)]

@@ -89,11 +89,10 @@ def one_after_another(
     noise: RoundNoise,
     slot_s: float,
 ) -> Heard:
-    """Local knowledge from every device in slots of its own; the server weighs and sums."""
+    """The same from every device in slots of its own; the server weighs and sums what it got."""
     transmitted = transmit(design, local_knowledge, noise.artificial)
     each = receive(superpose_apart(transmitted, channel, noise.receiver), design.rx_scale)
-    ideal = ideal_knowledge(class_counts, local_knowledge)
-    received = ideal_knowledge(class_counts, each)
+    received, ideal = (ideal_knowledge(class_counts, knowledge) for knowledge in (each, local_knowledge))
     return _measured(received, ideal, design, transmitted, slot_s, num_slots=each.size)
 
 

@@ -20,10 +20,9 @@ from airdistill.units import with_prefix
 _MOST_BARS = 12  # more than this, and those that are full make room
 
 
-@contextmanager
-def round_bar(console: Console, label: str) -> Iterator[Callable[[dict[str, Any], int], None]]:
-    """A bar with round, accuracy, privacy spent and time left; silent where there is no terminal."""
-    with Progress(
+def _bars(console: Console) -> Progress:
+    """Silent where there is no terminal."""
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("round {task.completed}/{task.total}"),
@@ -32,7 +31,13 @@ def round_bar(console: Console, label: str) -> Iterator[Callable[[dict[str, Any]
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
-    ) as progress:
+    )
+
+
+@contextmanager
+def round_bar(console: Console, label: str) -> Iterator[Callable[[dict[str, Any], int], None]]:
+    """A bar with round, accuracy, privacy spent and time left."""
+    with _bars(console) as progress:
         task = progress.add_task(escape(label), total=None, news="")
         accuracy = ""
 
@@ -69,17 +74,8 @@ def print_run(record: RunRecord, console: Console) -> None:
 
 @contextmanager
 def comparison_bar(console: Console) -> Iterator[OnProgress]:
-    """A bar for every run in progress; silent where there is no terminal."""
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("round {task.completed}/{task.total}"),
-        TextColumn("{task.fields[news]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as progress:
+    """A bar for every run in progress."""
+    with _bars(console) as progress:
         bars: dict[Task, TaskID] = {}
 
         def follow(task: Task, news: dict[str, Any]) -> None:
