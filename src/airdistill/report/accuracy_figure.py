@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airdistill.report.drawing import legend_below, looks_for, new_figure
+from airdistill.report.drawing import count_rounds, legend_below, looks_for, new_figure
 from airdistill.runs.comparison import ComparisonRecord
 from airdistill.runs.results import Curve, mean_curve, runs_of
 
@@ -48,7 +48,8 @@ def draw_against_rounds(axes: Axes, curves: dict[str, Curve]) -> None:
         every = max(1, len(curve.rounds) // _MOST_MARKS)
         axes.plot(curve.rounds, 100 * curve.mean, label=label, markevery=every, **looks[label].style())
         axes.fill_between(curve.rounds, 100 * curve.low, 100 * curve.high, color=looks[label].colour, alpha=0.15, lw=0)
-    axes.set(xlabel="round", ylabel="test accuracy, mean over devices (%)")
+    count_rounds(axes)
+    axes.set_ylabel("test accuracy, mean over devices (%)")
 
 
 def draw_against_time(axes: Axes, curves: dict[str, Curve]) -> None:

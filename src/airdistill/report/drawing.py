@@ -68,6 +68,14 @@ def new_figure(columns: int = 1, height: float = 4.2) -> tuple[Figure, list[Axes
     return figure, list(axes)
 
 
+def count_rounds(axes: Axes) -> None:
+    """Along the horizontal axis, in whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     """Where it covers no curve."""
     handles, labels = axes.get_legend_handles_labels()

@@ -74,7 +74,9 @@ def write_accuracy_page(figures: dict[str, AccuracyFigure], folder: Path, comman
         folder / "fig2b-claims.json",
         {f"{name}-{step}": claims for name, figure in figures.items() for step, claims in figure.claims.items()},
     )
-    return _write(folder / "fig2b.html", _page("Figure 2(b): accuracy", _ACCURACY_TEXT, sections, command))
+    return _write(
+        folder / "fig2b.html", _page("Figure 2(b): accuracy against uplink time", _ACCURACY_TEXT, sections, command)
+    )
 
 
 def _accuracy_section(figure: AccuracyFigure, step: str) -> Section:

@@ -86,5 +86,5 @@ def draw_accuracy(records: dict[str, ComparisonRecord], title: str) -> Figure:
         draw_against_time(axes, shown)
         axes.set(title=f"step sizes {step}", ylim=(0, 100))
     figure.suptitle(title)
-    legend_below(figure, panels[-1], columns=4)
+    legend_below(figure, panels[-1], columns=2 + len(panels))
     return figure

@@ -11,7 +11,7 @@ import numpy as np
 from airdistill import __version__
 from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
-from airdistill.report.drawing import BLUE, ORANGE, looks_for, new_figure, svg_of
+from airdistill.report.drawing import BLUE, ORANGE, count_rounds, looks_for, new_figure, svg_of
 from airdistill.report.page import Command, DataTable, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.plan_page import plan_section, privacy_section
 from airdistill.report.words import number
@@ -75,7 +75,8 @@ def _accuracy_figure(record: RunRecord) -> Figure:
     rounds, accuracy = accuracy_curve(record)
     look = looks_for([record.summary["scheme"]])[record.summary["scheme"]]
     axes.plot(rounds, 100 * accuracy, **look.style())
-    axes.set(xlabel="round", ylabel="test accuracy (%)")
+    count_rounds(axes)
+    axes.set_ylabel("test accuracy (%)")
     return figure
 
 
@@ -89,7 +90,8 @@ def _noise_figure(record: RunRecord) -> Figure:
     ]:
         values = [np.mean([value for value in line[key] if value is not None] or [np.nan]) for line in lines]
         axes.plot(rounds, values, style, color=colour, label=label)
-    axes.set(xlabel="round", ylabel="noise variance per entry")
+    count_rounds(axes)
+    axes.set_ylabel("noise variance per entry")
     if any(max(filter(None, line["predicted_noise_var"]), default=0) > 0 for line in lines):
         axes.set_yscale("log")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
