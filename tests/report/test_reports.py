@@ -59,6 +59,18 @@ def test_a_comparisons_page_has_table_curves_and_terms(record):
     assert not re.search(r"(?:src|href)=[\"']?https?:", page.read_text())
 
 
+def test_no_page_names_an_epsilon_for_what_hides_nothing(record, tmp_path):
+    """The first arm hides nothing: its page says so, and the comparison's plans privacy for the one that does."""
+    bare = write_run_page(next(run for task, run in record.runs.items() if task.label == "fedsgd"))
+    assert "nothing is hidden" in text_of(bare)
+    assert "any local training" not in text_of(bare)
+    scenario = record.comparison.arms[0].scenario
+    turned = ad.compare(scenario, ["fedsgd", "ota_fd"], out=tmp_path / "turned", options=OPTIONS)
+    text = text_of(write_comparison_page(turned))
+    assert "Planned privacy of ota_fd" in text
+    assert "Planned privacy of fedsgd" not in text
+
+
 def test_the_files_hold_every_run(record):
     rows = list(csv.DictReader(io.StringIO(runs_csv(record))))
     assert [(row["label"], row["seed"]) for row in rows][:3] == [("ota_fd", "0"), ("local_only", "0"), ("fedsgd", "0")]
@@ -117,7 +129,12 @@ def test_the_command_line_compares_reports_and_reproduces(tmp_path, monkeypatch,
     assert {claim["verdict"] for claim in json.loads(out)["paper"]} <= {"holds", "does not hold", "undecided"}
     for name in ("fig2a-paper.png", "fig2a-paper.svg", "fig2a-paper.csv", "fig2a.html", "fig2a-claims.json"):
         assert (tmp_path / "figures" / name).stat().st_size > 0
+    assert "Noise Φ as it is" in (tmp_path / "figures" / "fig2a.html").read_text()
     code, _, err = call("reproduce", "fig2a", "--scenarios", "nowhere", "--out", tmp_path / "figures")
     assert (code, "--scenarios" in err) == (2, True)
+    code, _, err = call("reproduce", "fig2a", "--set", "learning.rounds=400", "--out", tmp_path / "figures")
+    assert (code, "learning.rounds = 400: the figures optimise T" in err) == (2, True)
+    code, out, _ = call("plan", path, "--scheme", "ota_fd_fixed", "--rounds", "10", "--json")
+    assert (code, json.loads(out)["rounds"]["chosen"]) == (0, 10)
     code, out, _ = call("plan", path, "--scheme", "ota_fl")
     assert (code, "Gradient error" in out) == (0, True)

@@ -34,7 +34,7 @@ def test_the_optimised_curve_is_flat_where_privacy_alone_limits():
     """Φ2 at T̂ does not depend on ε: T̂ ∝ ε² and req(T̂) = T̂ req(1) ∝ T̂/ε². Only rounding T moves it."""
     unlimited = ad.load("paper", ["learning.max_rounds=1000000", "radio.noise_power=1e-20 W"])
     curve = noise_curve("ota_fd", "ota_fd", unlimited, np.geomspace(1e-3, 0.05, 12))
-    inside = (curve.rounds > 1) & (curve.rounds < 1e6) & (curve.privacy_binds == 1)
+    inside = (curve.privacy_limited_rounds > 1) & (curve.privacy_limited_rounds < 1e6) & (curve.privacy_binds == 1)
     assert inside.all()
     assert curve.rounds[-1] > 1000 * curve.rounds[0]
     # T̂·Φ2(1) = 3f_max/(η0 A2) with A2 = 6η0γ²L2²L1.
@@ -44,7 +44,8 @@ def test_the_optimised_curve_is_flat_where_privacy_alone_limits():
 
 def test_the_printed_scenario_is_flat_too_until_the_channel_or_the_limit_binds(curves):
     curve = curves["ota_fd"]
-    inside = (curve.rounds > 10) & (curve.rounds < 2000) & (curve.privacy_binds > 0.95)
+    limited = curve.privacy_limited_rounds
+    inside = (limited > 10) & (limited < 2000) & (curve.privacy_binds > 0.95)
     assert inside.sum() >= 4
     assert curve.noise[inside].max() / curve.noise[inside].min() < 1.05
     fixed = curves["ota_fd_fixed"].noise[inside]
@@ -95,6 +96,16 @@ def test_quick_keeps_the_noise(scenario, scheme):
     assert small == pytest.approx(large, rel=0.3 if scheme == "ota_fd" else 1e-9)
 
 
+def test_quick_scales_one_epsilon_for_all_as_well_as_a_range():
+    same = figure_scenario("paper", "printed", True, ["privacy.epsilon=0.1", "overrides.ota_fl.privacy.epsilon=5"])
+    # 50 × 1200 samples instead of 20 × 60.
+    assert same.privacy.epsilon.numbers == pytest.approx((5.0,))
+    assert as_run_by(load_scheme("ota_fl"), same).privacy.epsilon.numbers == pytest.approx((250.0,))
+    range_ = figure_scenario("paper", "printed", True, [])
+    assert range_.privacy.epsilon.numbers == pytest.approx((0.05, 5.0))
+    assert as_run_by(load_scheme("ota_fl"), range_).privacy.epsilon.numbers == pytest.approx((50.0, 5000.0))
+
+
 def _one_epsilon(scenario):
     """The upper end of every range for all devices, so that only the scale differs."""
     top = scenario.privacy.epsilon.numbers[-1]
@@ -110,6 +121,7 @@ def test_rows_for_a_file(curves):
     assert rows[0][0] == "curve"
     assert len(rows) == 1 + 26 * len(curves)
     assert all(math.isfinite(value) for row in rows[1:] for value in row[1:])
+    assert dict(zip(rows[0], rows[1], strict=True))["noise"] == curves["ota_fd"].noise[0]
 
 
 def test_the_literal_noise_does_not_depend_on_privacy():

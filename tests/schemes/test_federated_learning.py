@@ -208,32 +208,40 @@ def test_overrides_of_ota_fl_hold_for_all_of_federated_learning():
     assert as_run_by(load_scheme("ota_fl_fixed"), scenario).learning.rounds == 400
 
 
-def test_batch_normalisation_has_no_per_sample_gradients(tmp_path, monkeypatch):
-    (tmp_path / "normed.py").write_text(
-        "from torch import nn\n"
-        "def net(input_shape, num_classes):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4, affine=False), nn.Linear(4, num_classes))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+@pytest.fixture
+def train_with(tmp_path, monkeypatch):
+    """Runs `ota_fl` with a model of the user's own: the code of a function `net(num_classes)`."""
+
+    def run(name, code):
+        (tmp_path / f"{name}.py").write_text(f"from torch import nn\n{code}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        return ad.run(small_scenario(tmp_path, f"learning.model={name}:net"), "ota_fl", out=tmp_path / name)
+
+    return run
+
+
+BATCH_NORM = """
+def net(num_classes):
+    return nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, num_classes))
+"""
+CENTRED = """
+class Centred(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(dim=0))
+
+def net(num_classes):
+    return Centred(4, num_classes)
+"""
+
+
+def test_batch_normalisation_has_no_per_sample_gradients(train_with):
     with pytest.raises(AirDistillError, match="batch normalisation mixes samples"):
-        ad.run(small_scenario(tmp_path, "learning.model=normed:net"), "ota_fl", out=tmp_path / "run")
+        train_with("normed", BATCH_NORM)
 
 
-def test_a_model_that_mixes_samples_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "mixing.py").write_text(
-        "from torch import nn\n"
-        "class Centred(nn.Module):\n"
-        "    def __init__(self, num_classes):\n"
-        "        super().__init__()\n"
-        "        self.out = nn.Linear(4, num_classes)\n"
-        "    def forward(self, x):\n"
-        "        return self.out(x - x.mean(dim=0))\n"
-        "def net(num_classes):\n"
-        "    return Centred(num_classes)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_model_that_mixes_samples_is_refused(train_with):
     with pytest.raises(AirDistillError, match="depends on the batch"):
-        ad.run(small_scenario(tmp_path, "learning.model=mixing:net"), "ota_fl", out=tmp_path / "run")
+        train_with("mixing", CENTRED)
 
 
 @pytest.mark.parametrize(("name", "epsilon"), [("fedsgd", math.inf), ("fd_error_free", math.inf), ("local_only", 0.0)])

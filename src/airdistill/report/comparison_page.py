@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import tomli_w
@@ -15,11 +14,9 @@ from airdistill.report.comparison_table import COLUMNS, EPSILON_COLUMNS, NOTES, 
 from airdistill.report.drawing import save, svg_of
 from airdistill.report.page import Block, Bullets, Command, DataTable, Drawing, Page, Paragraph, Section, render
 from airdistill.report.plan_page import plan_section, privacy_section
-from airdistill.report.run_page import REPORT
+from airdistill.report.run_page import REPORT, plan_of
 from airdistill.report.words import number, span
 from airdistill.runs.comparison import Comparison, ComparisonRecord
-from airdistill.runs.folder import PLAN
-from airdistill.runs.record import RunRecord
 from airdistill.runs.results import runs_of
 from airdistill.schemes.registry import load_scheme
 
@@ -57,7 +54,7 @@ def comparison_page(record: ComparisonRecord) -> Page:
     planned = []
     private = [task for task in record.runs if load_scheme(comparison.arm(task.label).scheme).releases == "private"]
     if private:
-        plan, of = _plan_of(record.runs[private[0]]), f" of {private[0].label}, seed {private[0].seed}"
+        plan, of = plan_of(record.runs[private[0]]), f" of {private[0].label}, seed {private[0].seed}"
         planned = [plan_section(plan, of), privacy_section(plan, of)]
     return Page(
         title=f"{comparison.name}: {len(comparison.arms)} schemes compared",
@@ -86,7 +83,7 @@ def asked_table(record: ComparisonRecord) -> DataTable:
     """What differs between the arms: link, privacy, step size, rounds."""
     rows = []
     for arm in record.comparison.arms:
-        plans = [_plan_of(run) for run in runs_of(record, arm.label).values()]
+        plans = [plan_of(run) for run in runs_of(record, arm.label).values()]
         if plans:
             rows.append((arm.label, *_asked(plans)))
     columns = ("scheme", "rounds", "step size η0", "asked ε", "slots a round", "planned noise Φ", "what binds")
@@ -109,10 +106,6 @@ def _asked(plans: list[Plan]) -> tuple[str, ...]:
         number(first.forecast.effective_noise),
         first.forecast.regime,
     )
-
-
-def _plan_of(run: RunRecord) -> Plan:
-    return Plan.from_dict(json.loads((run.folder / PLAN).read_text()))
 
 
 def _repeat(comparison: Comparison) -> tuple[Block, ...]:

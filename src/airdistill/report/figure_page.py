@@ -16,6 +16,7 @@ from airdistill.report.page import (
     Block,
     Bullets,
     Command,
+    DataTable,
     Drawing,
     Page,
     Paragraph,
@@ -25,9 +26,14 @@ from airdistill.report.page import (
     render,
 )
 from airdistill.report.paper_figures import draw_accuracy, draw_noise, noise_panels
+from airdistill.report.plan_page import plan_section, privacy_section
+from airdistill.report.run_page import plan_of
+from airdistill.report.words import number
 from airdistill.reproduce.claims import Checked
 from airdistill.reproduce.figures import AccuracyFigure, NoiseFigure
 from airdistill.reproduce.noise_curves import DELTA, curves_as_rows
+from airdistill.reproduce.recipes import PROPOSED
+from airdistill.runs.results import runs_of
 
 _NOISE_TEXT = (
     f"Every device asks for the same ε with δ = {DELTA:g}. Noise is the squared error of what the server receives in a "
@@ -54,10 +60,19 @@ def write_noise_page(figures: dict[str, NoiseFigure], folder: Path, command: str
             Drawing(svg_of(drawn), f"Noise against ε, scenario {name}: {panel}.", f"Noise against epsilon, {panel}")
             for panel, drawn in noise_panels(figure.curves).items()
         ]
-        sections.append(Section(f"Scenario {name}", (*pictures, verdicts(figure.claims))))
+        sections.append(Section(f"Scenario {name}", (*pictures, _noise_table(figure), verdicts(figure.claims))))
     _write_claims(folder / "fig2a-claims.json", {name: figure.claims for name, figure in figures.items()})
     page = _page("Figure 2(a): noise against ε", _NOISE_TEXT, sections, command)
     return _write(folder / "fig2a.html", page)
+
+
+def _noise_table(figure: NoiseFigure) -> DataTable:
+    """Every fifth ε; all are in the CSV file."""
+    curves = list(figure.curves.values())
+    shown = range(0, len(curves[0].epsilon), 5)
+    rows = [(curve.label, *(f"{number(curve.noise[at])} ({curve.rounds[at]:.0f})" for at in shown)) for curve in curves]
+    columns = ("curve", *(f"ε = {number(curves[0].epsilon[at])}" for at in shown))
+    return DataTable(columns, tuple(rows), caption="Noise Φ as it is, and in brackets the rounds T that it is for.")
 
 
 def write_accuracy_page(figures: dict[str, AccuracyFigure], folder: Path, command: str) -> Path:
@@ -70,6 +85,7 @@ def write_accuracy_page(figures: dict[str, AccuracyFigure], folder: Path, comman
             write_whole(folder / f"fig2b-{name}-{step}-runs.csv", runs_csv(record).encode())
             write_whole(folder / f"fig2b-{name}-{step}.csv", curves_csv(record).encode())
             sections.append(_accuracy_section(figure, step))
+        sections += _plan_sections(figure)
     _write_claims(
         folder / "fig2b-claims.json",
         {f"{name}-{step}": claims for name, figure in figures.items() for step, claims in figure.claims.items()},
@@ -87,6 +103,16 @@ def _accuracy_section(figure: AccuracyFigure, step: str) -> Section:
         blocks.append(Drawing(drawn, f"Accuracy against uplink time, {title}.", f"Accuracy over time, {title}"))
     blocks += [*results_blocks(record), asked_table(record), verdicts(figure.claims[step])]
     return Section(title, tuple(blocks))
+
+
+def _plan_sections(figure: AccuracyFigure) -> list[Section]:
+    """Of the proposed scheme, for the first seed that ended."""
+    runs = runs_of(figure.records["printed"], PROPOSED)
+    if not runs:
+        return []
+    seed, run = next(iter(runs.items()))
+    of = f" of {figure.name}, {PROPOSED}, seed {seed}"
+    return [plan_section(plan_of(run), of), privacy_section(plan_of(run), of)]
 
 
 def verdicts(claims: list[Checked]) -> Verdicts:

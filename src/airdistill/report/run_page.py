@@ -34,7 +34,7 @@ def write_run_page(record: RunRecord) -> Path:
 
 
 def run_page(record: RunRecord) -> Page:
-    plan = Plan.from_dict(json.loads((record.folder / PLAN).read_text()))
+    plan = plan_of(record)
     summary = record.summary
     return Page(
         title=f"{summary['name']}, {summary['scheme']}",
@@ -48,6 +48,11 @@ def run_page(record: RunRecord) -> Page:
         ),
         made_by=f"airdistill {__version__}",
     )
+
+
+def plan_of(record: RunRecord) -> Plan:
+    """As it was stored with the run."""
+    return Plan.from_dict(json.loads((record.folder / PLAN).read_text()))
 
 
 def _result_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:

@@ -31,7 +31,7 @@ EPSILONS = np.geomspace(1e-3, 1e2, 26)
 
 @dataclass(frozen=True)
 class NoiseCurve:
-    """Noise at every ε `[epsilon]`: T, Φ as it is, and Φ in units of the gradient; for which T privacy alone asks."""
+    """Noise at every ε `[epsilon]`: T, Φ as it is, and Φ in units of the gradient; T̂, and how often privacy binds."""
 
     label: str
     epsilon: FloatArray
@@ -97,8 +97,9 @@ def _point(objective: GapObjective, scenario: Scenario, channels: ComplexArray) 
 
 def curves_as_rows(curves: dict[str, NoiseCurve]) -> Iterator[list[str | float]]:
     """For a CSV file, its heading first."""
-    yield ["curve", "epsilon", "rounds", "noise", "noise_in_gradient_units", "privacy_binds_share"]
+    names = ("epsilon", "rounds", "noise", "gradient_noise", "privacy_limited_rounds", "privacy_binds")
+    yield ["curve", *names]
     for curve in curves.values():
-        columns = (curve.epsilon, curve.rounds, curve.noise, curve.gradient_noise, curve.privacy_binds)
+        columns = [getattr(curve, name) for name in names]
         for point in zip(*columns, strict=True):
             yield [curve.label, *map(float, point)]
