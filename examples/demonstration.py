@@ -29,4 +29,4 @@ def main(rounds: int, changes: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:])
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 16, sys.argv[2:])
