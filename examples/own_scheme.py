@@ -29,8 +29,9 @@ class ProjectedFd(Scheme):
     def play(self, this: Round) -> Outcome:
         channel, counts = this.channel(), this.plan.fleet.class_counts
         design = this.plan.design(channel)
-        heard = over_the_air(counts, this.local_knowledge(), design, channel, this.noise(), this.scenario.radio.slot)
-        return Outcome(this.learn(onto_simplex(heard.received)), heard, design.counted_noise_var)
+        knowledge, noise = this.local_knowledge(), this.noise(design)  # the ledger is charged before there is noise
+        heard = over_the_air(counts, knowledge, design, channel, noise, this.scenario.radio.slot)
+        return Outcome(this.learn(onto_simplex(heard.received)), heard)
 
 
 def main(rounds: int) -> None:

@@ -19,8 +19,8 @@ def exchanges(plan, axis, noise_power_w, num_rounds=NUM_ROUNDS):
     knowledge = rng.dirichlet(np.full(fleet.num_classes, 0.3), (fleet.num_devices, fleet.num_classes))
     for round_index in range(1, num_rounds + 1):
         channel = source.round_channel(round_index)
-        noise = RoundNoise.seeded(0, round_index, fleet.num_devices, fleet.num_classes, noise_power_w, axis)
         design = plan.design(channel)
+        noise = RoundNoise.seeded(0, round_index, design, fleet.num_classes, noise_power_w, axis)
         yield knowledge, design, over_the_air(fleet.class_counts, knowledge, design, channel, noise, 3.6e-6)
 
 
@@ -80,17 +80,22 @@ def test_a_class_that_cannot_be_sent_arrives_as_nothing():
         ad.load("quick", ["fleet.devices=2", "radio.gains=[[1e-6, 0], [1e-6, 0]]", "data.class_counts=[[5,0],[5,0]]"])
     )
     channel = np.full(2, 1e-6 + 0j)
-    noise = RoundNoise.seeded(0, 1, 2, 2, 5e-15, "complex")
+    design = plan.design(channel)
+    noise = RoundNoise.seeded(0, 1, design, 2, 5e-15, "complex")
     knowledge = np.full((2, 2, 2), 0.5)
-    heard = over_the_air(plan.fleet.class_counts, knowledge, plan.design(channel), channel, noise, 1e-6)
+    heard = over_the_air(plan.fleet.class_counts, knowledge, design, channel, noise, 1e-6)
     assert np.isfinite(heard.received[0]).all()
     assert np.isnan(heard.received[1]).all()
 
 
 def test_seeded_noise_depends_on_round_and_device_alone():
-    first, again = (RoundNoise.seeded(0, 3, 4, 5, 1.0, "complex") for _ in range(2))
-    more = RoundNoise.seeded(0, 3, 7, 5, 1.0, "complex")
+    def noise(round_index, num_devices):
+        plan = ad.plan(ad.load("quick", [f"fleet.devices={num_devices}"]))
+        design = plan.design(np.full(num_devices, 1e-6 + 0j))
+        return RoundNoise.seeded(0, round_index, design, 5, 1.0, "complex")
+
+    first, again, more = noise(3, 4), noise(3, 4), noise(3, 7)
     assert np.array_equal(first.artificial, again.artificial)
     assert np.array_equal(first.artificial, more.artificial[:4])
     assert np.array_equal(first.receiver, more.receiver)
-    assert not np.array_equal(first.receiver, RoundNoise.seeded(0, 4, 4, 5, 1.0, "complex").receiver)
+    assert not np.array_equal(first.receiver, noise(4, 4).receiver)

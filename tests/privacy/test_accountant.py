@@ -9,7 +9,8 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gau
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airdistill.privacy.accountant import gaussian_epsilon, gaussian_mu, paper_mu, target_mu
+from airdistill.privacy.accountant import gaussian_epsilon, gaussian_mu, paper_mu
+from airdistill.privacy.targets import target_mu
 
 EPSILONS = np.logspace(-4, 3, 15)
 DELTAS = np.logspace(-12, -1, 12)

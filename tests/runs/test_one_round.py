@@ -119,7 +119,7 @@ def test_a_round_is_its_equations(tmp_path, axis):
     channel = channel_source(scenario).round_channel(1)
     scale, p1, p2 = fleet_noise_gains(counts, channel, 1e-3, required)
     # Eqs. (7), (10), (12).
-    noise = RoundNoise.seeded(scenario.seed, 1, 3, 3, 1e-13, axis)
+    noise = RoundNoise.seeded(scenario.seed, 1, ad.plan(scenario).design(channel), 3, 1e-13, axis)
     phase = channel.conj() / np.abs(channel)
     sent = math.sqrt(3) * p1[:, :, None] * local + (np.sqrt(p2) * phase[:, None])[:, :, None] * noise.artificial
     received = (np.einsum("i,ikd->kd", channel, sent) + noise.receiver).real / scale[:, None]

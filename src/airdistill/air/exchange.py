@@ -133,29 +133,15 @@ class RoundNoise:
 
     @classmethod
     def seeded(
-        cls, seed: int, round_index: int, num_devices: int, num_classes: int, noise_power_w: float, axis: str
-    ) -> RoundNoise:
-        """Noise of knowledge, for simulation. `axis` "complex" spreads the power over both axes, "real" not."""
-        shape = (num_classes, num_classes)
-        receiver = _thermal(seed, round_index, shape, noise_power_w, axis)
-        return cls(_artificial(seed, round_index, num_devices, shape), receiver)
-
-    @classmethod
-    def apart(
-        cls, seed: int, round_index: int, num_devices: int, num_classes: int, noise_power_w: float, axis: str
-    ) -> RoundNoise:
-        """The same for devices one after the other."""
-        shape = (num_classes, num_classes)
-        receiver = _thermal(seed, round_index, (num_devices, *shape), noise_power_w, axis)
-        return cls(_artificial(seed, round_index, num_devices, shape), receiver)
-
-    @classmethod
-    def of_gradient(
         cls, seed: int, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
     ) -> RoundNoise:
-        """Noise of a gradient; the artificial part is drawn only if the design sends any, for it is large."""
-        num_devices, shape = len(design.noise_gain), (1, length)
-        receiver = _thermal(seed, round_index, shape, noise_power_w, axis)
+        """For simulation: rows of `length` entries. `axis` "complex" spreads the power over both axes, "real" not.
+
+        The artificial part is drawn only if the design sends any, for it can be large.
+        """
+        (num_devices, num_rows), apart = design.noise_gain.shape, design.rx_scale.ndim == 2
+        shape = (num_rows, length)
+        receiver = _thermal(seed, round_index, (num_devices, *shape) if apart else shape, noise_power_w, axis)
         if not design.noise_gain.any():
             return cls(np.broadcast_to(0.0, (num_devices, *shape)), receiver)
         return cls(_artificial(seed, round_index, num_devices, shape), receiver)

@@ -91,7 +91,8 @@ def _torch(scenario_name: str) -> Callable[[int], None]:
     source = channel_source(planned.scenario)
 
     def play(repeat: int) -> None:
-        simulation.scheme.play(Round(repeat + 1, planned.scenario, planned, source, simulation.fleet))
+        this = Round(repeat + 1, planned.scenario, planned, source, simulation.fleet, simulation.ledger)
+        simulation.scheme.play(this)
 
     return play
 

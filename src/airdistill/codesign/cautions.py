@@ -11,52 +11,32 @@ from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, unheld_c
 from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.rounds import RoundsChoice
 from airdistill.codesign.uplink import Uplink
-from airdistill.privacy.accountant import gaussian_mu
-from airdistill.scenario.model import Scenario
-
-_NEIGHBOURS = {
-    "paper": "Neighbours differ in one record's features. The bound is Lemma 1's √2/B_i, which is none: a class mean "
-    "is over B_i^k samples, and the model was trained on the record. No guarantee follows from it.",
-    "class_mean": "Neighbours differ in one record's features, and the model is assumed not to depend on that record. "
-    "Trained models do.",
-    "trajectory": "Neighbours differ in one record. Assumptions 1–3 with the declared L1 and L2 must hold, and "
-    "per-sample gradients be clipped at S.",
-    "device": "Neighbours differ in one device's whole dataset. The bound holds for any local training.",
-}
-_GRADIENT_RECORD = (
-    "Neighbours differ in one record, its label included. Gradients are clipped per sample, the model is public and "
-    "treats every sample by itself, so that the bound holds in every round."
+from airdistill.privacy.promises import (
+    EXACT_CHANNELS,
+    NOISE,
+    PUBLIC,
+    RELABEL,
+    SAMPLING,
+    basis,
+    neighbours,
+    trust_in_words,
 )
-_TRUST = {
-    "receiver_noise": "The receiver's own noise is counted: a server with a quieter receiver sees more than promised.",
-    "fleet_noise": "The devices' noise is counted, not the receiver's: every device must add what it was told to.",
-    "own_noise": "Each device counts on its own noise alone; nobody else is trusted.",
-}
+from airdistill.privacy.targets import target_mu
+from airdistill.scenario.model import Scenario
 
 
 def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
     """What the plan's promises rest on."""
-    of_record = scenario.privacy.sensitivity != "device"
-    gradient = uplink.payload == "gradient"
-    lines = [_GRADIENT_RECORD if gradient and of_record else _NEIGHBOURS[scenario.privacy.sensitivity]]
-    if scenario.privacy.relabel and not gradient:
-        lines.append("The changed record may change its label, between classes that the device holds anyway.")
+    privacy, gradient = scenario.privacy, uplink.payload == "gradient"
+    lines = [f"{neighbours(privacy.sensitivity, uplink.payload)} {basis(privacy.sensitivity, uplink.payload)}"]
+    if privacy.relabel and not gradient:
+        lines.append(RELABEL)
     if scenario.radio.trace is not None:
         lines.append("Channels repeat the recorded trace, from its first round again after its last.")
-    if uplink.kind == "orthogonal_knowledge" and scenario.privacy.trust == "fleet_noise":
-        lines.append("In slots of its own a device has nobody's noise but its own: it counts on that alone.")
-    else:
-        lines.append(_TRUST[scenario.privacy.trust])
+    lines.append(trust_in_words(privacy.trust, uplink.kind))
     if scenario.fleet.sampling != "none":
-        lines.append(
-            "The server knows who takes part: every round in which a device does is counted in full, and sampling "
-            "amplifies nothing."
-        )
-    lines += [
-        "Class counts, weights, gains, scales, the number of rounds, initial weights and batch order are public.",
-        "Channels are known exactly when a round starts.",
-        "Seeded noise is for simulation: whoever knows the seed can take it off again.",
-    ]
+        lines.append(SAMPLING)
+    lines += [PUBLIC, EXACT_CHANNELS, NOISE[privacy.noise]]
     if scenario.learning.local_epochs > 0 and not gradient:
         lines.append("The gap bounds one full-batch step a round; with local epochs it is a proxy.")
     return tuple(lines)
@@ -97,7 +77,7 @@ def _about_privacy(
             f"where at most {_number(fleet.epsilon[asked].max())} was asked."
         )
     if scenario.privacy.accountant == "paper":
-        short = asked & (fleet.mu > np.asarray(gaussian_mu(fleet.epsilon, fleet.delta)))
+        short = asked & (fleet.mu > target_mu(fleet.epsilon, fleet.delta, "exact", scenario.privacy.noise))
         if short.any():
             yield (
                 f"The paper's accountant gives {np.count_nonzero(short)} devices less noise than their (ε, δ) needs; "

@@ -8,15 +8,16 @@ import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.assignment import class_counts
-from airdistill.privacy.accountant import target_mu
+from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.sensitivity import TrajectoryDynamics
+from airdistill.privacy.targets import ROUNDING, target_mu
 from airdistill.scenario.model import Scenario
 from airdistill.streams import stream
 
 
 @dataclass(frozen=True)
 class RealisedFleet:
-    """Counts `[device, class]`, and per device `[device]`: power limit, target (ε, δ) and the μ that it grants."""
+    """Counts `[device, class]`, and per device `[device]`: power limit, target (ε, δ) and the μ to plan with."""
 
     class_counts: IntArray
     peak_power_w: FloatArray
@@ -33,7 +34,7 @@ class RealisedFleet:
         return int(self.class_counts.shape[1])
 
 
-def realise_fleet(scenario: Scenario) -> RealisedFleet:
+def realise_fleet(scenario: Scenario, spent_squared_mu: FloatArray | None = None) -> RealisedFleet:
     """Draws what the scenario leaves to chance; the same seed gives the same fleet."""
     num_devices, seed = scenario.num_devices, scenario.seed
     epsilon = scenario.privacy.epsilon.draw(num_devices, stream(seed, "privacy.epsilon"))
@@ -43,8 +44,21 @@ def realise_fleet(scenario: Scenario) -> RealisedFleet:
         peak_power_w=scenario.radio.peak_power.draw(num_devices, stream(seed, "radio.peak_power")),
         epsilon=epsilon,
         delta=delta,
-        mu=target_mu(epsilon, delta, scenario.privacy.accountant),
+        mu=_mu_to_plan_with(scenario, epsilon, delta, spent_squared_mu),
     )
+
+
+def _mu_to_plan_with(
+    scenario: Scenario, epsilon: FloatArray, delta: FloatArray, spent_squared_mu: FloatArray | None
+) -> FloatArray:
+    """What the target grants, less what was spent before, less what rounding to the grid of secure noise may add."""
+    privacy = scenario.privacy
+    granted = target_mu(epsilon, delta, privacy.accountant, privacy.noise)
+    left = granted**2 - (0.0 if spent_squared_mu is None else spent_squared_mu)
+    if not (left > 0).all():
+        device = int(np.argmin(left))
+        raise BudgetExceeded(f"device {device} has spent its ε = {epsilon[device]:g}: it can pay for no more rounds")
+    return np.asarray(np.sqrt(left) / (1 + (ROUNDING if privacy.noise == "secure" else 0.0)))
 
 
 def channel_noise_var(scenario: Scenario) -> float:

@@ -17,7 +17,7 @@ from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
 from airdistill.codesign.participation import Participation
-from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var
+from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var, noise_by_trust
 from airdistill.codesign.trust import trust_model
 from airdistill.privacy.accountant import paper_mu
 from airdistill.privacy.sensitivity import ConstantShift, gradient_sensitivity
@@ -60,6 +60,15 @@ class GradientUplink:
     def _squared_shift(self, model: str, weights: FloatArray) -> FloatArray:
         samples = self.participation.samples_per_device
         return np.asarray((weights * gradient_sensitivity(samples, model, self.clip_norm)) ** 2)
+
+    def weights(self, round_index: int) -> FloatArray:
+        return self.participation.weights(round_index)[:, None]
+
+    def sensitivity(self, model: str, round_index: int) -> FloatArray:  # noqa: ARG002
+        return gradient_sensitivity(self.participation.samples_per_device, model, self.clip_norm)[:, None]
+
+    def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
+        return noise_by_trust(design, channel, self.channel_noise_var)
 
     def linear_from(self, max_rounds: int) -> int:
         return min(1, max_rounds)

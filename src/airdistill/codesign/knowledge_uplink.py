@@ -6,16 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from airdistill.arrays import ComplexArray, FloatArray
+import numpy as np
+
+from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.convergence import fleet_effective_noise
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
 from airdistill.codesign.paper_rounds import paper_rounds
 from airdistill.codesign.paper_transceiver import design_round_paper, privacy_stringency
-from airdistill.codesign.transceiver import RoundDesign, design_round, effective_noise_var
+from airdistill.codesign.transceiver import RoundDesign, design_round, effective_noise_var, noise_by_trust
 from airdistill.codesign.trust import trust_model
-from airdistill.privacy.sensitivity import AccumulatedShift, TrajectoryDynamics, required_for_shift
+from airdistill.privacy.sensitivity import (
+    SENSITIVITY_MODELS,
+    AccumulatedShift,
+    TrajectoryDynamics,
+    aggregation_weights,
+    required_for_shift,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,19 @@ class KnowledgeUplink:
 
     def shift(self, model: str) -> AccumulatedShift:
         return AccumulatedShift(self.fleet.class_counts, model, self.dynamics)
+
+    @cached_property
+    def _shifts(self) -> dict[str, AccumulatedShift]:
+        return {model: self.shift(model) for model in SENSITIVITY_MODELS}
+
+    def weights(self, round_index: int) -> FloatArray:  # noqa: ARG002
+        return aggregation_weights(self.fleet.class_counts)
+
+    def sensitivity(self, model: str, round_index: int) -> FloatArray:
+        return divide_or(np.sqrt(self._shifts[model].at(round_index)), self.weights(round_index), 0.0)
+
+    def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
+        return noise_by_trust(design, channel, self.channel_noise_var)
 
     def linear_from(self, max_rounds: int) -> int:
         return self._own_shift.linear_from(max_rounds)

@@ -13,7 +13,7 @@ import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
-from airdistill.codesign.transceiver import RoundDesign, inverse_of
+from airdistill.codesign.transceiver import RoundDesign, inverse_of, noise_by_trust
 from airdistill.privacy.sensitivity import aggregation_weights
 
 
@@ -72,6 +72,13 @@ class OrthogonalUplink(KnowledgeUplink):
         weights = self._weights
         weighed = weights**2 * np.where(weights > 0, noise_var, 0.0)
         return np.where(weights.any(axis=0), weighed.sum(axis=-2), np.inf)
+
+    def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
+        """In slots of its own a device has its own noise and the receiver's."""
+        apart = noise_by_trust(design, channel, self.channel_noise_var)
+        sent, squared = design.rx_scale > 0, self._weights**2
+        # As if it stood in the mean, where the device's shift has weight w.
+        return {trust: np.where(sent, squared * np.where(sent, noise, 0.0), np.inf) for trust, noise in apart.items()}
 
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
         # w² · req/w² of every holder.

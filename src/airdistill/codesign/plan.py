@@ -81,7 +81,12 @@ class Plan:
         return plan_from_dict(stored)
 
 
-def plan(scenario: Scenario, uplink: str = "knowledge", num_parameters: int | None = None) -> Plan:
+def plan(
+    scenario: Scenario,
+    uplink: str = "knowledge",
+    num_parameters: int | None = None,
+    spent_squared_mu: FloatArray | None = None,
+) -> Plan:
     """Plans a scenario:
 
     1. draw the fleet: counts, powers, privacy targets and the μ that they grant;
@@ -92,8 +97,9 @@ def plan(scenario: Scenario, uplink: str = "knowledge", num_parameters: int | No
     6. say what all this assumes and what to beware of.
 
     `uplink` says what is sent: "knowledge", "orthogonal_knowledge", or the "gradient" of a model of `num_parameters`.
+    `spent_squared_mu` `[device]` is what earlier runs of the same devices have spent: the plan has the rest.
     """
-    fleet = realise_fleet(scenario)
+    fleet = realise_fleet(scenario, spent_squared_mu)
     sent = uplink_for(uplink, scenario, fleet, num_parameters)
     channels = channel_source(scenario).planning_channels(NUM_DRAWS)
     objective = gap_objective(scenario, sent, channels)
@@ -150,6 +156,7 @@ def _epsilon_by_model(
             num_rounds,
             model,
             scenario.privacy.relabel,
+            scenario.privacy.noise,
         )
         for model in SENSITIVITY_MODELS
     }

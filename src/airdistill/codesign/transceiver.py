@@ -100,6 +100,21 @@ def effective_noise_var(
     return np.where(sendable, rule.artificial_noise_var(required) + from_channel, np.inf)
 
 
+def noise_by_trust(design: RoundDesign, channel: ComplexArray, channel_noise_var: float) -> dict[str, FloatArray]:
+    """What each trust model counts of the noise that the gains really send, `[device, class]`, in units of r̂.
+
+    With a scale for each device (one after the other) nobody else's noise is in its slots.
+    """
+    sent, scale_sq = design.rx_scale > 0, design.rx_scale**2
+    own = np.abs(design.noise_gain * channel[:, None]) ** 2
+    together = own if scale_sq.ndim == 2 else own.sum(axis=0)
+    at_receiver = {"receiver_noise": together + channel_noise_var, "fleet_noise": together, "own_noise": own}
+    return {
+        trust: np.broadcast_to(np.where(sent, noise / np.where(sent, scale_sq, 1.0), np.inf), own.shape)
+        for trust, noise in at_receiver.items()
+    }
+
+
 def aligned_signal_gain(links: Links, inverse_channel: ComplexArray, scale_sq: FloatArray) -> ComplexArray:
     """Eq. (18): P1 = w λ h̄/(√K|h|²) = w λ/(√K h), `[device, class]`."""
     gain = links.weights * inverse_channel[:, None]

@@ -66,5 +66,17 @@ class Uplink(Protocol):
     def linear_from(self, max_rounds: int) -> int:
         """The round from which on the requirement grows linearly."""
 
+    def weights(self, round_index: int) -> FloatArray:
+        """Of the devices' vectors in a round, `[device, row]`; zero for who stays silent."""
+
+    def sensitivity(self, model: str, round_index: int) -> FloatArray:
+        """How far a neighbour's vectors can be from a device's in a round, `[device, row]`."""
+
+    def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
+        """What each trust model counts of the noise that a design really sends, `[device, row]`.
+
+        In units of the estimate in which a device's vector has the round's weight; infinite where nothing is sent.
+        """
+
     def shift(self, model: str) -> Shift:
         """How far T rounds move what the server sees, under a sensitivity model."""

@@ -1,6 +1,6 @@
 """What is promised and what it costs in noise: sensitivity models, accountants, whose noise counts."""
 
-from airdistill.privacy.accountant import gaussian_epsilon, gaussian_mu, paper_mu, target_mu
+from airdistill.privacy.accountant import gaussian_epsilon, gaussian_mu, paper_mu
 from airdistill.privacy.forecast import epsilon_after
 from airdistill.privacy.sensitivity import (
     TrajectoryDynamics,
@@ -8,6 +8,7 @@ from airdistill.privacy.sensitivity import (
     knowledge_sensitivity,
     required_noise_var,
 )
+from airdistill.privacy.targets import target_mu
 
 __all__ = [
     "TrajectoryDynamics",

@@ -72,14 +72,6 @@ def paper_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
     return _unwrap(epsilon / np.sqrt(2 * np.log(1 / delta)))
 
 
-def target_mu(epsilon: ArrayLike, delta: ArrayLike, accountant: str) -> FloatArray:
-    """The μ that an accountant grants for the target (ε, δ), `[device]`."""
-    rules: dict[str, Callable[[ArrayLike, ArrayLike], Any]] = {"exact": gaussian_mu, "paper": paper_mu}
-    if accountant not in rules:
-        raise ValueError(f"accountant = {accountant!r}: must be one of {', '.join(rules)}")
-    return np.atleast_1d(np.asarray(rules[accountant](epsilon, delta), dtype=np.float64))
-
-
 def _log_delta(epsilon: FloatArray, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """log δ(ε, μ), and the two pieces of its derivatives: R(x) − R(x + μ) and R(x + μ)."""
     near = epsilon / mu - mu / 2

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from airdistill.arrays import FloatArray
-from airdistill.privacy.accountant import gaussian_epsilon
 from airdistill.privacy.sensitivity import JOINT_MODELS, AccumulatedShift, Shift, TrajectoryDynamics
+from airdistill.privacy.targets import epsilon_of_mu
 
 
 def spent_squared_mu(cost: FloatArray, model: str, relabel: bool) -> FloatArray:
@@ -46,9 +46,10 @@ def epsilon_of_shift(
     num_rounds: int,
     model: str,
     relabel: bool = False,
+    noise: str = "seeded",
 ) -> FloatArray:
     """The same for whatever moves what the server sees."""
     shift = accumulated.after(num_rounds)
     cost = shift * np.where(shift > 0, inverse_counted_noise, 0.0)
     mu = np.sqrt(spent_squared_mu(cost, model, relabel))
-    return np.atleast_1d(np.asarray(gaussian_epsilon(mu, delta), dtype=np.float64))
+    return epsilon_of_mu(mu, delta, noise)

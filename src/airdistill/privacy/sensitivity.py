@@ -129,6 +129,9 @@ class Shift(Protocol):
     def after(self, num_rounds: int) -> FloatArray:
         """The sum after T rounds, `[device, row]`."""
 
+    def at(self, round_index: int) -> FloatArray:
+        """What round t adds to it, `[device, row]`."""
+
 
 @dataclass(frozen=True)
 class ConstantShift:
@@ -139,6 +142,10 @@ class ConstantShift:
     def after(self, num_rounds: int) -> FloatArray:
         _check_rounds(num_rounds)
         return num_rounds * self.squared
+
+    def at(self, round_index: int) -> FloatArray:
+        _check_rounds(round_index)
+        return self.squared
 
 
 class AccumulatedShift:
@@ -164,6 +171,11 @@ class AccumulatedShift:
         while self._round < num_rounds and not self._linear:
             self._advance()
         return self._total + (num_rounds - self._round) * self._step
+
+    def at(self, round_index: int) -> FloatArray:
+        """(w_i^k s_ik,t)² of round t, `[device, class]`."""
+        self.after(round_index)
+        return self._step
 
     def linear_from(self, most: int) -> int:
         """The round from which on the growth is linear, or `most` if that comes later."""

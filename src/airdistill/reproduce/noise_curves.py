@@ -18,7 +18,7 @@ from airdistill.codesign.fleet import RealisedFleet, realise_fleet
 from airdistill.codesign.plan import NUM_DRAWS, gap_objective
 from airdistill.codesign.rounds import GapObjective, below_outage
 from airdistill.codesign.uplinks import uplink_for
-from airdistill.privacy.accountant import target_mu
+from airdistill.privacy.targets import target_mu
 from airdistill.reproduce.recipes import on_fd_terms
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario

@@ -25,13 +25,14 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after a round, and how far the round file went then."""
+    """The state after a round, and how far the round file and the ledger went then."""
 
     round_index: int
     tensors: dict[str, Tensor]
     numbers: dict[str, float]
     rounds_bytes: int
     rounds_digest: str
+    ledger: dict[str, Any]
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -49,6 +50,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "numbers": checkpoint.numbers,
         "rounds_bytes": checkpoint.rounds_bytes,
         "rounds_digest": checkpoint.rounds_digest,
+        "ledger": checkpoint.ledger,
         "tensors_digest": hashlib.sha256(content).hexdigest(),
     }
     body = json.dumps(described, sort_keys=True)
@@ -82,6 +84,7 @@ def _read(header: Path) -> Checkpoint:
         described["numbers"],
         described["rounds_bytes"],
         described["rounds_digest"],
+        described["ledger"],
     )
 
 

@@ -18,6 +18,7 @@ from airdistill.jsonable import json_text
 
 SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"
 TIMINGS, SUMMARY, LOCK = "timings.jsonl", "summary.json", "lock"
+LEDGER, LEDGER_HEAD, CERTIFICATE = "ledger.jsonl", "ledger.head", "certificate.json"
 
 
 class RunError(AirDistillError):
@@ -73,7 +74,7 @@ def new_folder(out: Path | None, name: str) -> Path:
 
 def _from_a_start(name: str) -> bool:
     """What a run may have left that ended before it began: nothing that could be resumed, so nothing to be lost."""
-    return name in (LOCK, SCENARIO, PLAN) or (name.startswith(".") and name.endswith(".tmp"))
+    return name in (LOCK, SCENARIO, PLAN, LEDGER, LEDGER_HEAD) or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def existing_folder(folder: Path) -> Path:

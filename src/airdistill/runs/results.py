@@ -126,6 +126,9 @@ def accuracy_at(run: RunRecord, round_index: int) -> float | None:
 def accuracy_curve(run: RunRecord) -> tuple[FloatArray, FloatArray]:
     """The rounds that were evaluated, and the mean accuracy after each."""
     points = [(line["round"], line["accuracy"]["mean"]) for line in run.rounds if "accuracy" in line]
+    last = run.summary["rounds"], run.summary["accuracy"]["mean"]
+    if last[0] not in [round_index for round_index, _ in points]:  # its budget ended it before its time
+        points.append(last)
     rounds, accuracy = np.array(points, dtype=np.float64).T
     return rounds, accuracy
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,15 @@ from airdistill import __version__
 from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
 from airdistill.jsonable import jsonable
+from airdistill.privacy.certificate import certificate_of
+from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.runs.accounts import check_ledger_at, ledger_path, mark_of, read_ledger, spent_by_earlier_runs
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from airdistill.runs.folder import (
+    CERTIFICATE,
+    LEDGER,
+    LEDGER_HEAD,
     PLAN,
     ROUNDS,
     SCENARIO,
@@ -54,19 +61,25 @@ def run(
     out: str | Path | None = None,
     options: RunOptions | None = None,
     on_round: OnRound | None = None,
+    ledger: str | Path | None = None,
 ) -> RunRecord:
-    """Trains a scenario's fleet with a scheme, in a new folder; `on_round(record, num_rounds)` follows it."""
-    options = (options or RunOptions()).resolved()
-    chosen = load_scheme(scheme)
+    """Trains a scenario's fleet with a scheme, in a new folder; `on_round(record, num_rounds)` follows it.
+
+    `ledger` is that of an earlier run of the same devices, or its folder: what they spent then, they do not have now.
+    """
+    chosen, before = load_scheme(scheme), None if ledger is None else Path(ledger)
     adapted = with_absolute_paths(as_run_by(chosen, scenario, rounds))
-    simulation = Simulation(plan_scheme(chosen, adapted), chosen, options)
+    options = _fitting(adapted, options or RunOptions())
+    planned = plan_scheme(chosen, adapted, spent_by_earlier_runs(before, adapted))
+    simulation = Simulation(planned, chosen, options)
     folder = new_folder(None if out is None else Path(out), f"{scenario.name}-{chosen.name}")
     with locked(folder), writing(folder):
         given = adapted.model_dump(mode="json", exclude_none=True)
         write_whole(folder / SCENARIO, tomli_w.dumps(given).encode())
         write_json(folder / PLAN, simulation.plan.to_dict())
+        simulation.ledger = _begin_ledger(folder, simulation, before)
         how = {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()}
-        seal(folder, {**how, "inputs": simulation.inputs_digest})
+        seal(folder, {**how, "inputs": simulation.inputs_digest, "ledger": mark_of(simulation.ledger)})
         return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
 
 
@@ -83,7 +96,10 @@ def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
         simulation = Simulation(Plan.from_dict(planned), load_scheme(stored["scheme"]), options)
         if simulation.inputs_digest != stored["inputs"]:
             raise RunError(f"{folder}: cannot be resumed: its dataset or trace has changed since it began")
-        checkpoint = newest_checkpoint(folder)
+        ledger, checkpoint = read_ledger(folder, stored), newest_checkpoint(folder)
+        if checkpoint is not None:
+            check_ledger_at(ledger, checkpoint.ledger["lines"], checkpoint.ledger["digest"])
+        simulation.ledger = ledger.from_round(0 if checkpoint is None else checkpoint.round_index)
         with writing(folder):
             if checkpoint is None:
                 return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
@@ -92,19 +108,42 @@ def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
             return _play(folder, simulation, rounds, on_round)
 
 
+def _fitting(scenario: Scenario, options: RunOptions) -> RunOptions:
+    """Secure noise cannot be drawn again: each round is saved, so that a kill costs the budget of one round at most."""
+    fitting = options.resolved()
+    return replace(fitting, checkpoint_every=1) if scenario.privacy.noise == "secure" else fitting
+
+
+def _begin_ledger(folder: Path, simulation: Simulation, before: Path | None) -> Ledger:
+    for leftover in (folder / LEDGER, folder / LEDGER_HEAD):
+        leftover.unlink(missing_ok=True)  # of a start that ended before it began: nothing was released
+    opening = simulation.ledger.opening
+    if before is None:
+        return Ledger.begin(opening, folder / LEDGER)
+    earlier = ledger_path(before)
+    with locked(earlier.parent):
+        return Ledger.begin(opening, folder / LEDGER, earlier)
+
+
 def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnRound | None) -> RunRecord:
     """Round by round:
 
-    1. play it and append its record;
+    1. play it, which charges the ledger before anything is sent, and append its record;
     2. note the time that it took, in a file of its own;
     3. checkpoint every few rounds, at the end, and when asked to stop;
-    4. at the end, write the summary.
+    4. at the end, or when a device cannot pay for another round, write summary and certificate.
     """
-    num_rounds = simulation.plan.num_rounds
+    num_rounds, ended_because = simulation.plan.num_rounds, None
     with _stop_requests() as stop_asked:
         while simulation.round_index < num_rounds:
             started = time.perf_counter()
-            record = jsonable(simulation.advance(), nan_is_null=True)
+            try:
+                record = jsonable(simulation.advance(), nan_is_null=True)
+            except BudgetExceeded as reason:
+                if simulation.round_index == 0:
+                    raise
+                ended_because = str(reason)
+                break
             rounds.append(record)
             _note_time(folder, simulation.round_index, time.perf_counter() - started)
             if on_round is not None:
@@ -114,23 +153,30 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
                 _checkpoint(folder, simulation, rounds)
             if stop_asked():
                 raise KeyboardInterrupt
+    if ended_because is not None:
+        _checkpoint(folder, simulation, rounds)
     # The last record from the file: a run may have been killed after its last round and before this.
-    write_json(folder / SUMMARY, jsonable(_summary(simulation, RunRecord.read(folder).rounds[-1])))
+    last = RunRecord.read(folder).rounds[-1]
+    write_json(folder / CERTIFICATE, certificate_of(simulation.ledger).to_dict())
+    write_json(folder / SUMMARY, jsonable(_summary(simulation, last, ended_because)))
     return RunRecord.read(folder)
 
 
 def _checkpoint(folder: Path, simulation: Simulation, rounds: RoundFile) -> None:
     rounds.sync()
     tensors, numbers = simulation.state()
-    save_checkpoint(folder, Checkpoint(simulation.round_index, tensors, numbers, rounds.num_bytes, rounds.digest))
+    ledger = mark_of(simulation.ledger)
+    reached = simulation.round_index
+    save_checkpoint(folder, Checkpoint(reached, tensors, numbers, rounds.num_bytes, rounds.digest, ledger))
 
 
-def _summary(simulation: Simulation, last: dict[str, Any]) -> dict[str, Any]:
+def _summary(simulation: Simulation, last: dict[str, Any], ended_because: str | None) -> dict[str, Any]:
     return {
         "name": simulation.plan.scenario.name,
         "scheme": simulation.scheme.name,
         "rounds": simulation.round_index,
-        "accuracy": last["accuracy"],
+        "ended_because": ended_because,
+        "accuracy": last["accuracy"] if "accuracy" in last else simulation.accuracy(),
         "random_iterate": {"round": simulation.iterate_round, "accuracy": simulation.iterate_accuracy()},
         "uplink_seconds": last["uplink_seconds"],
         "planned_joules": last["planned_joules"],

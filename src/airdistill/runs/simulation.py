@@ -18,14 +18,14 @@ from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet, check_finite
 from airdistill.learning.samples import to_tensor
-from airdistill.privacy.meter import PrivacyMeter, SpendingRule
+from airdistill.privacy.ledger import BudgetExceeded, Ledger
+from airdistill.runs.accounts import opening_of
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.streams import stream
 
 _ITERATE = "iterate."
-_COST = "privacy.cost."
 
 
 class Simulation:
@@ -44,24 +44,26 @@ class Simulation:
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
         self.inputs_digest = _digest(dataset, self._source, plan.num_rounds)
-        self._spending = SpendingRule(plan.uplink.shift, plan.fleet.delta, scenario.privacy.relabel)
-        self._meter = PrivacyMeter(self._spending)
+        self.ledger = Ledger(opening_of(plan, scheme))
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
         self.round_index = 0
         self.uplink_seconds = self.planned_joules = self.measured_joules = 0.0
 
     def advance(self) -> dict[str, Any]:
-        """Plays the next round and returns its record."""
+        """Plays the next round and returns its record; `BudgetExceeded` leaves all as it was before."""
         self.round_index += 1
         if self.round_index == self.iterate_round:
             self._iterate = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
         # For models that draw at random themselves: the same draws whether the run was resumed or not.
         torch.manual_seed(int(stream(self.plan.scenario.seed, "torch", self.round_index).integers(2**63)))
-        this = Round(self.round_index, self.plan.scenario, self.plan, self._source, self.fleet)
-        outcome = self._play(this)
+        this = Round(self.round_index, self.plan.scenario, self.plan, self._source, self.fleet, self.ledger)
+        try:
+            outcome = self._play(this)
+        except BudgetExceeded:
+            self.round_index -= 1
+            raise
         check_finite(outcome.losses, self.fleet.finite_weights(), self.round_index)
-        self._meter.charge(outcome.counted_noise_var)
         record = self._record(this, outcome)
         if self._is_evaluated(self.round_index):
             record["accuracy"] = self.accuracy()
@@ -74,6 +76,7 @@ class Simulation:
     def _play(self, this: Round) -> Outcome:
         """The scheme's round; where the user's own code fails in it, that is the user's to put right."""
         try:
+            charged = len(self.ledger.releases)
             outcome = self.scheme.play(this)
         except Exception as error:
             if isinstance(error, AirDistillError) or not self._has_user_code():
@@ -82,6 +85,9 @@ class Simulation:
             raise AirDistillError(f"round {this.index}: your model or scheme failed: {reason}") from error
         if not isinstance(outcome, Outcome):
             raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {outcome!r}")
+        if outcome.heard is not None and len(self.ledger.releases) == charged:
+            rule = "draw its noise with this.noise(design), or say this.release_bare()"
+            raise AirDistillError(f"scheme {self.scheme.name}: sent what the ledger knows nothing of; {rule}")
         return outcome
 
     def _has_user_code(self) -> bool:
@@ -134,13 +140,12 @@ class Simulation:
 
     def epsilon_spent(self, model: str) -> float:
         """The worst device's so far, under a sensitivity model."""
-        return float(self._meter.epsilon(model).max())
+        return float(self.ledger.epsilon(model).max())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Tensors and numbers from which `restore` goes on to the same bytes."""
         tensors = dict(self.fleet.state())
         tensors |= {_ITERATE + name: tensor for name, tensor in (self._iterate or {}).items()}
-        tensors |= {_COST + model: torch.from_numpy(cost) for model, cost in self._meter.costs.items()}
         numbers = {
             "uplink_seconds": self.uplink_seconds,
             "planned_joules": self.planned_joules,
@@ -150,14 +155,12 @@ class Simulation:
 
     def restore(self, round_index: int, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Puts the run back to where `state` was taken, after that round."""
-        costs = {name.removeprefix(_COST): cost.numpy() for name, cost in tensors.items() if name.startswith(_COST)}
         try:
             self.fleet.load_state({name: tensor for name, tensor in tensors.items() if name[0].isdigit()})
         except RuntimeError as error:
             raise AirDistillError(f"the model is not the one that the run began with: {error}") from None
         iterate = {name.removeprefix(_ITERATE): tensor for name, tensor in tensors.items() if name.startswith(_ITERATE)}
         self._iterate = iterate or None
-        self._meter = PrivacyMeter(self._spending, round_index, costs)
         self.round_index = round_index
         self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
         self.measured_joules = numbers["measured_joules"]

@@ -138,7 +138,10 @@ class Privacy(_Section):
     trust: Literal["receiver_noise", "fleet_noise", "own_noise"] = Field(
         "fleet_noise", description="whose noise counts as protection"
     )
-    noise: Literal["seeded"] = Field("seeded", description="seeded: reproducible, for simulation only")
+    noise: Literal["seeded", "secure"] = Field(
+        "seeded",
+        description="the devices' noise. seeded: reproducible, for simulation only; secure: discrete, from the system",
+    )
 
 
 class Learning(_Section):
@@ -205,7 +208,13 @@ class Scenario(_Section):
         self._check_partition()
         self._check_device_lists()
         self._check_paper_transceiver()
+        self._check_noise()
         return self
+
+    def _check_noise(self) -> None:
+        if self.privacy.noise == "secure" and self.privacy.trust == "receiver_noise":
+            rule = 'under trust "receiver_noise" the devices make no noise; trust fleet_noise or own_noise'
+            raise InputError("privacy.noise", self.privacy.noise, rule)
 
     def _check_fleet(self) -> None:
         grouped = sum(group.count for group in self.fleet.groups)

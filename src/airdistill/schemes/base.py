@@ -12,34 +12,37 @@ from airdistill.air.exchange import Heard, RoundNoise
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.sources import ChannelSource
 from airdistill.codesign.plan import Plan
+from airdistill.codesign.release import bare_release, release_of
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Losses, Target
+from airdistill.privacy.ledger import Ledger
 from airdistill.scenario.model import Scenario
 from airdistill.streams import stream
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A round's result: every device's losses, what the server heard, and the noise that hid it.
-
-    `counted_noise_var` `[device, class]` is zero where knowledge went out unprotected, and None where none went out.
-    """
+    """A round's result: every device's losses, and what the server heard if anything was sent."""
 
     losses: list[Losses]
     heard: Heard | None = None
-    counted_noise_var: FloatArray | None = None
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a scheme has to play round `index` with, counted from 1."""
+    """What a scheme has to play round `index` with, counted from 1.
+
+    Nothing can be sent without noise, and `noise` writes what it is for into the ledger first; a scheme that sends its
+    numbers as they are says so with `release_bare`.
+    """
 
     index: int
     scenario: Scenario
     plan: Plan
     source: ChannelSource
     fleet: LearningFleet
+    ledger: Ledger
 
     @property
     def lr(self) -> float:
@@ -54,13 +57,18 @@ class Round:
         """This round's gains."""
         return self.plan.design(self.channel(), self.index)
 
-    def noise(self, apart: bool = False) -> RoundNoise:
-        """This round's artificial and receiver noise of knowledge, sent at once or one device after the other."""
-        radio, fleet = self.scenario.radio, self.plan.fleet
-        draw = RoundNoise.apart if apart else RoundNoise.seeded
-        return draw(
-            self.scenario.seed, self.index, fleet.num_devices, fleet.num_classes, radio.noise_power, radio.noise
-        )
+    def noise(self, design: RoundDesign) -> RoundNoise:
+        """This round's artificial and receiver noise, once the ledger has charged what the design sends.
+
+        `BudgetExceeded` if a device cannot pay for it.
+        """
+        self.ledger.charge(release_of(self.plan.uplink, design, self.channel(), self.index))
+        radio, length = self.scenario.radio, self.plan.uplink.vector_length
+        return RoundNoise.seeded(self.scenario.seed, self.index, design, length, radio.noise_power, radio.noise)
+
+    def release_bare(self) -> None:
+        """Charges the ledger with numbers that go out as they are."""
+        self.ledger.charge(bare_release(self.plan.uplink, self.index))
 
     def local_knowledge(self) -> FloatArray:
         """Eq. (2) of every device, `[device, class, class]`."""

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
-
 from airdistill.air.exchange import error_free
 from airdistill.schemes.base import Outcome, Round, Scheme
 
@@ -14,5 +12,7 @@ class FdErrorFree(Scheme):
 
     def play(self, this: Round) -> Outcome:
         counts = this.plan.fleet.class_counts
-        heard = error_free(counts, this.local_knowledge(), this.scenario.radio.slot)
-        return Outcome(this.learn(heard.received), heard, np.zeros(counts.shape))
+        knowledge = this.local_knowledge()
+        this.release_bare()
+        heard = error_free(counts, knowledge, this.scenario.radio.slot)
+        return Outcome(this.learn(heard.received), heard)

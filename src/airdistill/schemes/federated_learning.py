@@ -31,8 +31,3 @@ def shares_of_data(this: Round) -> FloatArray:
     """B_i/B, `[device]`."""
     counts = this.plan.fleet.class_counts
     return np.asarray(counts.sum(axis=1) / counts.sum())
-
-
-def unprotected(this: Round) -> FloatArray:
-    """The counted noise of what goes out as it is, `[device, row]`."""
-    return np.zeros((this.plan.fleet.num_devices, 1))

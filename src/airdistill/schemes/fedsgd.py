@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from airdistill.air.exchange import mean_without_error
 from airdistill.schemes.base import Outcome, Round
-from airdistill.schemes.federated_learning import FederatedLearning, shares_of_data, unprotected
+from airdistill.schemes.federated_learning import FederatedLearning, shares_of_data
 
 
 class FedSgd(FederatedLearning):
@@ -13,6 +13,7 @@ class FedSgd(FederatedLearning):
 
     def play(self, this: Round) -> Outcome:
         gradients, losses = this.fleet.gradients(clip_norm=None)
+        this.release_bare()
         heard = mean_without_error(shares_of_data(this), gradients, this.scenario.radio.slot)
         this.fleet.descend(heard.received[0], this.lr)
-        return Outcome(losses, heard, unprotected(this))
+        return Outcome(losses, heard)

@@ -11,5 +11,6 @@ class OtaFd(Scheme):
 
     def play(self, this: Round) -> Outcome:
         counts, knowledge, design = this.plan.fleet.class_counts, this.local_knowledge(), this.design()
-        heard = over_the_air(counts, knowledge, design, this.channel(), this.noise(), this.scenario.radio.slot)
-        return Outcome(this.learn(heard.received), heard, design.counted_noise_var)
+        noise, slot = this.noise(design), this.scenario.radio.slot
+        heard = over_the_air(counts, knowledge, design, this.channel(), noise, slot)
+        return Outcome(this.learn(heard.received), heard)

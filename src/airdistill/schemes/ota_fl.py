@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from airdistill.air.exchange import RoundNoise, gradient_over_the_air
+from airdistill.air.exchange import gradient_over_the_air
 from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round
@@ -26,10 +26,9 @@ class OtaFl(FederatedLearning):
         assert isinstance(uplink, GradientUplink)
         gradients, losses = this.fleet.gradients(uplink.clip_norm)
         design, weights = this.design(), uplink.participation.weights(this.index)
-        noise = RoundNoise.of_gradient(
-            this.scenario.seed, this.index, design, uplink.num_parameters, radio.noise_power, radio.noise
+        heard = gradient_over_the_air(
+            weights, gradients, design, this.channel(), this.noise(design), radio.slot, uplink.clip_norm
         )
-        heard = gradient_over_the_air(weights, gradients, design, this.channel(), noise, radio.slot, uplink.clip_norm)
         if np.isfinite(heard.received).all():  # else a device has no channel, and nothing could be sent
             this.fleet.descend(heard.received[0], this.lr)
-        return Outcome(losses, heard, design.counted_noise_var)
+        return Outcome(losses, heard)

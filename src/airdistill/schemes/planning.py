@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from airdistill.arrays import FloatArray
 from airdistill.codesign.plan import Plan, plan
 from airdistill.data.datasets import load_dataset
 from airdistill.errors import Described, InputError
@@ -29,13 +30,14 @@ def with_fixed_rounds(scenario: Scenario) -> Scenario:
     return changed(scenario, {"learning": {"rounds": scenario.learning.fixed_rounds}})
 
 
-def plan_scheme(scheme: Scheme, scenario: Scenario) -> Plan:
-    """The plan of a scenario that `as_run_by` made."""
+def plan_scheme(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | None = None) -> Plan:
+    """The plan of a scenario that `as_run_by` made, with what earlier runs have left of every device's budget."""
     if scheme.one_model and len(set(scenario.model_names)) > 1:
         mixed = Described(" and ".join(sorted(set(scenario.model_names))))
         rule = f"{scheme.name} needs one model for all devices; only knowledge can be shared between different ones"
         raise InputError("fleet.groups", mixed, rule)
-    made = plan(scenario, scheme.uplink, num_parameters(scenario) if scheme.uplink == "gradient" else None)
+    length = num_parameters(scenario) if scheme.uplink == "gradient" else None
+    made = plan(scenario, scheme.uplink, length, spent_squared_mu if scheme.releases == "private" else None)
     return made if scheme.releases == "private" else _without_protection(made, scheme)
 
 

@@ -1,0 +1,201 @@
+"""What a ledger's releases guarantee, to whom, under which assumption. It takes the ledger's data and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from airdistill import __version__
+from airdistill.jsonable import jsonable
+from airdistill.privacy.ledger import Ledger, Opening
+from airdistill.privacy.promises import (
+    NOISE,
+    RELABEL,
+    SAMPLING,
+    Assumption,
+    assumptions_behind,
+    basis,
+    neighbours,
+    trust_in_words,
+)
+from airdistill.privacy.release import TRUST_MODELS
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.targets import paper_epsilon
+
+HOLDS, UNDER_ASSUMPTIONS, FAILS = "holds", "holds under assumptions", "does not hold"
+NOTHING_ASKED = "nothing asked"
+_TOLERANCE = 1e-8  # relative, of ε: what rounding leaves of the ledger's own
+
+
+@dataclass(frozen=True)
+class DeviceAccount:
+    """One device: what it asked, and what its releases cost under the declared and under all other models."""
+
+    device: int
+    epsilon_asked: float
+    delta: float
+    spent: float
+    paper_formula: float
+    by_model: dict[str, dict[str, float]]
+    evidence: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether the ε that the promise can rest on stays within what was asked."""
+        return self.evidence <= self.epsilon_asked * (1 + _TOLERANCE)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The verdict, what it rests on, and every device's account."""
+
+    opening: Opening
+    num_releases: int
+    devices: tuple[DeviceAccount, ...]
+    verdict: str
+    reasons: tuple[str, ...]
+    statement: tuple[str, ...]
+    assumptions: tuple[Assumption, ...]
+    audit: dict[str, Any] | None
+    ledger_digest: str | None
+
+    @property
+    def verdict_in_words(self) -> str:
+        """With the assumptions that can turn out false."""
+        if self.verdict != UNDER_ASSUMPTIONS:
+            return self.verdict
+        return f"{self.verdict} ({', '.join(each.name for each in self.assumptions if not each.declared)})"
+
+    def worst(self, model: str, trust: str) -> float:
+        """ε of the worst device."""
+        return max(account.by_model[model][trust] for account in self.devices)
+
+    def to_dict(self) -> dict[str, Any]:
+        terms = self.opening
+        written: dict[str, Any] = jsonable(
+            {
+                "airdistill": __version__,
+                "name": terms.name,
+                "scheme": terms.scheme,
+                "verdict": self.verdict,
+                "verdict_in_words": self.verdict_in_words,
+                "reasons": self.reasons,
+                "statement": self.statement,
+                "assumptions": [vars(assumption) for assumption in self.assumptions],
+                "declared": {
+                    name: getattr(terms, name)
+                    for name in ("sensitivity", "trust", "accountant", "relabel", "noise", "payload")
+                },
+                "releases": self.num_releases,
+                "ledger_digest": self.ledger_digest,
+                "audit": self.audit,
+                "devices": [
+                    {
+                        "device": account.device,
+                        "asked": {"epsilon": account.epsilon_asked, "delta": account.delta},
+                        "spent": account.spent,
+                        "paper_formula": account.paper_formula,
+                        "epsilon": account.by_model,
+                        "verdict": self.verdict_for(account),
+                    }
+                    for account in self.devices
+                ],
+            }
+        )
+        return written
+
+    def verdict_for(self, account: DeviceAccount) -> str:
+        if np.isinf(account.epsilon_asked):
+            return NOTHING_ASKED
+        if not account.kept or self._audit_found_more:
+            return FAILS
+        return UNDER_ASSUMPTIONS if any(not each.declared for each in self.assumptions) else HOLDS
+
+    @property
+    def _audit_found_more(self) -> bool:
+        return bool(self.audit and self.audit["violations"])
+
+
+def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certificate:
+    """Of all that the ledger has charged; `audit` is what an audit of the same run measured, with its violations."""
+    opening = ledger.opening
+    accounts, assumptions = _accounts(ledger), assumptions_behind(opening)
+    draft = Certificate(
+        opening,
+        len(ledger.releases),
+        accounts,
+        verdict="",
+        reasons=(),
+        statement=_statement(opening),
+        assumptions=assumptions,
+        audit=audit,
+        ledger_digest=None if ledger.chain is None else ledger.chain.digest,
+    )
+    verdicts = {draft.verdict_for(account) for account in accounts}
+    # The worst word for any device is the word for all.
+    verdict = next(word for word in (FAILS, UNDER_ASSUMPTIONS, HOLDS, NOTHING_ASKED) if word in verdicts)
+    reasons = tuple(_reasons(opening, accounts, audit, ledger.num_charged))
+    return Certificate(**{**vars(draft), "verdict": verdict, "reasons": reasons})
+
+
+def _accounts(ledger: Ledger) -> tuple[DeviceAccount, ...]:
+    opening = ledger.opening
+    by_model = {model: {trust: ledger.epsilon(model, trust) for trust in TRUST_MODELS} for model in SENSITIVITY_MODELS}
+    lemma1 = ledger.spending.squared_mu("paper", "receiver_noise", relabel=False)
+    formula = paper_epsilon(np.sqrt(lemma1), opening.delta)
+    # Lemma 1 is no bound; the least that one record can move is a class mean of a model that it did not train.
+    least = "class_mean" if opening.sensitivity == "paper" else opening.sensitivity
+    return tuple(
+        DeviceAccount(
+            device,
+            float(opening.epsilon[device]),
+            float(opening.delta[device]),
+            float(by_model[opening.sensitivity][opening.trust][device]),
+            float(formula[device]),
+            {m: {t: float(values[device]) for t, values in trusts.items()} for m, trusts in by_model.items()},
+            float(by_model[least][opening.trust][device]),
+        )
+        for device in range(opening.num_devices)
+    )
+
+
+def _statement(opening: Opening) -> tuple[str, ...]:
+    lines = [neighbours(opening.sensitivity, opening.payload), basis(opening.sensitivity, opening.payload)]
+    if opening.relabel and opening.payload != "gradient":
+        lines.append(RELABEL)
+    lines.append(trust_in_words(opening.trust, opening.terms["uplink"]))
+    if opening.terms["sampling"] != "none":
+        lines.append(SAMPLING)
+    return (*lines, NOISE[opening.noise])
+
+
+def _reasons(
+    opening: Opening, accounts: Sequence[DeviceAccount], audit: dict[str, Any] | None, num_charged: int
+) -> list[str]:
+    reasons = []
+    asked = [account for account in accounts if np.isfinite(account.epsilon_asked)]
+    if num_charged == 0:
+        reasons.append("Nothing was released.")
+    elif opening.terms["releases"] == "bare":
+        reasons.append("Numbers went out as they are: nothing hides them.")
+    elif broken := [account for account in asked if not account.kept]:
+        reasons.append(_broken(opening, max(broken, key=lambda account: account.evidence / account.epsilon_asked)))
+    if audit is not None and audit["violations"]:
+        reasons += [f"An audit found: {violation}" for violation in audit["violations"]]
+    if opening.noise == "seeded" and num_charged and opening.terms["releases"] == "private":
+        reasons.append("The artificial noise of this run is seeded: it is a simulation and protects nobody.")
+    return reasons
+
+
+def _broken(opening: Opening, worst: DeviceAccount) -> str:
+    told = f"where {worst.epsilon_asked:.3g} was asked"
+    if opening.sensitivity == "paper" and opening.payload == "knowledge":
+        return (
+            "Lemma 1 is no bound: a class mean is over B_i^k samples, not B_i. Even for a model that one record did "
+            f"not train, device {worst.device} has spent ε = {worst.evidence:.3g} {told}."
+        )
+    short = "; the paper's accountant grants too little noise" if opening.accountant == "paper" else ""
+    return f"Device {worst.device} has spent ε = {worst.evidence:.3g} {told}{short}."

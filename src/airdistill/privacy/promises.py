@@ -1,0 +1,131 @@
+"""What a guarantee says and what it rests on, in words: the same in plans, reports and certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+PUBLIC = "Class counts, weights, gains, scales, the number of rounds, initial weights and batch order are public."
+EXACT_CHANNELS = "Channels are known exactly when a round starts."
+SAMPLING = (
+    "The server knows who takes part: every round in which a device does is counted in full, and sampling amplifies "
+    "nothing."
+)
+RELABEL = "The changed record may change its label, between classes that the device holds anyway."
+NOISE = {
+    "seeded": "Seeded noise is for simulation: whoever knows the seed can take it off again.",
+    "secure": "Noise is discrete Gaussian, drawn by OpenDP from the operating system's randomness, and accounted by "
+    "the bound of Kairouz, Liu and Steinke.",
+}
+TRUST = {
+    "receiver_noise": "The receiver's own noise is counted: a server with a quieter receiver sees more than promised.",
+    "fleet_noise": "The devices' noise is counted, not the receiver's: every device must add what it was told to.",
+    "own_noise": "Each device counts on its own noise alone; nobody else is trusted.",
+}
+_ALONE = "In slots of its own a device has nobody's noise but its own: it counts on that alone."
+_PILOT = (
+    "The learning constants that chose the number of rounds are taken to be public; a pilot run on private data is not "
+    "covered."
+)
+_ONE_RECORDS_FEATURES = "Neighbours differ in one record's features."
+_BASIS = {
+    "paper": "The bound is Lemma 1's √2/B_i, which is none: a class mean is over B_i^k samples, and the model was "
+    "trained on the record. No guarantee follows from it.",
+    "class_mean": "The model is assumed not to depend on that record. Trained models do.",
+    "trajectory": "Assumptions 1–3 with the declared L1 and L2 must hold, and per-sample gradients be clipped at S.",
+    "device": "The bound holds for any local training.",
+}
+_GRADIENT_BASIS = (
+    "Gradients are clipped per sample, the model is public and treats every sample by itself, so that the bound holds "
+    "in every round."
+)
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something taken for granted. What is `declared` is part of the promise itself; the rest can turn out false."""
+
+    name: str
+    sentence: str
+    declared: bool = False
+
+
+class Promise(Protocol):
+    """What a ledger's opening says of it."""
+
+    @property
+    def payload(self) -> str: ...
+
+    @property
+    def sensitivity(self) -> str: ...
+
+    @property
+    def trust(self) -> str: ...
+
+    @property
+    def relabel(self) -> bool: ...
+
+    @property
+    def noise(self) -> str: ...
+
+    @property
+    def terms(self) -> Mapping[str, Any]: ...
+
+
+def neighbours(model: str, payload: str) -> str:
+    """Which two datasets must look alike."""
+    if model == "device":
+        return "Neighbours differ in one device's whole dataset."
+    if payload == "gradient":
+        return "Neighbours differ in one record, its label included."
+    return (
+        "Neighbours differ in one record." if model == "trajectory" else "Neighbours differ in one record's features."
+    )
+
+
+def basis(model: str, payload: str) -> str:
+    """Why they should."""
+    return _GRADIENT_BASIS if payload == "gradient" and model != "device" else _BASIS[model]
+
+
+def trust_in_words(trust: str, uplink: str) -> str:
+    return _ALONE if uplink == "orthogonal_knowledge" and trust == "fleet_noise" else TRUST[trust]
+
+
+def assumptions_behind(promise: Promise) -> tuple[Assumption, ...]:
+    """All that a promise takes for granted; what can turn out false comes first."""
+    found = (*_about_sensitivity(promise), *_about_noise(promise))
+    return (
+        *found,
+        Assumption("public counts and batch order", PUBLIC, declared=True),
+        Assumption("public pilot", _PILOT, declared=True),
+    )
+
+
+def _about_sensitivity(promise: Promise) -> Iterator[Assumption]:
+    if promise.sensitivity == "device":
+        return
+    if promise.payload == "gradient":
+        yield Assumption("samples apart", _GRADIENT_BASIS)
+    elif promise.sensitivity in ("paper", "class_mean"):
+        yield Assumption("static model", _BASIS["class_mean"])
+    else:
+        constants = promise.terms["constants"]
+        size = f"L1 = {constants['grad_lipschitz']:g}, L2 = {constants['model_lipschitz']:g}"
+        yield Assumption("Lipschitz constants", f"Assumptions 1–3 hold with {size}.")
+        bound = f"S = {constants['grad_norm_bound']:g}"
+        yield Assumption("bounded gradients", f"Per-sample gradients stay below {bound}; training does not clip them.")
+
+
+def _about_noise(promise: Promise) -> Iterator[Assumption]:
+    alone = promise.terms["uplink"] == "orthogonal_knowledge"
+    if promise.trust == "receiver_noise":
+        yield Assumption("receiver noise", TRUST["receiver_noise"])
+    elif promise.trust == "fleet_noise" and not alone:
+        yield Assumption("honest fleet", TRUST["fleet_noise"])
+    if promise.trust == "receiver_noise" or not (promise.trust == "own_noise" or alone):
+        # A device's own noise slips with its signal, so that it needs no exact channel.
+        yield Assumption("exact channels", EXACT_CHANNELS)
+    if promise.noise == "seeded":
+        yield Assumption("secret seed", NOISE["seeded"])
