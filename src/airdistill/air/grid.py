@@ -1,0 +1,142 @@
+"""The grid on which signals with secure noise live, in units of the server's estimate r̂ = Re(r)/λ.
+
+Numbers with a decimal point leak through their last digits whatever noise is added. Here every device rounds its share
+of the sum to whole multiples of a public spacing g and adds whole multiples of g as noise (theory section 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
+from airdistill.codesign.transceiver import RoundDesign
+from airdistill.errors import Described, InputError
+from airdistill.privacy.concentrated import sum_closeness
+
+ROUNDING = 1e-6  # share by which rounding may raise a device's shift
+LEAST_UNITS = 8.0  # grid units of noise from which a sum of discrete Gaussians is as good as one
+MOST_UNITS = 2.0**48  # grid units of noise up to which no draw ever leaves the exact integers of a float
+LARGEST_SIGNAL = 2.0**46  # grid units of a signal's entry up to which floats know it to 1/128 of a unit
+_FLOAT_SLACK = 1.02  # two neighbours' entries are each at most 1/2 + 1/128 of a unit off
+_NEGLIGIBLE = 1e-200
+_ALIGNED = 1e-9
+
+
+@dataclass(frozen=True)
+class SecureGrid:
+    """One round's grid. `spacing` g `[row]`, powers of two; the others `[device, row]`.
+
+    `unit` is what a value of 1 in r̂ is when transmitted, λ/h, and 0 where nothing is sent; `amplitude` is the weight
+    of a device's vector in r̂; `deviation` is the standard deviation of its noise in r̂, 0 or at least 8 g. With `own`
+    a device counts on its own noise alone: nobody else may be trusted with it, or is in the same slots.
+    """
+
+    spacing: FloatArray
+    amplitude: FloatArray
+    deviation: FloatArray
+    unit: ComplexArray
+    vector_length: int
+    own: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        design: RoundDesign,
+        channel: ComplexArray,
+        sensitivity: ArrayLike,
+        vector_length: int,
+        energy_slots: float,
+        own: bool = False,
+    ) -> SecureGrid:
+        """For a design, its channel `[device]` and the L2 sensitivity of what each device sends, `[device, row]`.
+
+        `energy_slots` is K for knowledge, D/C² for gradients. `own` must be set for own noise and for devices that
+        send one after the other.
+        """
+        unit = _unit(design, channel)
+        amplitude = _aligned(design.signal_gain * np.sqrt(energy_slots), unit)
+        spacing = _spacing(amplitude, np.asarray(sensitivity, dtype=np.float64), vector_length)
+        deviation = np.abs(_quotient(design.noise_gain, unit))
+        settle = _kept_apart if own else _moved_to_the_loud
+        return cls(spacing, amplitude, settle(deviation, spacing), unit, vector_length, own)
+
+    def added_shift(self) -> FloatArray:
+        """How much further rounding can move two neighbours' sums apart, in r̂, `[row]`: g√length and 2 % for floats."""
+        return np.asarray(_FLOAT_SLACK * self.spacing * np.sqrt(self.vector_length))
+
+    def noise_var(self) -> FloatArray:
+        """The variance of each device's noise in r̂, `[device, row]`."""
+        return np.asarray(self.deviation**2)
+
+    def closeness(self) -> float:
+        """τ of the rows' noise, the largest: how far its sum is from one discrete Gaussian. A device's own is one."""
+        if self.own or self.deviation.size == 0:
+            return 0.0
+        largest = float(np.max(sum_closeness(self.deviation / self.spacing)))
+        if not largest < _NEGLIGIBLE:
+            raise RuntimeError(f"closeness = {largest}: must be under {_NEGLIGIBLE} for the accounting to hold")
+        return largest
+
+
+def _unit(design: RoundDesign, channel: ComplexArray) -> ComplexArray:
+    """λ/h, `[device, row]`; 0 for a device without a channel and for a row that is not sent."""
+    heard = np.asarray(channel, dtype=np.complex128)[:, None]
+    scale = np.broadcast_to(design.rx_scale, design.signal_gain.shape)
+    return np.asarray(np.where(heard != 0, scale / np.where(heard != 0, heard, 1.0), 0.0))
+
+
+def _quotient(gain: ComplexArray, unit: ComplexArray) -> ComplexArray:
+    sent = unit != 0
+    return np.asarray(np.where(sent, gain / np.where(sent, unit, 1.0), 0.0))
+
+
+def _aligned(gain: ComplexArray, unit: ComplexArray) -> FloatArray:
+    """gain/unit, which must arrive on the real axis: on the other one no noise would hide it."""
+    ratio = _quotient(gain, unit)
+    if (np.abs(ratio.imag) > _ALIGNED * np.abs(ratio)).any() or (ratio.real < 0).any():
+        raise ValueError("signal_gain: must arrive in phase with the estimate")
+    return np.asarray(ratio.real)
+
+
+def _spacing(amplitude: FloatArray, sensitivity: FloatArray, vector_length: int) -> FloatArray:
+    """The largest power of two by which rounding adds at most `ROUNDING` of every device's shift, `[row]`."""
+    # What no neighbour can move is rounded alike; any grid will do for it, and for a silent row.
+    shift = amplitude * np.where(sensitivity > 0, sensitivity, 1.0)
+    least = np.where(shift > 0, shift, np.inf).min(axis=0, initial=np.inf)
+    limit = ROUNDING * np.where(np.isfinite(least), least, 1.0) / (_FLOAT_SLACK * np.sqrt(vector_length))
+    # limit = m·2^e with ½ ≤ m < 1.
+    _, exponent = np.frexp(limit)
+    return np.asarray(np.ldexp(1.0, exponent - 1))
+
+
+def _kept_apart(deviation: FloatArray, spacing: FloatArray) -> FloatArray:
+    """Nobody can make up for a device whose noise is too small for the grid."""
+    _refuse_small((deviation > 0) & (deviation < LEAST_UNITS * spacing), deviation / spacing)
+    return _not_too_loud(deviation, spacing)
+
+
+def _moved_to_the_loud(deviation: FloatArray, spacing: FloatArray) -> FloatArray:
+    """Noise too small for the grid is added by the others instead: a row's total variance stays."""
+    loud = np.where(deviation >= LEAST_UNITS * spacing, deviation, 0.0)
+    total, kept = (deviation**2).sum(axis=0), (loud**2).sum(axis=0)
+    _refuse_small((total > 0) & (kept == 0), np.sqrt(total) / spacing)
+    # A hair more, for the roundings on the way.
+    factor = np.where(kept < total, np.sqrt(divide_or(total, kept, 1.0)) * (1 + 1e-15), 1.0)
+    return _not_too_loud(loud * factor, spacing)
+
+
+def _refuse_small(small: BoolArray, units: FloatArray) -> None:
+    if small.any():
+        rule = f"too large for secure noise, which must be at least {LEAST_UNITS:g} grid units strong"
+        raise InputError("privacy.epsilon", Described("(as given)"), f"{rule}; it would be {units[small].min():.3g}")
+
+
+def _not_too_loud(deviation: FloatArray, spacing: FloatArray) -> FloatArray:
+    units = deviation / spacing
+    if (units > MOST_UNITS).any():
+        rule = f"too small for secure noise, which must be at most {MOST_UNITS:.3g} grid units strong"
+        raise InputError("privacy.epsilon", Described("(as given)"), f"{rule}; it would be {units.max():.3g}")
+    return deviation
