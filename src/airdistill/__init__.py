@@ -16,15 +16,20 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from airdistill.codesign.plan import Plan, plan
     from airdistill.errors import AirDistillError
-    from airdistill.runs import ComparisonRecord, RunRecord, compare, resume, run
+    from airdistill.privacy.certificate import Certificate
+    from airdistill.privacy.ledger import BudgetExceeded
+    from airdistill.runs import ComparisonRecord, RunRecord, certify, compare, resume, run
     from airdistill.scenario import Scenario, load
 
 __all__ = [
     "AirDistillError",
+    "BudgetExceeded",
+    "Certificate",
     "ComparisonRecord",
     "Plan",
     "RunRecord",
     "Scenario",
+    "certify",
     "compare",
     "load",
     "plan",
@@ -35,10 +40,13 @@ __all__ = [
 # Names are looked up when first used, so that `import airdistill` and `airdistill --help` stay light.
 _HOMES = {
     "AirDistillError": "airdistill.errors",
+    "BudgetExceeded": "airdistill.privacy.ledger",
+    "Certificate": "airdistill.privacy.certificate",
     "ComparisonRecord": "airdistill.runs.comparison",
     "Plan": "airdistill.codesign.plan",
     "RunRecord": "airdistill.runs.record",
     "Scenario": "airdistill.scenario",
+    "certify": "airdistill.runs.accounts",
     "compare": "airdistill.runs.comparison",
     "load": "airdistill.scenario",
     "plan": "airdistill.codesign.plan",

@@ -156,6 +156,10 @@ def run_command(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="An empty folder; by default under runs/.")
     ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", metavar="RUN", help="An earlier run of the same devices: go on from what they spent."),
+    ] = None,
     device: DeviceOption = "cpu",
     threads: ThreadsOption = 0,
     eval_every: EvalEveryOption = 20,
@@ -171,8 +175,10 @@ def run_command(
     from airdistill.scenario.loading import load
 
     options = RunOptions(device=device, threads=threads, eval_every=eval_every, checkpoint_every=checkpoint_every)
-    given = load(scenario, changes or [])
-    _follow(lambda on_round: run(given, scheme, rounds, out, options, on_round), f"{given.name}, {scheme}", as_json)
+    given, label = load(scenario, changes or []), scheme
+    _follow(
+        lambda on_round: run(given, scheme, rounds, out, options, on_round, ledger), f"{given.name}, {label}", as_json
+    )
 
 
 @app.command("compare")
@@ -269,6 +275,40 @@ def resume_command(
         _follow_comparison(lambda bar: go_on(folder, jobs, bar), as_json)
         return
     _follow(lambda on_round: resume(folder, on_round), str(folder), as_json)
+
+
+@app.command("certify")
+def certify_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    devices: Annotated[bool, typer.Option("--devices", help="List every device.")] = False,
+    second_opinion: Annotated[
+        bool, typer.Option("--second-opinion", help="Ask Google's dp-accounting for the worst device's ε as well.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What a run guarantees, to whom, under which assumption; writes certificate.json and certificate.html.
+
+    Example: airdistill certify runs/quick-ota_fd --devices
+    """
+    from rich.console import Console
+
+    from airdistill.report.certificate_page import write_certificate_page
+    from airdistill.report.certificate_table import print_certificate
+    from airdistill.runs.accounts import certify
+    from airdistill.runs.folder import CERTIFICATE, write_json
+
+    certificate = certify(folder)
+    write_json(folder / CERTIFICATE, certificate.to_dict())
+    page = write_certificate_page(certificate, folder)
+    if as_json:
+        _print_json(certificate.to_dict())
+        return
+    print_certificate(certificate, Console(), devices)
+    if second_opinion:
+        from airdistill.audit.second_opinion import opinion_in_words
+
+        _print_text(opinion_in_words(folder))
+    _print_text(f"Certificate: {page}")
 
 
 @app.command("schemes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -54,11 +55,11 @@ def over_the_air(
     local_knowledge: FloatArray,
     design: RoundDesign,
     channel: ComplexArray,
-    noise: RoundNoise,
+    noise: Noise,
     slot_s: float,
 ) -> Heard:
     """Local knowledge `[device, class, class]` through one round's channel `[device]`."""
-    transmitted = transmit(design, local_knowledge, noise.artificial)
+    transmitted = noise.transmit(design, local_knowledge, local_knowledge.shape[2])
     received = receive(superpose(transmitted, channel, noise.receiver), design.rx_scale)
     ideal = ideal_knowledge(class_counts, local_knowledge)
     return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size)
@@ -69,13 +70,13 @@ def gradient_over_the_air(
     gradients: FloatArray,
     design: RoundDesign,
     channel: ComplexArray,
-    noise: RoundNoise,
+    noise: Noise,
     slot_s: float,
     clip_norm: float,
 ) -> Heard:
     """Gradients `[device, parameter]`, to be summed with these weights `[device]`, through one round's channel."""
     energy_slots = gradients.shape[1] / clip_norm**2
-    transmitted = transmit(design, gradients[:, None], noise.artificial, energy_slots)
+    transmitted = noise.transmit(design, gradients[:, None], energy_slots)
     received = receive(superpose(transmitted, channel, noise.receiver), design.rx_scale)
     ideal = (weights @ gradients)[None]
     return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size)
@@ -86,11 +87,11 @@ def one_after_another(
     local_knowledge: FloatArray,
     design: RoundDesign,
     channel: ComplexArray,
-    noise: RoundNoise,
+    noise: Noise,
     slot_s: float,
 ) -> Heard:
     """The same from every device in slots of its own; the server weighs and sums what it got."""
-    transmitted = transmit(design, local_knowledge, noise.artificial)
+    transmitted = noise.transmit(design, local_knowledge, local_knowledge.shape[2])
     each = receive(superpose_apart(transmitted, channel, noise.receiver), design.rx_scale)
     received, ideal = (ideal_knowledge(class_counts, knowledge) for knowledge in (each, local_knowledge))
     return _measured(received, ideal, design, transmitted, slot_s, num_slots=each.size)
@@ -121,6 +122,16 @@ def _measured(
     )
 
 
+class Noise(Protocol):
+    """One round's noise: what the devices add to their signals, and the receiver's own."""
+
+    @property
+    def receiver(self) -> ComplexArray: ...
+
+    def transmit(self, design: RoundDesign, vectors: FloatArray, energy_slots: float) -> ComplexArray:
+        """The devices' signals, `[device, row, slot]`, from their vectors `[device, row, entry]`."""
+
+
 @dataclass(frozen=True)
 class RoundNoise:
     """One round's draws: m `[device, class, slot]`, standard Gaussian, and n `[class, slot]`, of the noise power.
@@ -131,6 +142,9 @@ class RoundNoise:
     artificial: FloatArray
     receiver: ComplexArray
 
+    def transmit(self, design: RoundDesign, vectors: FloatArray, energy_slots: float) -> ComplexArray:
+        return transmit(design, vectors, self.artificial, energy_slots)
+
     @classmethod
     def seeded(
         cls, seed: int, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
@@ -139,9 +153,9 @@ class RoundNoise:
 
         The artificial part is drawn only if the design sends any, for it can be large.
         """
-        (num_devices, num_rows), apart = design.noise_gain.shape, design.rx_scale.ndim == 2
+        num_devices, num_rows = design.noise_gain.shape
         shape = (num_rows, length)
-        receiver = _thermal(seed, round_index, (num_devices, *shape) if apart else shape, noise_power_w, axis)
+        receiver = receiver_noise(seed, round_index, design, length, noise_power_w, axis)
         if not design.noise_gain.any():
             return cls(np.broadcast_to(0.0, (num_devices, *shape)), receiver)
         return cls(_artificial(seed, round_index, num_devices, shape), receiver)
@@ -153,7 +167,12 @@ def _artificial(seed: int, round_index: int, num_devices: int, shape: tuple[int,
     )
 
 
-def _thermal(seed: int, round_index: int, shape: tuple[int, ...], noise_power_w: float, axis: str) -> ComplexArray:
+def receiver_noise(
+    seed: int, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
+) -> ComplexArray:
+    """n of one round, `[row, slot]`, or `[device, row, slot]` for devices one after the other."""
+    num_devices, num_rows = design.noise_gain.shape
+    shape = (num_devices, num_rows, length) if design.rx_scale.ndim == 2 else (num_rows, length)
     draws = stream(seed, "receiver-noise", round_index).standard_normal((2, *shape))
     thermal = (draws[0] + 1j * draws[1]) / np.sqrt(2) if axis == "complex" else draws[0] + 0j
     return np.asarray(np.sqrt(noise_power_w) * thermal)

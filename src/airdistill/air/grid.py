@@ -15,8 +15,8 @@ from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.errors import Described, InputError
 from airdistill.privacy.concentrated import sum_closeness
+from airdistill.privacy.targets import ROUNDING
 
-ROUNDING = 1e-6  # share by which rounding may raise a device's shift
 LEAST_UNITS = 8.0  # grid units of noise from which a sum of discrete Gaussians is as good as one
 MOST_UNITS = 2.0**48  # grid units of noise up to which no draw ever leaves the exact integers of a float
 LARGEST_SIGNAL = 2.0**46  # grid units of a signal's entry up to which floats know it to 1/128 of a unit

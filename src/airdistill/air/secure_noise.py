@@ -6,6 +6,7 @@ Nothing here can be seeded or replayed. Seeded noise, for simulation, is in `exc
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from airdistill.air.grid import LARGEST_SIGNAL, SecureGrid
 from airdistill.arrays import ComplexArray, FloatArray, IntArray
+from airdistill.codesign.transceiver import RoundDesign
 from airdistill.errors import AirDistillError
 
 _EXACT = 2**53  # up to here a float holds every integer
@@ -34,6 +36,17 @@ def discrete_gaussian(deviation: float, shape: int | tuple[int, ...]) -> IntArra
     if ((drawn == _SATURATED.max) | (drawn == _SATURATED.min)).any():
         raise AirDistillError(f"secure noise of {deviation:.3g} grid units does not fit into 64 bits")
     return drawn.reshape(shape)
+
+
+@dataclass(frozen=True)
+class SecureNoise:
+    """One round's noise: the devices' is drawn when they transmit, n `[class, slot]` is the receiver's own."""
+
+    grid: SecureGrid
+    receiver: ComplexArray
+
+    def transmit(self, design: RoundDesign, vectors: FloatArray, energy_slots: float) -> ComplexArray:  # noqa: ARG002
+        return transmit_on_grid(self.grid, vectors)
 
 
 def transmit_on_grid(grid: SecureGrid, vectors: FloatArray) -> ComplexArray:

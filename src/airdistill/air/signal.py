@@ -20,15 +20,14 @@ def ideal_knowledge(class_counts: ArrayLike, local_knowledge: FloatArray) -> Flo
 
 
 def transmit(
-    design: RoundDesign, vectors: FloatArray, artificial_noise: FloatArray, energy_slots: float | None = None
+    design: RoundDesign, vectors: FloatArray, artificial_noise: FloatArray, energy_slots: float
 ) -> ComplexArray:
     """Eq. (7): x = P1 √K q + P2 m, `[device, class, slot]`; a device sends no knowledge of a class it lacks.
 
-    For a gradient √K is √D/C: `energy_slots` is D/C².
+    `energy_slots` is K; for a gradient √K is √D/C, and it is D/C².
     """
-    slots = vectors.shape[1] if energy_slots is None else energy_slots
     spoken = np.where(design.signal_gain[:, :, None] != 0, vectors, 0.0)
-    signal = design.signal_gain[:, :, None] * np.sqrt(slots) * spoken
+    signal = design.signal_gain[:, :, None] * np.sqrt(energy_slots) * spoken
     if not design.noise_gain.any():
         return np.asarray(signal)
     return np.asarray(signal + design.noise_gain[:, :, None] * artificial_noise)

@@ -129,7 +129,7 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certi
         accounts,
         verdict="",
         reasons=(),
-        statement=_statement(opening),
+        statement=_statement(opening, assumptions),
         assumptions=assumptions,
         audit=audit,
         ledger_digest=None if ledger.chain is None else ledger.chain.digest,
@@ -137,7 +137,7 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certi
     verdicts = {draft.verdict_for(account) for account in accounts}
     # The worst word for any device is the word for all.
     verdict = next(word for word in (FAILS, UNDER_ASSUMPTIONS, HOLDS, NOTHING_ASKED) if word in verdicts)
-    reasons = tuple(_reasons(opening, accounts, audit, ledger.num_charged))
+    reasons = tuple(_reasons(opening, accounts, audit, len(ledger.history)))
     return Certificate(**{**vars(draft), "verdict": verdict, "reasons": reasons})
 
 
@@ -162,14 +162,17 @@ def _accounts(ledger: Ledger) -> tuple[DeviceAccount, ...]:
     )
 
 
-def _statement(opening: Opening) -> tuple[str, ...]:
+def _statement(opening: Opening, assumptions: Sequence[Assumption]) -> tuple[str, ...]:
+    """The neighbouring relation, and what of the rest is no assumption."""
     lines = [neighbours(opening.sensitivity, opening.payload), basis(opening.sensitivity, opening.payload)]
     if opening.relabel and opening.payload != "gradient":
         lines.append(RELABEL)
     lines.append(trust_in_words(opening.trust, opening.terms["uplink"]))
     if opening.terms["sampling"] != "none":
         lines.append(SAMPLING)
-    return (*lines, NOISE[opening.noise])
+    lines.append(NOISE[opening.noise])
+    said = {assumption.sentence for assumption in assumptions}
+    return tuple(line for line in lines if line not in said)
 
 
 def _reasons(
@@ -186,7 +189,7 @@ def _reasons(
     if audit is not None and audit["violations"]:
         reasons += [f"An audit found: {violation}" for violation in audit["violations"]]
     if opening.noise == "seeded" and num_charged and opening.terms["releases"] == "private":
-        reasons.append("The artificial noise of this run is seeded: it is a simulation and protects nobody.")
+        reasons.append("The noise of this run is seeded: it is a simulation and protects nobody.")
     return reasons
 
 

@@ -78,8 +78,8 @@ class Ledger:
         self.opening = opening
         self.chain = chain
         self.spending = Spending(opening.num_devices)
-        self.num_charged = 0  # by this and all earlier runs
         self.releases: list[Release] = []
+        self._earlier: list[tuple[str, Release]] = []  # payload and release of the same devices' runs before
         self._last_written: Release | None = None
         self._charged_before: deque[Release] = deque()
 
@@ -113,9 +113,10 @@ class Ledger:
                 run = openings[number - 1]
                 before = Release.from_dict(body, (run.num_devices, run.num_rows), before)
                 ledger.spending = ledger.spending.after(before, run.payload)
-                ledger.num_charged += 1
                 if number == len(openings):
                     ledger.releases.append(before)
+                else:
+                    ledger._earlier.append((run.payload, before))
         ledger._last_written = before
         return ledger
 
@@ -130,22 +131,15 @@ class Ledger:
             return self
         rewound = Ledger(self.opening, self.chain)
         rewound._last_written = self._last_written
-        rewound.spending, rewound.num_charged = self._spent_before(), self.num_charged - len(self.releases)
+        rewound._earlier = self._earlier
+        for payload, release in self._earlier:
+            rewound.spending = rewound.spending.after(release, payload)
         for release in self.releases:
             if release.round_index <= round_index:
                 rewound._count(release)
             else:
                 rewound._charged_before.append(release)
         return rewound
-
-    def _spent_before(self) -> Spending:
-        """By earlier runs of the same devices."""
-        assert self.chain is not None
-        openings = [number for number, body in enumerate(self.chain.bodies) if body["kind"] == "opening"]
-        if len(openings) == 1:
-            return Spending(self.opening.num_devices)
-        earlier = Chain(self.chain.path, self.chain.bodies[: openings[-1]], [])
-        return Ledger._of(earlier).spending
 
     def charge(self, release: Release) -> None:
         """Writes a release down, before it goes out; `BudgetExceeded` if a device cannot pay for it."""
@@ -167,12 +161,16 @@ class Ledger:
 
     def _count(self, release: Release) -> None:
         self.spending = self.spending.after(release, self.opening.payload)
-        self.num_charged += 1
         self.releases.append(release)
 
     def _count_all(self, releases: Iterable[Release]) -> None:
         for release in releases:
             self._count(release)
+
+    @property
+    def history(self) -> list[tuple[str, Release]]:
+        """Every release of these devices, this run's last, with its payload."""
+        return [*self._earlier, *((self.opening.payload, release) for release in self.releases)]
 
     def squared_mu(self) -> FloatArray:
         """μ² of every device so far under the declared models, `[device]`."""

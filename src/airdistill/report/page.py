@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from airdistill.report.inline_svg import inline_svg
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "?"}
+_SIGNS = {"holds": "✓", "does not hold": "✗"}
 _LETTER_EM, _PADDING_EM = 0.56, 1.2  # widths in a table, in multiples of its type size
 _LONGEST_LINE = 24  # letters after which text in a cell may go on in the next line
 
@@ -64,10 +64,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Verdict:
+    """`verdict` is "holds", "does not hold", or anything between them; `in_words` may say more than that word."""
+
     statement: str
-    verdict: Literal["holds", "does not hold", "undecided"]
+    verdict: str
     numbers: str
     source: str
+    in_words: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,10 +167,11 @@ def _block(block: Block, drawing_names: Iterator[str]) -> str:
 
 
 def _verdict(item: Verdict) -> str:
-    kind = item.verdict.replace(" ", "-")
+    kind = item.verdict.replace(" ", "-") if item.verdict in _SIGNS else "undecided"
+    sign, word = _SIGNS.get(item.verdict, "?"), item.in_words or item.verdict
     return f"""
 <li class="{kind}">
-<p class="word"><span aria-hidden="true">{_SIGNS[item.verdict]}</span> {item.verdict}</p>
+<p class="word"><span aria-hidden="true">{sign}</span> {escape(word)}</p>
 <div><p class="statement">{escape(item.statement)}</p>
 {_unless_empty('<p class="numbers">{}</p>', item.numbers)}
 {_unless_empty('<p class="source">{}</p>', item.source)}</div>

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -14,7 +15,7 @@ from airdistill.codesign.plan import Plan
 from airdistill.report.words import number
 from airdistill.units import with_prefix
 
-_MOST_ROWS = 12  # more devices or classes than this are summed up
+MOST_ROWS = 12  # more devices or classes than this are summed up
 
 
 def print_plan(plan: Plan, console: Console, all_devices: bool = False) -> None:
@@ -109,11 +110,11 @@ def _noise_table(plan: Plan) -> Table:
     table.add_column("required by privacy", justify="right")
     table.add_column("got", justify="right")
     required, got = plan.forecast.required_noise_var, plan.forecast.effective_noise_var
-    if len(required) <= _MOST_ROWS:
+    if len(required) <= MOST_ROWS:
         for klass, (needed, received) in enumerate(zip(required, got, strict=True)):
             table.add_row(str(klass), number(needed), number(received))
         return table
-    for name, pick in _SUMMARIES.items():
+    for name, pick in SUMMARIES.items():
         table.add_row(name, number(pick(required)), number(pick(got)))
     return table
 
@@ -123,28 +124,35 @@ def privacy_rows(plan: Plan, all_devices: bool = False) -> tuple[tuple[str, ...]
     declared = plan.scenario.privacy.sensitivity
     models = [f"{model}*" if model == declared else model for model in plan.epsilon_by_model]
     values = [plan.fleet.epsilon, plan.fleet.delta, *plan.epsilon_by_model.values()]
-    if all_devices or plan.fleet.num_devices <= _MOST_ROWS:
-        rows = [
-            (str(device), *(number(column[device]) for column in values)) for device in range(plan.fleet.num_devices)
-        ]
-    else:
-        rows = [(name, *(number(pick(column)) for column in values)) for name, pick in _SUMMARIES.items()]
-    return ("device", "asked ε", "δ", *models), tuple(rows)
+    return ("device", "asked ε", "δ", *models), device_rows(values, all_devices)
+
+
+def device_rows(columns: Sequence[FloatArray], all_devices: bool) -> tuple[tuple[str, ...], ...]:
+    """A row for every device from columns `[device]`; large fleets are summed up unless all devices are asked for."""
+    num_devices = len(columns[0])
+    if all_devices or num_devices <= MOST_ROWS:
+        return tuple((str(device), *(number(column[device]) for column in columns)) for device in range(num_devices))
+    return tuple((name, *(number(pick(column)) for column in columns)) for name, pick in SUMMARIES.items())
 
 
 def _privacy_table(plan: Plan, all_devices: bool) -> Table:
-    table = Table(caption_justify="left")
-    columns, rows = privacy_rows(plan, all_devices)
+    table = starred_table(*privacy_rows(plan, all_devices))
+    table.caption = "* declared in the scenario" + ("" if all_devices else "; --devices lists every device")
+    return table
+
+
+def starred_table(columns: Sequence[str], rows: Sequence[Sequence[str]], narrow: bool = False) -> Table:
+    """Numbers after a first column of names; what is declared bears a star. A narrow one has no lines to its sides."""
+    table = Table(caption_justify="left", box=SIMPLE_HEAD if narrow else HEAVY_HEAD, padding=(0, 1 - narrow, 0, 1))
     for position, column in enumerate(columns):
         name = f"[bold]{column}[/bold]" if column.endswith("*") else column
         table.add_column(name, justify="left" if position == 0 else "right")
     for row in rows:
         table.add_row(*row)
-    table.caption = "* declared in the scenario" + ("" if all_devices else "; --devices lists every device")
     return table
 
 
-_SUMMARIES: dict[str, Callable[[FloatArray], float]] = {
+SUMMARIES: dict[str, Callable[[FloatArray], float]] = {
     "least": lambda values: float(np.min(values)),
     "median": lambda values: float(np.median(values)),
     "most": lambda values: float(np.max(values)),

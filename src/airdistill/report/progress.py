@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from rich.table import Table
 from airdistill.report.plan_table import bullets
 from airdistill.report.words import number
 from airdistill.runs.comparison import OnProgress, Task
+from airdistill.runs.folder import CERTIFICATE
 from airdistill.runs.record import RunRecord
 from airdistill.units import with_prefix
 
@@ -61,15 +63,21 @@ def print_run(record: RunRecord, console: Console) -> None:
         ("Accuracy", f"{accuracy['mean']:.2%} mean over devices, {accuracy['worst']:.2%} to {accuracy['best']:.2%}"),
         ("  on own classes", f"{accuracy['own_classes']:.2%}"),
         ("  random iterate", f"{iterate['accuracy']['mean']:.2%}, the start of round {iterate['round']}"),
-        ("Rounds", str(summary["rounds"])),
+        ("Rounds", _rounds(summary)),
         ("Uplink", f"{with_prefix(summary['uplink_seconds'], 's')}, {with_prefix(summary['measured_joules'], 'J')}"),
         ("Privacy spent", f"ε {number(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
+        ("Certificate", escape(json.loads((record.folder / CERTIFICATE).read_text())["verdict_in_words"])),
         ("Record", escape(str(record.folder))),
     ]:
         table.add_row(label, text)
     console.print(f"[bold]{escape(summary['name'])}, {escape(summary['scheme'])}[/bold]", table, sep="\n")
     if summary["epsilon_spent"] not in (0, None):
         console.print("[bold]This rests on[/bold]", bullets(summary["assumptions"], "·"))
+
+
+def _rounds(summary: dict[str, Any]) -> str:
+    early = "" if summary["ended_because"] is None else f"; then the budget was spent: {summary['ended_because']}"
+    return f"{summary['rounds']}{escape(early)}"
 
 
 @contextmanager

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from airdistill import __version__
 from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
+from airdistill.report.certificate_page import certificate_section, devices_section
 from airdistill.report.drawing import BLUE, ORANGE, count_rounds, looks_for, new_figure, svg_of
-from airdistill.report.page import Command, DataTable, Drawing, Facts, Page, Paragraph, Section, render
+from airdistill.report.page import Command, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.plan_page import plan_section, privacy_section
 from airdistill.report.words import number
+from airdistill.runs.accounts import certify
 from airdistill.runs.folder import PLAN, RUN, SCENARIO
 from airdistill.runs.record import RunRecord
 from airdistill.runs.results import accuracy_curve
@@ -34,20 +36,27 @@ def write_run_page(record: RunRecord) -> Path:
 
 
 def run_page(record: RunRecord) -> Page:
-    plan = plan_of(record)
+    plan, certificate = plan_of(record), certify(record.folder)
     summary = record.summary
     return Page(
         title=f"{summary['name']}, {summary['scheme']}",
-        subtitle=f"One run, seed {plan.scenario.seed}, {summary['rounds']} rounds",
+        subtitle=f"One run, seed {plan.scenario.seed}, {_rounds_in_words(summary, plan)}",
         sections=(
             Section("What came out", (Facts(_result_facts(record)), *_drawings(record))),
             plan_section(plan),
-            Section("Privacy spent", (_spent_table(record),)),
+            certificate_section(certificate),
+            devices_section(certificate),
             privacy_section(plan),
             Section("How to repeat it", _repeat(record, plan)),
         ),
         made_by=f"airdistill {__version__}",
     )
+
+
+def _rounds_in_words(summary: dict[str, Any], plan: Plan) -> str:
+    if summary["ended_because"] is None:
+        return f"{summary['rounds']} rounds"
+    return f"{summary['rounds']} of {plan.num_rounds} rounds: the privacy budget was spent"
 
 
 def plan_of(record: RunRecord) -> Plan:
@@ -101,19 +110,6 @@ def _noise_figure(record: RunRecord) -> Figure:
         axes.set_yscale("log")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure
-
-
-def _spent_table(record: RunRecord) -> DataTable:
-    declared = record.summary["sensitivity"]
-    rows = tuple(
-        (f"{model}*" if model == declared else model, number(value))
-        for model, value in record.summary["epsilon_by_model"].items()
-    )
-    return DataTable(
-        ("sensitivity model", "ε"),
-        rows,
-        caption="Exact ε of the worst device, from the noise that every round really had; * is declared.",
-    )
 
 
 def _repeat(record: RunRecord, plan: Plan) -> tuple[Paragraph | Command, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from airdistill.arrays import FloatArray
 from airdistill.codesign.plan import Plan
 from airdistill.errors import InputError
+from airdistill.privacy.certificate import Certificate, certificate_of
 from airdistill.privacy.ledger import Ledger, Opening, spent_before
 from airdistill.privacy.targets import target_mu
-from airdistill.runs.folder import LEDGER, RunError
+from airdistill.runs.folder import AUDIT, LEDGER, RunError, existing_folder, read_sealed
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Scheme
 
@@ -70,10 +72,18 @@ def spent_by_earlier_runs(given: Path | None, scenario: Scenario) -> FloatArray 
 def read_ledger(folder: Path, stored: dict[str, Any]) -> Ledger:
     """Of a run that began; it must be the one that was opened then."""
     if "ledger" not in stored:
-        raise RunError(f"{folder}: cannot be resumed: begun by airdistill {stored['airdistill']}, which kept no ledger")
+        raise RunError(f"{folder}: was begun by airdistill {stored['airdistill']}, which kept no ledger")
     ledger = Ledger.read(folder / LEDGER)
     check_ledger_at(ledger, stored["ledger"]["lines"], stored["ledger"]["digest"])
     return ledger
+
+
+def certify(folder: str | Path) -> Certificate:
+    """What a run's ledger guarantees, whether the run has ended or not; an audit of it is taken into account."""
+    folder = existing_folder(Path(folder))
+    stored, _ = read_sealed(folder)
+    audited = folder / AUDIT
+    return certificate_of(read_ledger(folder, stored), json.loads(audited.read_text()) if audited.exists() else None)
 
 
 def check_ledger_at(ledger: Ledger, num_lines: int, digest: str) -> None:

@@ -18,7 +18,8 @@ from airdistill.jsonable import json_text
 
 SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"
 TIMINGS, SUMMARY, LOCK = "timings.jsonl", "summary.json", "lock"
-LEDGER, LEDGER_HEAD, CERTIFICATE = "ledger.jsonl", "ledger.head", "certificate.json"
+LEDGER, LEDGER_HEAD = "ledger.jsonl", "ledger.head"
+CERTIFICATE, AUDIT = "certificate.json", "audit.json"
 
 
 class RunError(AirDistillError):
@@ -128,7 +129,7 @@ def read_sealed(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 raise ValueError(f"{name} was edited or damaged")
         return run, json.loads((folder / PLAN).read_bytes())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{folder}: cannot be resumed: {error}") from None
+        raise RunError(f"{folder}: cannot be trusted: {error}") from None
 
 
 def digest_of(content: bytes) -> str:

@@ -18,10 +18,16 @@ from airdistill import __version__
 from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
 from airdistill.jsonable import jsonable
-from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
-from airdistill.runs.accounts import check_ledger_at, ledger_path, mark_of, read_ledger, spent_by_earlier_runs
+from airdistill.runs.accounts import (
+    certify,
+    check_ledger_at,
+    ledger_path,
+    mark_of,
+    read_ledger,
+    spent_by_earlier_runs,
+)
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from airdistill.runs.folder import (
     CERTIFICATE,
@@ -157,7 +163,7 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
         _checkpoint(folder, simulation, rounds)
     # The last record from the file: a run may have been killed after its last round and before this.
     last = RunRecord.read(folder).rounds[-1]
-    write_json(folder / CERTIFICATE, certificate_of(simulation.ledger).to_dict())
+    write_json(folder / CERTIFICATE, certify(folder).to_dict())
     write_json(folder / SUMMARY, jsonable(_summary(simulation, last, ended_because)))
     return RunRecord.read(folder)
 

@@ -8,7 +8,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from airdistill.air.exchange import Heard, RoundNoise
+from airdistill.air.exchange import Heard, Noise, RoundNoise, receiver_noise
+from airdistill.air.secure_noise import SecureNoise
+from airdistill.air.secure_release import release_on_grid, secure_grid
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.sources import ChannelSource
 from airdistill.codesign.plan import Plan
@@ -57,14 +59,19 @@ class Round:
         """This round's gains."""
         return self.plan.design(self.channel(), self.index)
 
-    def noise(self, design: RoundDesign) -> RoundNoise:
+    def noise(self, design: RoundDesign) -> Noise:
         """This round's artificial and receiver noise, once the ledger has charged what the design sends.
 
         `BudgetExceeded` if a device cannot pay for it.
         """
-        self.ledger.charge(release_of(self.plan.uplink, design, self.channel(), self.index))
         radio, length = self.scenario.radio, self.plan.uplink.vector_length
-        return RoundNoise.seeded(self.scenario.seed, self.index, design, length, radio.noise_power, radio.noise)
+        drawn_as = (self.scenario.seed, self.index, design, length, radio.noise_power, radio.noise)
+        if self.scenario.privacy.noise == "secure":
+            grid = secure_grid(self.plan, design, self.channel(), self.index)
+            self.ledger.charge(release_on_grid(self.plan.uplink, grid, design, self.channel(), self.index))
+            return SecureNoise(grid, receiver_noise(*drawn_as))
+        self.ledger.charge(release_of(self.plan.uplink, design, self.channel(), self.index))
+        return RoundNoise.seeded(*drawn_as)
 
     def release_bare(self) -> None:
         """Charges the ledger with numbers that go out as they are."""

@@ -1,0 +1,84 @@
+"""A ledger's releases as dp_accounting's events: what Google's accountant makes of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from airdistill.arrays import FloatArray
+from airdistill.errors import AirDistillError
+from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.sensitivity import JOINT_MODELS
+from airdistill.runs.folder import LEDGER
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+# Finer than the library's 1e-4: what one event loses to it is lost again by each of hundreds of rounds.
+_DISCRETISATION = 1e-5
+
+
+def dp_event(ledger: Ledger, device: int, model: str | None = None, trust: str | None = None) -> DpEvent:
+    """All releases that a device took part in, as a composition of Gaussian mechanisms; by default as declared.
+
+    A round is one mechanism: its noise multiplier is 1/√(Σ (w s)²/c) over the rows that a neighbour moves. For models
+    of one class these are the rows that cost the device most over the whole run.
+    """
+    dp_accounting = _library()
+    costs = _costs_by_release(ledger, device, model or ledger.opening.sensitivity, trust or ledger.opening.trust)
+    if np.isinf(costs).any():
+        return dp_accounting.NonPrivateDpEvent()
+    counted = Counter(float(1 / np.sqrt(cost)) for cost in costs if cost > 0)
+    each = [
+        dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(multiplier), count)
+        for multiplier, count in counted.items()
+    ]
+    return dp_accounting.ComposedDpEvent(each) if each else dp_accounting.NoOpDpEvent()
+
+
+def pld_epsilon(event: DpEvent, delta: float) -> float:
+    """ε by dp_accounting's privacy-loss-distribution accountant."""
+    from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+
+    accountant = PLDAccountant(value_discretization_interval=_DISCRETISATION)
+    return float(accountant.compose(event).get_epsilon(delta))
+
+
+def opinion_in_words(folder: Path) -> str:
+    """The worst device's ε by the ledger and by dp_accounting, in one sentence."""
+    ledger = Ledger.read(folder / LEDGER)
+    spent = ledger.epsilon()
+    device = int(np.argmax(spent))
+    delta = float(ledger.opening.delta[device])
+    theirs = pld_epsilon(dp_event(ledger, device), delta)
+    discrete = " (of continuous noise; the ledger's own bound covers discrete noise)"
+    note = discrete if ledger.opening.noise == "secure" else ""
+    ours = f"ε = {spent[device]:.6g} by the ledger"
+    return f"Second opinion on device {device}: {ours}, {theirs:.6g} by dp_accounting{note}."
+
+
+def _costs_by_release(ledger: Ledger, device: int, model: str, trust: str) -> FloatArray:
+    """μ² of every release `[release]`."""
+    payloads = {payload for payload, _ in ledger.history}
+    return np.concatenate([np.zeros(0), *(_costs_of(ledger, device, model, trust, each) for each in sorted(payloads))])
+
+
+def _costs_of(ledger: Ledger, device: int, model: str, trust: str, payload: str) -> FloatArray:
+    releases = [release for sent, release in ledger.history if sent == payload]
+    costs = np.stack([release.cost(model, trust)[device] for release in releases])
+    if model in JOINT_MODELS:
+        return np.asarray(costs.sum(axis=1))
+    num_moved = 2 if ledger.opening.relabel else 1
+    dearest = np.argsort(costs.sum(axis=0))[-num_moved:]
+    return np.asarray(costs[:, dearest].sum(axis=1))
+
+
+def _library() -> Any:
+    try:
+        import dp_accounting
+    except ImportError as error:
+        raise AirDistillError("a second opinion needs dp-accounting: pip install 'airdistill[accounting]'") from error
+    return dp_accounting

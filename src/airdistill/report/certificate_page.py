@@ -1,0 +1,63 @@
+"""A certificate as a section of a report, and as a page of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from airdistill import __version__
+from airdistill.files import write_whole
+from airdistill.privacy.certificate import Certificate
+from airdistill.report.certificate_table import account_rows, assumption_lines, model_rows
+from airdistill.report.page import Bullets, DataTable, Page, Paragraph, Section, Verdict, Verdicts, render
+
+CERTIFICATE_PAGE = "certificate.html"
+
+
+def write_certificate_page(certificate: Certificate, folder: Path) -> Path:
+    """`certificate.html` in the run's folder."""
+    path = folder / CERTIFICATE_PAGE
+    write_whole(path, render(certificate_page(certificate)).encode())
+    return path
+
+
+def certificate_page(certificate: Certificate) -> Page:
+    terms = certificate.opening
+    return Page(
+        title=f"Certificate of {terms.name}, {terms.scheme}",
+        subtitle=f"What {certificate.num_releases} releases guarantee, to whom, and under which assumption",
+        sections=(certificate_section(certificate), devices_section(certificate, all_devices=True)),
+        made_by=f"airdistill {__version__}",
+    )
+
+
+def certificate_section(certificate: Certificate) -> Section:
+    """The verdict, what it says and what it rests on."""
+    terms = certificate.opening
+    asked = f"(ε, δ) for every one of {terms.num_devices} devices, sensitivity {terms.sensitivity}, trust {terms.trust}"
+    numbers = " ".join(certificate.reasons)
+    source = f"ledger {certificate.ledger_digest[:16]}" if certificate.ledger_digest else ""
+    verdict = Verdict(asked, certificate.verdict, numbers, source, certificate.verdict_in_words)
+    table = DataTable(
+        *model_rows(certificate),
+        caption="ε of the worst device, by sensitivity model and by whose noise counts; * is declared.",
+    )
+    return Section(
+        "Certificate",
+        (
+            Verdicts((verdict,)),
+            Paragraph("What it says:"),
+            Bullets(certificate.statement),
+            Paragraph("What it assumes:"),
+            Bullets(tuple(assumption_lines(certificate))),
+            table,
+        ),
+    )
+
+
+def devices_section(certificate: Certificate, all_devices: bool = False) -> Section:
+    table = DataTable(
+        *account_rows(certificate, all_devices),
+        caption="What every device asked, what the paper's formula says, and ε under every sensitivity model with the "
+        "declared trust model; * is declared: what was spent.",
+    )
+    return Section("Privacy spent", (table,))
