@@ -17,9 +17,6 @@ from airdistill.runs.folder import LEDGER
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# Finer than the library's 1e-4: what one event loses to it is lost again by each of hundreds of rounds.
-_DISCRETISATION = 1e-5
-
 
 def dp_event(ledger: Ledger, device: int, model: str | None = None, trust: str | None = None) -> DpEvent:
     """All releases that a device took part in, as a composition of Gaussian mechanisms; by default as declared.
@@ -43,8 +40,7 @@ def pld_epsilon(event: DpEvent, delta: float) -> float:
     """ε by dp_accounting's privacy-loss-distribution accountant."""
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
-    accountant = PLDAccountant(value_discretization_interval=_DISCRETISATION)
-    return float(accountant.compose(event).get_epsilon(delta))
+    return float(PLDAccountant().compose(event).get_epsilon(delta))
 
 
 def opinion_in_words(folder: Path) -> str:

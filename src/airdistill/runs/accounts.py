@@ -13,7 +13,7 @@ from airdistill.errors import InputError
 from airdistill.privacy.certificate import Certificate, certificate_of
 from airdistill.privacy.ledger import Ledger, Opening, spent_before
 from airdistill.privacy.targets import target_mu
-from airdistill.runs.folder import AUDIT, LEDGER, RunError, existing_folder, read_sealed
+from airdistill.runs.folder import AUDIT, LEDGER, RunError, digest_of, existing_folder, read_sealed
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Scheme
 
@@ -43,6 +43,7 @@ def opening_of(plan: Plan, scheme: Scheme) -> Opening:
 def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
     scenario = plan.scenario
     facts: dict[str, Any] = {
+        "scenario": digest_of(scenario.model_dump_json().encode()),
         "uplink": plan.uplink.kind,
         "releases": scheme.releases,
         "planned_rounds": plan.num_rounds,

@@ -1,0 +1,170 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from random_releases import TERMS, opening, random_release
+
+from airdistill.privacy.accountant import gaussian_epsilon
+from airdistill.privacy.certificate import certificate_of
+from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.release import TRUST_MODELS, Release
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.targets import target_mu
+
+COUNTS = np.array([[30.0, 10.0], [20.0, 40.0]])
+
+
+def knowledge_release(noise, counts=COUNTS):
+    """One round of two devices with two classes, by the table of sensitivity models; c the same for everybody."""
+    weights = counts / counts.sum(axis=0)
+    root = math.sqrt(2)
+    sensitivity = {
+        "paper": np.broadcast_to(root / counts.sum(axis=1, keepdims=True), counts.shape),
+        "class_mean": root / counts,
+        "trajectory": np.minimum(root, root / counts + 0.3),
+        "device": np.full(counts.shape, root),
+    }
+    return Release(1, weights, sensitivity, {trust: np.full(counts.shape, noise) for trust in TRUST_MODELS})
+
+
+def certified(variance=1.0, asked=1.0, audit=None, releases=None, **changes):
+    accountant, kind = changes.get("accountant", "exact"), changes.get("noise", "seeded")
+    epsilon, delta = np.full(2, asked), np.full(2, 1e-5)
+    budget = target_mu(epsilon, delta, accountant, kind)
+    terms = opening(budget, 2, 2, epsilon=epsilon, **({"enforced": False} | changes))
+    ledger = Ledger(terms)
+    for release in releases if releases is not None else [knowledge_release(variance)]:
+        ledger.charge(release)
+    return certificate_of(ledger, audit)
+
+
+def test_every_model_stands_beside_the_declared_one_by_hand():
+    certificate = certified(0.5)
+    weights = COUNTS / COUNTS.sum(axis=0)
+    root = math.sqrt(2)
+    for i, account in enumerate(certificate.devices):
+        # One record: its dearest class. A device: all classes.
+        mu = {
+            "paper": max(weights[i]) * root / COUNTS[i].sum() / math.sqrt(0.5),
+            "class_mean": root / COUNTS.sum(axis=0).min() / math.sqrt(0.5),
+            "trajectory": math.hypot(*(weights[i] * np.minimum(root, root / COUNTS[i] + 0.3))) / math.sqrt(0.5),
+            "device": math.hypot(*(weights[i] * root)) / math.sqrt(0.5),
+        }
+        for model, trust in itertools.product(SENSITIVITY_MODELS, TRUST_MODELS):
+            assert account.by_model[model][trust] == pytest.approx(gaussian_epsilon(mu[model], 1e-5), rel=1e-9)
+        # Theorem 2 with Lemma 1: ε = μ√(2 ln(1/δ)).
+        assert account.paper_formula == pytest.approx(mu["paper"] * math.sqrt(2 * math.log(1e5)), rel=1e-12)
+        assert account.spent == account.by_model["device"]["fleet_noise"]
+
+
+def test_plain_holds_needs_nobody_to_be_trusted():
+    certificate = certified(100.0, sensitivity="device", trust="own_noise", noise="secure")
+    assert certificate.verdict_in_words == "holds"
+    assert certificate.reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"trust": "own_noise"}, ["secret seed"]),
+        ({"trust": "fleet_noise"}, ["honest fleet", "exact channels", "secret seed"]),
+        ({"trust": "receiver_noise"}, ["receiver noise", "exact channels", "secret seed"]),
+        ({"trust": "fleet_noise", "noise": "secure"}, ["honest fleet", "exact channels"]),
+        ({"sensitivity": "class_mean", "trust": "own_noise", "noise": "secure"}, ["static model"]),
+        (
+            {"sensitivity": "trajectory", "trust": "own_noise", "noise": "secure"},
+            ["Lipschitz constants", "bounded gradients"],
+        ),
+        (
+            {"sensitivity": "paper", "trust": "own_noise", "noise": "secure", "payload": "gradient"},
+            ["samples apart"],
+        ),
+        ({"trust": "fleet_noise", "noise": "secure", "terms": TERMS | {"uplink": "orthogonal_knowledge"}}, []),
+    ],
+)
+def test_what_can_turn_out_false_is_named_in_the_verdict(changes, named):
+    certificate = certified(1e4, **changes)
+    expected = f"holds under assumptions ({', '.join(named)})" if named else "holds"
+    assert certificate.verdict_in_words == expected
+    declared = [each.name for each in certificate.assumptions if each.declared]
+    assert declared == ["public counts and batch order", "public pilot"]
+
+
+@pytest.mark.parametrize("model", ["paper", "class_mean"])
+@pytest.mark.parametrize("trust", TRUST_MODELS)
+def test_paper_and_class_mean_never_plainly_hold(model, trust):
+    for noise in (1e-4, 1.0, 1e8):
+        assert certified(noise, sensitivity=model, trust=trust).verdict != "holds"
+    nothing = certified(releases=[], sensitivity=model, trust=trust)
+    assert nothing.verdict == "holds under assumptions"
+    assert nothing.reasons[0] == "Nothing was released."
+
+
+def test_lemma_1_is_judged_by_what_one_record_can_move():
+    """Noise that is enough for √2/B_i and not for √2/B_i^k: the smallest counterexample, two classes."""
+    mu = target_mu(1.0, 1e-5, "exact")[0]
+    weights = COUNTS / COUNTS.sum(axis=0)
+    enough = max((weights[i].max() * math.sqrt(2) / COUNTS[i].sum() / mu) ** 2 for i in range(2))
+    certificate = certified(enough, sensitivity="paper", trust="own_noise", noise="seeded", enforced=True)
+    assert max(account.spent for account in certificate.devices) <= 1.0
+    assert certificate.verdict == "does not hold"
+    assert "Lemma 1 is no bound" in certificate.reasons[0]
+    # With one class a device Lemma 1 and the class mean are the same bound.
+    single = knowledge_release((0.5 * math.sqrt(2) / 30 / mu) ** 2, np.array([[30.0], [30.0]]))
+    terms = opening(mu, 2, 1, epsilon=np.full(2, 1.0), sensitivity="paper", trust="own_noise", enforced=False)
+    ledger = Ledger(terms)
+    ledger.charge(single)
+    assert certificate_of(ledger).verdict == "holds under assumptions"
+
+
+def test_the_papers_accountant_above_epsilon_7_does_not_hold():
+    """It grants so much that the run keeps its own budget and breaks its promise."""
+    for asked, expected in [(1.0, "holds under assumptions"), (30.0, "does not hold")]:
+        mu = target_mu(asked, 1e-5, "paper")[0]
+        weights = COUNTS / COUNTS.sum(axis=0)
+        enough = max((np.hypot(*(weights[i] * math.sqrt(2))) / mu) ** 2 for i in range(2))
+        certificate = certified(enough, asked, accountant="paper", trust="own_noise", enforced=True)
+        assert certificate.verdict == expected
+    assert "the paper's accountant grants too little noise" in certificate.reasons[0]
+
+
+def test_what_goes_out_as_it_is_does_not_hold():
+    certificate = certified(0.0, terms=TERMS | {"releases": "bare"})
+    assert certificate.verdict == "does not hold"
+    assert certificate.reasons == ("Numbers went out as they are: nothing hides them.",)
+
+
+def test_an_audit_that_found_more_overrules():
+    audit = {"violations": ["a shift of 26 times the bound"]}
+    certificate = certified(1e4, audit=audit)
+    assert certificate.verdict == "does not hold"
+    assert certificate.reasons[0] == "An audit found: a shift of 26 times the bound"
+    assert certified(1e4, audit={"violations": []}).verdict == "holds under assumptions"
+
+
+def test_devices_that_asked_for_nothing_are_left_out():
+    assert certified(1.0, math.inf).verdict == "nothing asked"
+    stored = certified(1.0, math.inf).to_dict()
+    assert stored["devices"][0]["asked"]["epsilon"] is None
+
+
+def test_seeded_noise_is_said_to_protect_nobody():
+    assert certified(1e4).reasons == ("The noise of this run is seeded: it is a simulation and protects nobody.",)
+
+
+def test_relabelling_is_counted_and_said():
+    plain, relabelled = (certified(1e4, sensitivity="class_mean", relabel=relabel) for relabel in (False, True))
+    assert relabelled.devices[0].spent > plain.devices[0].spent
+    assert any("change its label" in line for line in relabelled.statement)
+
+
+def test_a_certificate_is_of_all_releases(tmp_path):
+    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first.charge(random_release(1))
+    second = Ledger.begin(opening(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    before = certificate_of(second)
+    second.charge(random_release(1, seed=3))
+    after = certificate_of(second)
+    assert all(old.spent < new.spent for old, new in zip(before.devices, after.devices, strict=True))
+    assert before.devices[0].spent == pytest.approx(first.epsilon()[0], rel=1e-12)

@@ -1,0 +1,130 @@
+import os
+from pathlib import Path
+
+import pytest
+from random_releases import opening, random_release
+
+from airdistill.privacy.chain import Chain, LedgerError
+from airdistill.privacy.ledger import Ledger
+
+
+@pytest.fixture
+def path(tmp_path):
+    ledger = Ledger.begin(opening(), tmp_path / "ledger.jsonl")
+    for t in (1, 2, 3):
+        ledger.charge(random_release(t))
+    return tmp_path / "ledger.jsonl"
+
+
+def lines_of(path):
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_any_byte_that_changes_is_noticed(path):
+    """Every 37th byte, so that digits, names, digests and line ends are all among them."""
+    whole = path.read_bytes()
+    for position in range(0, len(whole), 37):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        path.write_bytes(bytes(damaged))
+        with pytest.raises(LedgerError, match=r"edited|damaged|cut|head"):
+            Ledger.read(path)
+    path.write_bytes(whole)
+    assert len(Ledger.read(path).releases) == 3
+
+
+def test_a_charge_made_smaller_with_its_own_line_put_right_is_noticed(path):
+    """Whoever rewrites one line and its digest breaks the next one, or the head."""
+    bodies, lines = Chain.read(path).bodies, lines_of(path)
+    for number in (1, 2, 3):
+        forged = path.parent / f"forged-{number}.jsonl"
+        chain = Chain.new(forged)
+        for body in [*bodies[:number], dict(bodies[number], round=9)]:
+            chain.append(body)
+        new_line = lines_of(forged)[number]
+        path.write_bytes(b"".join([*lines[:number], new_line, *lines[number + 1 :]]))
+        with pytest.raises(LedgerError, match="refused"):
+            Ledger.read(path)
+
+
+@pytest.mark.parametrize(
+    ("order", "rule"),
+    [
+        ([0, 2, 1, 3], "line 2 was edited, or is not in its place"),
+        ([0, 1, 3], "line 3 was edited, or is not in its place"),
+        ([1, 2, 3], "line 1 was edited, or is not in its place"),
+        ([0, 1, 2], "has 3 lines where its head counts 4: it was cut"),
+        ([0], "has 1 lines where its head counts 4: it was cut"),
+        ([], "has 0 lines where its head counts 4: it was cut"),
+        ([0, 1, 2, 3, 3], "line 5 was edited, or is not in its place"),
+    ],
+)
+def test_reordered_missing_and_doubled_lines_are_noticed(path, order, rule):
+    lines = lines_of(path)
+    path.write_bytes(b"".join(lines[number] for number in order))
+    with pytest.raises(LedgerError, match=rule):
+        Ledger.read(path)
+
+
+def test_a_last_line_cut_in_the_middle_is_noticed(path):
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(LedgerError, match="it was cut"):
+        Ledger.read(path)
+
+
+def test_a_missing_or_foreign_head_is_noticed(path):
+    head = path.with_suffix(".head")
+    content = head.read_bytes()
+    head.unlink()
+    with pytest.raises(LedgerError, match=r"its head, ledger\.head, is missing"):
+        Ledger.read(path)
+    head.write_bytes(b"{}")
+    with pytest.raises(LedgerError, match="is damaged"):
+        Ledger.read(path)
+    head.write_bytes(content.replace(b'"lines":4', b'"lines":2'))
+    with pytest.raises(LedgerError, match="does not belong to its head"):
+        Ledger.read(path)
+
+
+def test_a_crash_while_a_line_is_written_loses_nothing_that_counted(path):
+    """The torn line announced a round that did not happen; the head may lag one whole line behind."""
+    whole, head = path.read_bytes(), path.with_suffix(".head")
+    before = head.read_bytes()
+    ledger = Ledger.read(path)
+    ledger.charge(random_release(4))
+    fourth = lines_of(path)[-1]
+    path.write_bytes(whole + fourth[: len(fourth) // 2])
+    head.write_bytes(before)
+    torn = Ledger.read(path)
+    assert len(torn.releases) == 3
+    torn.charge(random_release(4))
+    assert path.read_bytes() == whole + fourth
+    head.write_bytes(before)
+    assert len(Ledger.read(path).releases) == 4
+
+
+def test_lines_are_on_the_disk_before_append_returns(tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+
+    def note(handle):
+        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    Chain.new(tmp_path / "ledger.jsonl").append({"kind": "opening"})
+    assert synced[0].endswith("ledger.jsonl")
+    assert str(tmp_path) in synced
+
+
+def test_a_ledger_is_not_begun_over_another(path):
+    with pytest.raises(LedgerError, match="never begun anew"):
+        Ledger.begin(opening(), path)
+
+
+def test_what_is_no_ledger_is_said_to_be_none(tmp_path):
+    with pytest.raises(LedgerError, match="cannot be read"):
+        Ledger.read(tmp_path / "nothing.jsonl")
+    Chain.new(tmp_path / "other.jsonl").append({"kind": "release", "round": 1})
+    with pytest.raises(LedgerError, match="is no ledger"):
+        Ledger.read(tmp_path / "other.jsonl")

@@ -1,0 +1,270 @@
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_releases import opening, random_release
+
+from airdistill.channel import channel_source
+from airdistill.codesign.plan import plan
+from airdistill.codesign.release import release_of
+from airdistill.privacy.accountant import gaussian_epsilon
+from airdistill.privacy.chain import LedgerError
+from airdistill.privacy.ledger import BudgetExceeded, Ledger, spent_before
+from airdistill.privacy.release import TRUST_MODELS, Release
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.scenario import load
+
+MODELS = list(itertools.product(SENSITIVITY_MODELS, TRUST_MODELS))
+
+
+def spent_by_hand(releases, model, trust, relabel=False):
+    """Σ_t (w s)²/c in loops: the dearest class for models of one class, the two dearest with relabel, else all."""
+    num_devices, num_rows = releases[0].weights.shape
+    spent = []
+    for i in range(num_devices):
+        rows = []
+        for k in range(num_rows):
+            rows.append(
+                sum(
+                    (r.weights[i, k] * r.sensitivity[model][i, k]) ** 2 / r.counted_noise_var[trust][i, k]
+                    for r in releases
+                )
+            )
+        if model in ("trajectory", "device"):
+            spent.append(sum(rows))
+        else:
+            spent.append(sum(sorted(rows)[-2:]) if relabel else max(rows))
+    return np.array(spent)
+
+
+@pytest.mark.parametrize(("model", "trust"), MODELS)
+@pytest.mark.parametrize("relabel", [False, True])
+def test_uneven_rounds_add_up_exactly(tmp_path, model, trust, relabel):
+    ledger = Ledger.begin(opening(relabel=relabel), tmp_path / "ledger.jsonl")
+    releases = [random_release(t) for t in range(1, 6)]
+    for release in releases:
+        ledger.charge(release)
+    mu = np.sqrt(spent_by_hand(releases, model, trust, relabel))
+    expected = gaussian_epsilon(mu, np.full(3, 1e-5))
+    for read in (ledger, Ledger.read(tmp_path / "ledger.jsonl")):
+        assert read.epsilon(model, trust) == pytest.approx(expected, rel=1e-12)
+        assert len(read.releases) == 5
+
+
+def test_what_is_read_is_what_was_written_to_the_last_bit(tmp_path):
+    ledger = Ledger.begin(opening(), tmp_path / "ledger.jsonl")
+    first = random_release(1)
+    # The second repeats some arrays, is even across devices in another, and leaves a row unsent.
+    noise = dict(first.counted_noise_var, fleet_noise=np.broadcast_to([1.0, 2.0, np.inf, 3.0], (3, 4)))
+    second = Release(2, first.weights, first.sensitivity, noise)
+    for release in (first, second):
+        ledger.charge(release)
+    stored = Ledger.read(tmp_path / "ledger.jsonl").releases
+    assert stored[0].same_as(first)
+    assert stored[1].same_as(second)
+    assert not stored[1].same_as(first)
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert lines[2]["weights"] == "as before"
+    assert lines[2]["counted_noise_var"]["fleet_noise"] == [[1.0, 2.0, None, 3.0]]
+
+
+def test_who_took_part_is_written_down():
+    silent = random_release(1)
+    silent.weights[1] = 0.0
+    assert silent.participants.tolist() == [0, 2]
+    assert silent.cost("device", "own_noise")[1].tolist() == [0, 0, 0, 0]
+    unsent = {trust: np.full((3, 4), np.inf) for trust in TRUST_MODELS}
+    assert Release(1, silent.weights, silent.sensitivity, unsent).participants.tolist() == []
+
+
+def test_a_round_that_a_device_cannot_pay_is_not_charged(tmp_path):
+    ledger = Ledger.begin(opening(mu=0.5), tmp_path / "ledger.jsonl")
+    many = [random_release(t, noise=30.0) for t in range(1, 1000)]
+    with pytest.raises(BudgetExceeded, match=r"round \d+ would take device \d to ε = .* of the 8 that it was promised"):
+        charge_all(ledger, many)
+    charged = len(ledger.releases)
+    assert charged > 1
+    assert len(Ledger.read(tmp_path / "ledger.jsonl").releases) == charged
+    assert (ledger.squared_mu() <= 0.25).all()
+    assert spent_by_hand(many[: charged + 1], "device", "fleet_noise").max() > 0.25
+
+
+def charge_all(ledger, releases):
+    for release in releases:
+        ledger.charge(release)
+
+
+def test_what_is_not_enforced_is_only_counted(tmp_path):
+    ledger = Ledger.begin(opening(mu=0.5, enforced=False), tmp_path / "ledger.jsonl")
+    bare = random_release(1, noise=0.0)
+    ledger.charge(bare)
+    assert ledger.epsilon().tolist() == [np.inf, np.inf, np.inf]
+
+
+def test_no_privacy_asked_is_never_exceeded():
+    Ledger(opening(mu=np.inf)).charge(random_release(1, noise=0.0))
+
+
+fleets = st.fixed_dictionaries(
+    {
+        "counts": st.lists(st.lists(st.integers(1, 60), min_size=3, max_size=3), min_size=1, max_size=5),
+        "rounds": st.integers(1, 150),
+        "sensitivity": st.sampled_from(["paper", "class_mean", "trajectory", "device"]),
+        "trust": st.sampled_from(["receiver_noise", "fleet_noise", "own_noise"]),
+        "accountant": st.sampled_from(["exact", "paper"]),
+        "relabel": st.booleans(),
+        "epsilon": st.floats(1e-3, 50),
+        "seed": st.integers(0, 10**6),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(fleets)
+def test_a_run_of_exactly_the_planned_rounds_is_never_stopped_by_rounding(drawn):
+    made = planned(drawn)
+    ledger = ledger_of(made)
+    charge_all(ledger, releases_of(made, drawn["rounds"]))
+    assert (ledger.squared_mu() <= made.fleet.mu**2 * (1 + 1e-9)).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(fleets)
+def test_one_round_more_than_planned_is_stopped_before_it_happens(drawn):
+    """Devices alike, so that each spends all it has; receiver noise is left out, for a weak channel spends less."""
+    alike = drawn | {"counts": [drawn["counts"][0]] * 3, "sensitivity": "class_mean", "relabel": False}
+    alike["trust"] = "fleet_noise" if drawn["trust"] == "receiver_noise" else drawn["trust"]
+    made = planned(alike)
+    ledger = ledger_of(made)
+    with pytest.raises(BudgetExceeded, match=f"round {drawn['rounds'] + 1} "):
+        charge_all(ledger, releases_of(made, drawn["rounds"] + 1))
+    assert len(ledger.releases) == drawn["rounds"]
+
+
+def releases_of(made, num_rounds):
+    source = channel_source(made.scenario)
+    for t in range(1, num_rounds + 1):
+        channel = source.round_channel(t)
+        yield release_of(made.uplink, made.design(channel, t), channel, t)
+
+
+def planned(drawn):
+    return plan(
+        load(
+            "quick",
+            [
+                f"fleet.devices={len(drawn['counts'])}", f"data.class_counts={drawn['counts']}",
+                f"learning.rounds={drawn['rounds']}", f"seed={drawn['seed']}", f"privacy.epsilon={drawn['epsilon']}",
+                *(f"privacy.{name}={str(drawn[name]).lower()}" for name in ("accountant", "trust", "relabel")),
+                f"privacy.sensitivity={drawn['sensitivity']}",
+            ],
+        )
+    )  # fmt: skip
+
+
+def ledger_of(made):
+    privacy, fleet = made.scenario.privacy, made.fleet
+    terms = {name: getattr(privacy, name) for name in ("sensitivity", "trust", "accountant", "relabel")}
+    per_device = {name: getattr(fleet, name) for name in ("epsilon", "delta")}
+    return Ledger(opening(fleet.mu, fleet.num_devices, fleet.num_classes, **terms, **per_device))
+
+
+def test_a_replayed_round_is_charged_once_with_seeded_noise_and_again_with_secure(tmp_path):
+    for noise, expected in [("seeded", 3), ("secure", 4)]:
+        path = tmp_path / f"{noise}.jsonl"
+        ledger = Ledger.begin(opening(noise=noise), path)
+        for t in (1, 2, 3):
+            ledger.charge(random_release(t))
+        resumed = Ledger.read(path).from_round(2)
+        before = resumed.squared_mu()
+        resumed.charge(random_release(3))
+        assert len(Ledger.read(path).releases) == expected
+        spent = [random_release(t) for t in ((1, 2, 3) if noise == "seeded" else (1, 2, 3, 3))]
+        assert resumed.squared_mu() == pytest.approx(spent_by_hand(spent, "device", "fleet_noise"), rel=1e-12)
+        recorded = spent[:2] if noise == "seeded" else spent[:3]
+        assert before == pytest.approx(spent_by_hand(recorded, "device", "fleet_noise"), rel=1e-12)
+
+
+def test_a_replay_that_differs_is_charged_on_top(tmp_path, caplog):
+    ledger = Ledger.begin(opening(), tmp_path / "ledger.jsonl")
+    ledger.charge(random_release(1))
+    resumed = Ledger.read(tmp_path / "ledger.jsonl").from_round(0)
+    resumed.charge(random_release(1, noise=2.0))
+    assert "charged again" in caplog.text
+    both = [random_release(1), random_release(1, noise=2.0)]
+    assert resumed.squared_mu() == pytest.approx(spent_by_hand(both, "device", "fleet_noise"), rel=1e-12)
+
+
+def test_a_second_run_goes_on_from_what_was_spent(tmp_path):
+    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first.charge(random_release(1))
+    # The second run counts otherwise: what the first spent is counted its way.
+    terms = opening(trust="own_noise", sensitivity="class_mean")
+    assert spent_before(tmp_path / "first.jsonl", terms, 3) == pytest.approx(
+        spent_by_hand([random_release(1)], "class_mean", "own_noise"), rel=1e-12
+    )
+    second = Ledger.begin(terms, tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    second.charge(random_release(1, seed=5))
+    both = [random_release(1), random_release(1, seed=5)]
+    expected = spent_by_hand(both, "class_mean", "own_noise")
+    for ledger in (second, Ledger.read(tmp_path / "second.jsonl")):
+        assert ledger.squared_mu() == pytest.approx(expected, rel=1e-12)
+        assert len(ledger.releases) == 1
+    rewound = Ledger.read(tmp_path / "second.jsonl").from_round(0)
+    assert rewound.squared_mu() == pytest.approx(spent_by_hand(both[:1], "class_mean", "own_noise"), rel=1e-12)
+
+
+def test_different_payloads_add_up_by_device(tmp_path):
+    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first.charge(random_release(1))
+    terms = opening(payload="gradient", num_rows=1, sensitivity="paper")
+    second = Ledger.begin(terms, tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    second.charge(random_release(1, num_rows=1, seed=2))
+    apart = spent_by_hand([random_release(1)], "paper", "fleet_noise")
+    apart += spent_by_hand([random_release(1, num_rows=1, seed=2)], "paper", "fleet_noise")
+    assert second.squared_mu() == pytest.approx(apart, rel=1e-12)
+
+
+def test_a_ledger_is_gone_on_from_once(tmp_path):
+    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first.charge(random_release(1))
+    Ledger.begin(opening(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    with pytest.raises(LedgerError, match="another run has gone on from it"):
+        Ledger.begin(opening(name="third"), tmp_path / "third.jsonl", tmp_path / "first.jsonl")
+    with pytest.raises(LedgerError, match="nothing more can be charged"):
+        Ledger.read(tmp_path / "first.jsonl").charge(random_release(2))
+    assert not (tmp_path / "third.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"), [({"num_devices": 2}, "is of 3 devices"), ({"noise": "secure"}, "is of seeded noise")]
+)
+def test_other_devices_or_another_noise_cannot_go_on(tmp_path, changes, rule):
+    Ledger.begin(opening(), tmp_path / "first.jsonl")
+    with pytest.raises(LedgerError, match=rule):
+        Ledger.begin(opening(**changes), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    assert len((tmp_path / "first.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_papers_transceiver_is_stopped_where_it_breaks_its_own_constraint():
+    """Theory section 1: |h|²P = (1, 10), (B_i^k)² = (1, 4), equal ρ: a quarter of the noise that 5 rounds need."""
+    delta, stringency = 1e-5, 0.01
+    epsilon = math.sqrt(math.log(1 / delta) / (9 * stringency))
+    noise_power = 2 * 4 * 5 * 2 * stringency  # half of it on the decision axis: the border of Case I
+    made = plan(
+        load(
+            "paper",
+            [
+                "fleet.devices=2", "data.class_counts=[[1, 2], [2, 1]]", "radio.gains=[[1, 0], [1, 0]]",
+                "radio.peak_power={values = [1, 10]}", f"radio.noise_power={noise_power}", "radio.transceiver=paper",
+                "learning.rounds=5", f"privacy.epsilon={epsilon}", f"privacy.delta={delta}",
+            ],
+        )
+    )  # fmt: skip
+    ledger = ledger_of(made)
+    with pytest.raises(BudgetExceeded, match="round 2 would take device"):
+        charge_all(ledger, releases_of(made, 5))

@@ -1,0 +1,329 @@
+"""Runs and their ledgers: charged before sent, stopped in time, gone on with, refused when touched."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import tomli_w
+from small_worlds import small_scenario
+
+import airdistill as ad
+from airdistill.privacy.ledger import Ledger
+from airdistill.runs.options import RunOptions
+
+FAST = RunOptions(threads=1, eval_every=100, checkpoint_every=2)
+FINAL = ("rounds.jsonl", "ledger.jsonl", "ledger.head", "summary.json", "certificate.json")
+
+# A scheme that dies between ledger and release, or between release and record, and keeps a log of what it sent.
+DYING = '''
+import os, signal
+from pathlib import Path
+from airdistill.air import over_the_air
+from airdistill.schemes import Outcome, Round, Scheme
+
+class Dying(Scheme):
+    """Dies in every round: first before it sends, then after it has sent, then not."""
+    name = "dying"
+
+    def play(self, this: Round) -> Outcome:
+        tries = Path(f"tries-{this.index}")
+        count = len(tries.read_text()) if tries.exists() else 0
+        tries.write_text("x" * (count + 1))
+        knowledge, design = this.local_knowledge(), this.design()
+        noise = this.noise(design)
+        if count % 3 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with open("released", "a") as log:
+            log.write(f"{this.index}\\n")
+        heard = over_the_air(
+            this.plan.fleet.class_counts, knowledge, design, this.channel(), noise, this.scenario.radio.slot
+        )
+        if count % 3 == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Outcome(this.learn(heard.received), heard)
+'''
+# Forks for every try, for Python and PyTorch take seconds to start anew.
+KILL_MANY = """
+import os, sys
+import airdistill as ad
+from airdistill.runs.options import RunOptions
+
+kills = 0
+while True:
+    child = os.fork()
+    if child == 0:
+        started = os.path.exists("run/run.json")
+        options = RunOptions(threads=1, eval_every=100, checkpoint_every=3)
+        ad.resume("run") if started else ad.run(ad.load("small.toml"), "dying:Dying", out="run", options=options)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status == 0:
+        break
+    assert os.WIFSIGNALED(status), status
+    kills += 1
+print(kills)
+"""
+
+
+def killed_many_times(folder, *changes):
+    scenario = small_scenario(folder, *changes)
+    (folder / "small.toml").write_text(tomli_w.dumps(scenario.model_dump(mode="json", exclude_none=True)))
+    (folder / "dying.py").write_text(DYING)
+    done = subprocess.run(
+        [sys.executable, "-c", KILL_MANY], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    charged = Counter(release.round_index for release in Ledger.read(folder / "run" / "ledger.jsonl").releases)
+    released = Counter(int(line) for line in (folder / "released").read_text().split())
+    return int(done.stdout.split()[-1]), charged, released
+
+
+def test_kills_between_ledger_and_release_with_seeded_noise_charge_every_round_once(tmp_path):
+    """Replayed rounds send the same bytes again: they are one release each."""
+    kills, charged, released = killed_many_times(tmp_path, "learning.rounds=8")
+    assert kills >= 16
+    assert charged == dict.fromkeys(range(1, 9), 1)
+    assert set(released) == set(charged)
+    whole = ad.run(ad.load(str(tmp_path / "small.toml")), out=tmp_path / "whole", options=FAST)
+    assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == (whole.folder / "rounds.jsonl").read_bytes()
+    assert Ledger.read(tmp_path / "run" / "ledger.jsonl").epsilon() == pytest.approx(
+        Ledger.read(whole.folder / "ledger.jsonl").epsilon(), rel=0
+    )
+
+
+def test_kills_between_ledger_and_release_with_secure_noise_charge_every_try(tmp_path):
+    """New noise each time: spent is never less than released, and the budget ends the run before its last round."""
+    kills, charged, released = killed_many_times(tmp_path, "learning.rounds=8", "privacy.noise=secure")
+    assert kills >= 4
+    assert all(charged[t] >= released[t] for t in released)
+    assert sum(charged.values()) >= 8
+    ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
+    assert (ledger.epsilon() <= 8).all()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["rounds"] < 8
+    assert "would take device" in summary["ended_because"]
+
+
+def test_the_ledger_holds_the_noise_that_was_really_sent(tmp_path):
+    scenario = small_scenario(tmp_path)
+    record = ad.run(scenario, out=tmp_path / "run", options=FAST)
+    ledger = Ledger.read(record.folder / "ledger.jsonl")
+    assert [release.round_index for release in ledger.releases] == [1, 2, 3, 4, 5, 6]
+    for line, release in zip(record.rounds, ledger.releases, strict=True):
+        # All noise at the receiver is v; the fleet's is what the plan requires.
+        assert release.counted_noise_var["receiver_noise"][0] == pytest.approx(line["predicted_noise_var"], rel=1e-9)
+        required = ad.plan(scenario).required_noise_var().max(axis=0)
+        assert release.counted_noise_var["fleet_noise"][1] == pytest.approx(required, rel=1e-9)
+        own = release.counted_noise_var["own_noise"]
+        assert own.sum(axis=0) == pytest.approx(required, rel=1e-9)
+        assert release.participants.tolist() == [0, 1, 2]
+    assert record.summary["epsilon_spent"] == ledger.epsilon().max()
+
+
+@pytest.mark.parametrize("scheme", ["ota_fd", "orthogonal_fd", "ota_fl"])
+@pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
+def test_planned_rounds_fit_the_budget_with_every_uplink(tmp_path, scheme, trust):
+    record = ad.run(small_scenario(tmp_path, f"privacy.trust={trust}"), scheme, out=tmp_path / "run", options=FAST)
+    assert record.summary["rounds"] == 6
+    assert record.summary["ended_because"] is None
+    spent = Ledger.read(record.folder / "ledger.jsonl").epsilon()
+    assert (spent <= 8 * (1 + 1e-8)).all()
+
+
+@pytest.mark.parametrize("trust", ["fleet_noise", "own_noise"])
+@pytest.mark.parametrize("scheme", ["ota_fd", "orthogonal_fd", "ota_fl"])
+def test_secure_noise_fits_the_budget_and_is_as_strong_as_planned(tmp_path, scheme, trust):
+    scenario = small_scenario(tmp_path, f"privacy.trust={trust}", "privacy.noise=secure", "learning.rounds=40")
+    record = ad.run(scenario, scheme, out=tmp_path / "run", options=FAST)
+    assert record.summary["ended_because"] is None
+    assert (Ledger.read(record.folder / "ledger.jsonl").epsilon() <= 8).all()
+    ratios = [np.divide(line["measured_noise_var"], line["predicted_noise_var"]) for line in record.rounds]
+    num_entries = np.size(ratios) * (3 if scheme != "ota_fl" else 15)
+    assert abs(np.mean(ratios) - 1) < 5 * np.sqrt(2 / num_entries)
+
+
+def test_secure_noise_is_new_in_every_run_and_seeded_noise_is_not(tmp_path):
+    for noise, same in [("seeded", True), ("secure", False)]:
+        scenario = small_scenario(tmp_path, f"privacy.noise={noise}")
+        first, second = (ad.run(scenario, out=tmp_path / f"{noise}-{n}", options=FAST) for n in (1, 2))
+        assert (first.rounds == second.rounds) is same
+
+
+def test_secure_noise_is_refused_where_the_devices_make_none(tmp_path):
+    with pytest.raises(ad.AirDistillError, match=r'privacy\.noise = "secure": under trust "receiver_noise"'):
+        small_scenario(tmp_path, "privacy.noise=secure", "privacy.trust=receiver_noise")
+
+
+TOO_LOUD = '''
+from airdistill.air import over_the_air
+from airdistill.schemes import Outcome, Round, Scheme
+
+class TooLoud(Scheme):
+    """Plans its noise for half of the rounds."""
+    name = "too_loud"
+
+    def play(self, this: Round) -> Outcome:
+        design = this.plan.uplink.design(this.channel(), this.plan.num_rounds // 2, this.index)
+        counts, knowledge = this.plan.fleet.class_counts, this.local_knowledge()
+        heard = over_the_air(counts, knowledge, design, this.channel(), this.noise(design), this.scenario.radio.slot)
+        return Outcome(this.learn(heard.received), heard)
+
+class Forgetful(TooLoud):
+    """Sends without telling the ledger."""
+    name = "forgetful"
+
+    def play(self, this: Round) -> Outcome:
+        from airdistill.air.exchange import error_free
+        heard = error_free(this.plan.fleet.class_counts, this.local_knowledge(), this.scenario.radio.slot)
+        return Outcome(this.learn(heard.received), heard)
+'''
+
+
+@pytest.fixture
+def too_loud(tmp_path, monkeypatch):
+    (tmp_path / "too_loud.py").write_text(TOO_LOUD)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("too_loud", None)
+
+
+@pytest.mark.usefixtures("too_loud")
+def test_more_rounds_than_the_budget_allows_end_the_run_before_and_cleanly(tmp_path):
+    scenario = small_scenario(tmp_path, "learning.rounds=11")
+    record = ad.run(scenario, "too_loud:TooLoud", out=tmp_path / "run", options=FAST)
+    summary, ledger = record.summary, Ledger.read(tmp_path / "run" / "ledger.jsonl")
+    assert 5 <= summary["rounds"] < 11
+    assert len(ledger.releases) == summary["rounds"] == len(record.rounds)
+    assert (ledger.epsilon() <= 8 * (1 + 1e-8)).all()
+    assert summary["ended_because"].startswith(f"round {summary['rounds'] + 1} would take device")
+    assert 0 < summary["accuracy"]["mean"] < 1
+    assert ad.certify(record.folder).verdict == "holds under assumptions"
+    before = {name: (record.folder / name).read_bytes() for name in FINAL}
+    ad.resume(record.folder)
+    assert {name: (record.folder / name).read_bytes() for name in FINAL} == before
+
+
+@pytest.mark.usefixtures("too_loud")
+def test_a_scheme_that_sends_past_the_ledger_is_stopped(tmp_path):
+    with pytest.raises(ad.AirDistillError, match="forgetful: sent what the ledger knows nothing of"):
+        ad.run(small_scenario(tmp_path), "too_loud:Forgetful", out=tmp_path / "run", options=FAST)
+
+
+def test_a_second_run_of_the_same_devices_has_the_rest(tmp_path):
+    scenario = small_scenario(tmp_path, "privacy.epsilon=4")
+    first = ad.run(scenario, out=tmp_path / "first", options=FAST)
+    spent = Ledger.read(first.folder / "ledger.jsonl").squared_mu()
+    more = small_scenario(tmp_path, "privacy.epsilon=8", "learning.rounds=3")
+    second = ad.run(more, out=tmp_path / "second", options=FAST, ledger=first.folder)
+    ledger = Ledger.read(second.folder / "ledger.jsonl")
+    assert second.summary["rounds"] == 3
+    assert (ledger.epsilon() <= 8 * (1 + 1e-8)).all()
+    assert ledger.epsilon().max() > 7
+    alone = ad.plan(more).fleet.mu ** 2
+    stored = json.loads((second.folder / "plan.json").read_text())["privacy"]["devices"]
+    assert [device["mu"] ** 2 for device in stored] == pytest.approx(alone - spent, rel=1e-9)
+    assert ad.certify(second.folder).devices[0].spent == ledger.epsilon()[0]
+    with pytest.raises(ad.AirDistillError, match="another run has gone on from it"):
+        ad.run(more.model_copy(update={"seed": 5}), out=tmp_path / "third", options=FAST, ledger=first.folder)
+    with pytest.raises(ad.BudgetExceeded, match="has spent its ε = 4"):
+        ad.run(scenario, out=tmp_path / "fourth", options=FAST, ledger=second.folder)
+
+
+def test_a_second_run_that_is_stopped_resumes_to_the_same_bytes(tmp_path):
+    def stop_at_3(record, _):
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    scenario, more = small_scenario(tmp_path, "privacy.epsilon=4"), small_scenario(tmp_path)
+    for name in ("a", "b"):
+        ad.run(scenario, out=tmp_path / f"first-{name}", options=FAST)
+    whole = ad.run(more, out=tmp_path / "whole", options=FAST, ledger=tmp_path / "first-a")
+    with pytest.raises(KeyboardInterrupt):
+        ad.run(more, out=tmp_path / "cut", options=FAST, ledger=tmp_path / "first-b", on_round=stop_at_3)
+    cut = ad.resume(tmp_path / "cut")
+    for name in FINAL:
+        assert (cut.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("given", ["nothing", "blobs.npz"])
+def test_what_is_no_ledger_cannot_be_gone_on_from(tmp_path, given):
+    with pytest.raises(ad.AirDistillError, match=r"--ledger|ledger is refused|is damaged"):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=FAST, ledger=tmp_path / given)
+    assert not (tmp_path / "run").exists()
+
+
+def stopped_run(tmp_path):
+    def stop_at_5(record, _):
+        if record["round"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=FAST, on_round=stop_at_5)
+    return tmp_path / "run"
+
+
+def edited(path):
+    path.write_text(path.read_text().replace('"round":2', '"round":3', 1))
+
+
+def truncated(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def reordered(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], lines[3], lines[2], *lines[4:]]))
+
+
+def begun_anew(path):
+    """Ledger and head together put back to an older state: the checkpoint knows better."""
+    chain_head = path.with_suffix(".head")
+    ledger = Ledger.read(path)
+    first, second = path.read_bytes().splitlines(keepends=True)[:2]
+    path.write_bytes(first + second)
+    chain_head.write_text(json.dumps({"lines": 2, "digest": ledger.chain.digest_at(2)}))
+
+
+def removed(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [edited, truncated, reordered, begun_anew, removed])
+def test_a_touched_ledger_is_refused(tmp_path, damage):
+    folder = stopped_run(tmp_path)
+    damage(folder / "ledger.jsonl")
+    with pytest.raises(ad.AirDistillError, match=r"ledger\.jsonl: (line|has|is not the ledger|cannot be read)"):
+        ad.resume(folder)
+    if damage is not begun_anew:  # which only the checkpoint of a run can tell
+        with pytest.raises(ad.AirDistillError, match=r"ledger\.jsonl: (line|has|cannot be read)"):
+            ad.certify(folder)
+
+
+def test_the_ledger_of_another_run_is_refused(tmp_path):
+    folder = stopped_run(tmp_path)
+    other = ad.run(small_scenario(tmp_path, "privacy.epsilon=7"), out=tmp_path / "other", options=FAST)
+    for name in ("ledger.jsonl", "ledger.head"):
+        (folder / name).write_bytes((other.folder / name).read_bytes())
+    with pytest.raises(ad.AirDistillError, match="is not the ledger that this run has kept"):
+        ad.certify(folder)
+
+
+def test_a_run_that_has_not_ended_has_a_certificate_of_what_was_sent(tmp_path):
+    folder = stopped_run(tmp_path)
+    certificate = ad.certify(folder)
+    assert certificate.num_releases == 5
+    assert 0 < certificate.devices[0].spent < 8
+
+
+def test_bare_and_silent_schemes_are_certified_for_what_they_are(tmp_path):
+    scenario = small_scenario(tmp_path)
+    verdicts = {}
+    for scheme in ("fd_error_free", "local_only", "fedavg"):
+        ad.run(scenario, scheme, out=tmp_path / scheme, options=FAST)
+        verdicts[scheme] = ad.certify(tmp_path / scheme).verdict
+    assert verdicts == {
+        "fd_error_free": "does not hold", "local_only": "holds under assumptions", "fedavg": "does not hold",
+    }  # fmt: skip
