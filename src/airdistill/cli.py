@@ -42,6 +42,10 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help='Change a field: --set radio.peak_power="10 mW". Repeatable.'),
 ]
+LedgerOption = Annotated[
+    Path | None,
+    typer.Option("--ledger", metavar="RUN", help="An earlier run of the same devices: go on from what they spent."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
@@ -99,6 +103,7 @@ def plan_command(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the gap against T (.png, .svg, .pdf).")
     ] = None,
+    ledger: LedgerOption = None,
     devices: Annotated[bool, typer.Option("--devices", help="List the privacy of every device.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -109,7 +114,8 @@ def plan_command(
     from airdistill.scenario.loading import load
 
     asked = [*(changes or []), *([f"learning.rounds={rounds}"] if rounds is not None else [])]
-    made = _planned(load(scenario, asked), scheme, int(rounds) if rounds is not None and rounds.isdigit() else None)
+    fixed = int(rounds) if rounds is not None and rounds.isdigit() else None
+    made = _planned(load(scenario, asked), scheme, fixed, ledger)
     if plot is not None:
         from airdistill.report.plan_figure import plot_gap
 
@@ -124,17 +130,19 @@ def plan_command(
     print_plan(made, Console(), devices)
 
 
-def _planned(scenario: Scenario, scheme: str | None, rounds: int | None) -> Plan:
+def _planned(scenario: Scenario, scheme: str | None, rounds: int | None, ledger: Path | None) -> Plan:
     """Without a scheme nothing is loaded that only training needs; with one, a number of rounds has the last word."""
-    if scheme is None:
+    if scheme is None and ledger is None:
         from airdistill.codesign.plan import plan
 
         return plan(scenario)
+    from airdistill.runs.accounts import spent_by_earlier_runs
     from airdistill.schemes.planning import as_run_by, plan_scheme
     from airdistill.schemes.registry import load_scheme
 
-    chosen = load_scheme(scheme)
-    return plan_scheme(chosen, as_run_by(chosen, scenario, rounds))
+    chosen = load_scheme(scheme or "ota_fd")
+    adapted = as_run_by(chosen, scenario, rounds)
+    return plan_scheme(chosen, adapted, spent_by_earlier_runs(ledger, adapted))
 
 
 SchemeOption = Annotated[
@@ -156,10 +164,7 @@ def run_command(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="An empty folder; by default under runs/.")
     ] = None,
-    ledger: Annotated[
-        Path | None,
-        typer.Option("--ledger", metavar="RUN", help="An earlier run of the same devices: go on from what they spent."),
-    ] = None,
+    ledger: LedgerOption = None,
     device: DeviceOption = "cpu",
     threads: ThreadsOption = 0,
     eval_every: EvalEveryOption = 20,
@@ -175,10 +180,12 @@ def run_command(
     from airdistill.scenario.loading import load
 
     options = RunOptions(device=device, threads=threads, eval_every=eval_every, checkpoint_every=checkpoint_every)
-    given, label = load(scenario, changes or []), scheme
-    _follow(
-        lambda on_round: run(given, scheme, rounds, out, options, on_round, ledger), f"{given.name}, {label}", as_json
-    )
+    given = load(scenario, changes or [])
+
+    def start(on_round: OnRound) -> RunRecord:
+        return run(given, scheme, rounds, out, options, on_round, ledger)
+
+    _follow(start, f"{given.name}, {scheme}", as_json)
 
 
 @app.command("compare")

@@ -50,10 +50,11 @@ class DeviceAccount:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The verdict, what it rests on, and every device's account."""
+    """The verdict, what it rests on, and every device's account; of `num_releases`, `num_earlier` by runs before."""
 
     opening: Opening
     num_releases: int
+    num_earlier: int
     devices: tuple[DeviceAccount, ...]
     verdict: str
     reasons: tuple[str, ...]
@@ -68,6 +69,11 @@ class Certificate:
         if self.verdict != UNDER_ASSUMPTIONS:
             return self.verdict
         return f"{self.verdict} ({', '.join(each.name for each in self.assumptions if not each.declared)})"
+
+    @property
+    def releases_in_words(self) -> str:
+        earlier = f", {self.num_earlier} of them by earlier runs" if self.num_earlier else ""
+        return f"{self.num_releases} release{'' if self.num_releases == 1 else 's'}{earlier}"
 
     def worst(self, model: str, trust: str) -> float:
         """ε of the worst device."""
@@ -90,6 +96,7 @@ class Certificate:
                     for name in ("sensitivity", "trust", "accountant", "relabel", "noise", "payload")
                 },
                 "releases": self.num_releases,
+                "earlier_releases": self.num_earlier,
                 "ledger_digest": self.ledger_digest,
                 "audit": self.audit,
                 "devices": [
@@ -125,7 +132,8 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certi
     accounts, assumptions = _accounts(ledger), assumptions_behind(opening)
     draft = Certificate(
         opening,
-        len(ledger.releases),
+        len(ledger.history),
+        len(ledger.history) - len(ledger.releases),
         accounts,
         verdict="",
         reasons=(),

@@ -24,7 +24,7 @@ def certificate_page(certificate: Certificate) -> Page:
     terms = certificate.opening
     return Page(
         title=f"Certificate of {terms.name}, {terms.scheme}",
-        subtitle=f"What {certificate.num_releases} releases guarantee, to whom, and under which assumption",
+        subtitle=f"What is guaranteed to whom, under which assumption: {certificate.releases_in_words}",
         sections=(certificate_section(certificate), devices_section(certificate, all_devices=True)),
         made_by=f"airdistill {__version__}",
     )

@@ -18,7 +18,7 @@ _COLOURS = {HOLDS: "green", FAILS: "red"}
 def print_certificate(certificate: Certificate, console: Console, all_devices: bool = False) -> None:
     """The verdict first, then what it says, what it rests on, and the numbers."""
     terms, colour = certificate.opening, _COLOURS.get(certificate.verdict, "yellow")
-    console.print(f"[bold]{escape(terms.name)}, {escape(terms.scheme)}[/bold]: {certificate.num_releases} releases")
+    console.print(f"[bold]{escape(terms.name)}, {escape(terms.scheme)}[/bold]: {certificate.releases_in_words}")
     console.print(f"[bold {colour}]{certificate.verdict_in_words}[/bold {colour}]")
     if certificate.reasons:
         console.print(bullets(certificate.reasons, f"[{colour}]![/{colour}]"))
