@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.sources import channel_source
 from airdistill.codesign.cautions import assumptions_of, warnings_of
@@ -17,6 +19,7 @@ from airdistill.codesign.uplink import Uplink
 from airdistill.codesign.uplinks import uplink_for
 from airdistill.privacy.forecast import epsilon_of_shift
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.targets import epsilon_of_mu
 from airdistill.scenario.model import Scenario
 
 NUM_DRAWS = 200
@@ -117,8 +120,23 @@ def plan(
         convergence_gap=objective.gap_at(rounds.chosen, forecast.effective_noise * fleet.num_devices),
         epsilon_by_model=epsilon_by_model,
         assumptions=assumptions_of(scenario, sent),
-        warnings=warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),
+        warnings=(
+            *_about_earlier_runs(scenario, fleet, spent_squared_mu),
+            *warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),
+        ),
         uplink=sent,
+    )
+
+
+def _about_earlier_runs(
+    scenario: Scenario, fleet: RealisedFleet, spent_squared_mu: FloatArray | None
+) -> tuple[str, ...]:
+    if spent_squared_mu is None:
+        return ()
+    most = float(epsilon_of_mu(np.sqrt(spent_squared_mu), fleet.delta, scenario.privacy.noise).max())
+    return (
+        f"Earlier runs have spent up to ε = {most:.3g}; this plan has the rest of every device's budget, and the ε that "
+        "it shows are of its own rounds alone.",
     )
 
 
