@@ -75,39 +75,43 @@ class Link:
         return draw(seed, round_index, fleet.num_devices, fleet.num_classes, radio.noise_power, radio.noise)
 
     def broadcast(self, this: AirRound, own: FloatArray, noise: RoundNoise) -> FloatArray:
-        """What the server sends to all, `[row, entry]`, when the audited device sends `own`: eqs. (7), (10) to (12).
+        """What the server sends to all, `[row, entry]`, when the audited device sends `own`.
 
         Everything is linear, so that the others' part can be added after the air.
         """
-        received = self._receive(this, own, noise)
-        if self.apart:
-            received = ideal_knowledge(self.plan.fleet.class_counts, received)
-        return this.others + received
+        return this.others + self.mean_of(self._receive_alone(this, own, noise))
 
     def seen(self, this: AirRound, own: FloatArray, noise: RoundNoise) -> FloatArray:
         """What an attacker sees of the audited device once the others' known part is taken off, `[row, entry]`.
 
         In units of the mean. Where devices have slots of their own it looks at those alone.
         """
-        received = self._receive(this, own, noise)
+        received = self._receive_alone(this, own, noise)
         if not self.apart:
             return received
         return np.asarray(self.weights(this.index)[self.device][:, None] * received[self.device])
 
-    def _receive(self, this: AirRound, own: FloatArray, noise: RoundNoise) -> FloatArray:
-        design, channel, artificial = this.design, this.channel, noise.artificial
-        if not design.noise_gain.any() and not self.apart:
-            # The others send nothing here, neither signal nor noise: their zeros need no adding up.
-            only = slice(self.device, self.device + 1)
-            design = replace(design, signal_gain=design.signal_gain[only], noise_gain=design.noise_gain[only])
-            channel, artificial = channel[only], artificial[only]
-            vectors = own[None]
-        else:
-            vectors = np.zeros((len(channel), *own.shape))
-            vectors[self.device] = own
-        sent = transmit(design, vectors, artificial, self._energy_slots)
+    def receive(self, design: RoundDesign, channel: ComplexArray, vectors: FloatArray, noise: RoundNoise) -> FloatArray:
+        """Eqs. (7), (10) to (12) for vectors `[device, row, entry]`: their sum, or each where devices are apart."""
+        sent = transmit(design, vectors, noise.artificial, self._energy_slots)
         superposed = superpose_apart if self.apart else superpose
         return receive(superposed(sent, channel, noise.receiver), design.rx_scale)
+
+    def mean_of(self, received: FloatArray) -> FloatArray:
+        """The server's weighted mean, `[row, entry]`, where the air has not formed it already."""
+        return ideal_knowledge(self.plan.fleet.class_counts, received) if self.apart else received
+
+    def _receive_alone(self, this: AirRound, own: FloatArray, noise: RoundNoise) -> FloatArray:
+        """The audited device's vector and everybody's noise."""
+        design, channel = this.design, this.channel
+        if self.apart or design.noise_gain.any():
+            vectors = np.zeros((len(channel), *own.shape))
+            vectors[self.device] = own
+            return self.receive(design, channel, vectors, noise)
+        # The others send nothing here, neither signal nor noise: their zeros need no adding up.
+        only = slice(self.device, self.device + 1)
+        design = replace(design, signal_gain=design.signal_gain[only], noise_gain=design.noise_gain[only])
+        return self.receive(design, channel[only], own[None], replace(noise, artificial=noise.artificial[only]))
 
     def counted_part(self, noise: RoundNoise) -> RoundNoise:
         """The same draws with all set to zero that the plan's trust does not count for the audited device."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv, expit, logit, ndtri
 from scipy.stats import rankdata
 
 from airdistill.arrays import FloatArray
@@ -41,7 +41,10 @@ def roc(positive: FloatArray, negative: FloatArray) -> Roc:
 
 
 def auc(positive: FloatArray, negative: FloatArray, level: float = LEVEL) -> Interval:
-    """The chance that a positive scores above a negative, with DeLong's interval (ties count half)."""
+    """The chance that a positive scores above a negative (ties count half), with DeLong's interval.
+
+    The interval is normal in log(A/(1 − A)): in A itself it is too short on the side of 1/2 when trials are few.
+    """
     num_positive, num_negative = len(positive), len(negative)
     together = rankdata(np.concatenate([positive, negative]))
     above = (together[:num_positive] - rankdata(positive)) / num_negative
@@ -49,12 +52,13 @@ def auc(positive: FloatArray, negative: FloatArray, level: float = LEVEL) -> Int
     value = float(above.mean())
     spread = float(above.var(ddof=1) / num_positive + below.var(ddof=1) / num_negative)
     tail = (1 - level) / 2
-    if spread == 0 and value in (0.0, 1.0):
+    if value in (0.0, 1.0):
         # All pairs in order: the normal interval would have no width. Of the smaller group none was out of order.
         width = float(1 - tail ** (1 / min(num_positive, num_negative)))
         return Interval(value, max(0.0, value - width), min(1.0, value + width))
-    half = float(-ndtri(tail) * np.sqrt(spread))
-    return Interval(value, max(0.0, value - half), min(1.0, value + half))
+    half = -ndtri(tail) * np.sqrt(spread) / (value * (1 - value))
+    low, high = (float(expit(logit(value) + sign * half)) for sign in (-1, 1))
+    return Interval(value, low, high)
 
 
 def proportion(successes: int, trials: int, level: float = LEVEL) -> Interval:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from airdistill.air.signal import ideal_knowledge, receive, superpose, superpose_apart, transmit
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.link import AirRound, Link
 from airdistill.audit.options import OnProgress
@@ -78,11 +77,9 @@ def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: 
         seed_torch(scenario, index)
         channel = source.round_channel(index)
         design, vectors = plan.design(channel, index), vectors_of(fleet, link)
-        weights = link.weights(index)
-        others = np.where(weights > 0, weights, 0.0)
-        others[link.device] = 0.0
-        this = AirRound(index, channel, design, _weighted_sum(others, vectors))
-        received = _received(link, this, vectors)
+        this = AirRound(index, channel, design, _sum_of_others(link, index, vectors))
+        noise = link.seeded_noise(scenario.seed, index, design)  # the run's own
+        received = link.mean_of(link.receive(design, channel, vectors, noise))
         learn(fleet, scenario, index, received, list(range(len(fleet.learners))), link.of_gradient)
         rounds.append(this)
         broadcasts.append(received)
@@ -90,22 +87,12 @@ def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: 
     return World(plan, link, engine, dataset, shares.indices, one_model, tuple(rounds), tuple(broadcasts))
 
 
-def _weighted_sum(weights: FloatArray, vectors: FloatArray) -> FloatArray:
-    """Σ_j w_j q_j, `[row, entry]`; a class that a device lacks has weight zero and is no number."""
+def _sum_of_others(link: Link, round_index: int, vectors: FloatArray) -> FloatArray:
+    """Σ_{j≠i} w_j q_j, `[row, entry]`; a class that a device lacks has weight zero and is no number."""
+    weights = link.weights(round_index).copy()
+    weights[link.device] = 0.0
     spoken = np.where(weights[:, :, None] > 0, vectors, 0.0)
     return np.asarray(np.einsum("ik,ikd->kd", weights, spoken))
-
-
-def _received(link: Link, this: AirRound, vectors: FloatArray) -> FloatArray:
-    """As in the run itself: all devices on the air with the run's own noise."""
-    scenario, uplink, design = link.plan.scenario, link.plan.uplink, this.design
-    noise = link.seeded_noise(scenario.seed, this.index, design)
-    slots = uplink.num_parameters / uplink.clip_norm**2 if isinstance(uplink, GradientUplink) else None
-    sent = transmit(design, vectors, noise.artificial, slots)
-    if not link.apart:
-        return receive(superpose(sent, this.channel, noise.receiver), design.rx_scale)
-    each = receive(superpose_apart(sent, this.channel, noise.receiver), design.rx_scale)
-    return ideal_knowledge(link.plan.fleet.class_counts, each)
 
 
 def seed_torch(scenario: Scenario, round_index: int) -> None:
