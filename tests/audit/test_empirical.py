@@ -43,6 +43,13 @@ def test_noise_ten_per_cent_too_low_is_caught_and_right_noise_is_not(tmp_path, s
     assert attacked(world, source=scaled(world, 1.1)).violations == ()
 
 
+def test_the_papers_transceiver_has_the_noise_that_it_counts(tmp_path):
+    world = small_world(tmp_path, "ota_fd", "privacy.trust=receiver_noise", "privacy.sensitivity=paper",
+                        "privacy.accountant=paper", "radio.transceiver=paper", rounds=6)  # fmt: skip
+    assert attacked(world).violations == ()
+    assert attacked(world, source=scaled(world, 0.9)).violations
+
+
 def test_the_attack_itself_succeeds_more_often_where_noise_is_far_too_low(tmp_path):
     world = small_world(tmp_path, rounds=3)
     found = attacked(world, trials=400, source=scaled(world, 0.25))

@@ -86,7 +86,8 @@ def test_shadow_fleets_are_split_by_the_scenarios_rule(tmp_path, partition):
     found = audit_membership(world, AuditOptions(shadows=4), quiet)
     assert 0 <= found.auc.low <= found.auc.high <= 1
     assert found.violations == ()
-    assert "only 30 records" in found.notes[1]
+    assert "at most 4 scores" in found.notes[1]
+    assert "only 30 records" in found.notes[2]
 
 
 def test_more_shadow_devices_than_records_are_refused(tmp_path):

@@ -19,6 +19,21 @@ def test_a_neighbour_differs_in_one_record_or_in_all(tmp_path):
     assert len({neighbour.samples.tobytes() for neighbour in found}) == 14
 
 
+def test_a_label_changes_only_where_that_is_declared(tmp_path):
+    plain = small_world(tmp_path, rounds=1)
+    assert all((neighbour.labels == plain.own_labels).all() for neighbour in neighbours_of(plain, 8, 0))
+    world = small_world(tmp_path, "ota_fd", "privacy.relabel=true", "data.partition=shards",
+                        "data.classes_per_device=2", rounds=1)  # fmt: skip
+    found = neighbours_of(world, 8, 0)
+    moved = [int((neighbour.labels != world.own_labels).sum()) for neighbour in found]
+    assert moved == [0, 1] * 4 + [0, 0]
+    assert all(set(neighbour.labels) == set(world.own_labels) for neighbour in found)
+    assert "under label" in found[1].description
+    lonely = small_world(tmp_path, "ota_fd", "privacy.relabel=true", "data.samples_per_device=3",
+                         "data.partition=shards", "data.classes_per_device=3", rounds=1)  # fmt: skip
+    assert all((neighbour.labels == lonely.own_labels).all() for neighbour in neighbours_of(lonely, 8, 0))
+
+
 def test_replacements_are_what_they_are_called(tmp_path):
     world = small_world(tmp_path, rounds=1)
     x_train, y_train = world.dataset.x_train, world.dataset.y_train

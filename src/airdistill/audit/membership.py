@@ -42,6 +42,11 @@ class MembershipAudit:
     @property
     def notes(self) -> tuple[str, ...]:
         found = ["All records are scored on the same broadcasts, so that the intervals hold for these broadcasts only."]
+        groups = 2 ** (self.num_shadows // 2)
+        found.append(
+            f"Records of a class that the same shadow fleets held score the same: at most {groups} scores for a class. "
+            "More shadow fleets tell low rates apart better."
+        )
         if self.num_non_members < _WANTED_NON_MEMBERS:
             found.append(
                 f"The data has only {self.num_non_members} records that the fleet did not train on; rates of 0.1 % "

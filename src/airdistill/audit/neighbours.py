@@ -1,9 +1,13 @@
-"""Neighbouring datasets of the audited device, all with the same labels: class counts are public."""
+"""Neighbouring datasets of the audited device.
+
+They have the same labels, for class counts are public; where `privacy.relabel` is declared, one record may change its
+label too, between classes that the device holds before and after.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
@@ -19,38 +23,57 @@ Samples = NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Neighbour:
-    """D' and how it differs from D: in one record, or in all of them (`device`)."""
+    """D' and how it differs from D: in one record, or in all of them (`device`). Samples and labels `[sample]`."""
 
     relation: Literal["record", "device"]
     description: str
     samples: Samples
+    labels: IntArray
 
 
 def neighbours_of(world: World, num_records: int, seed: int) -> list[Neighbour]:
     """`num_records` neighbours by one record, then two by the whole device.
 
-    A record's samples are replaced, its label stays. Records are taken from every class in turn, the rarest first,
-    for a record weighs most where there are few.
+    Records are taken from every class in turn, the rarest first, for a record weighs most where there are few. Where
+    labels may change, every second neighbour has another label besides.
     """
-    rng, samples, labels = stream(seed, "audit-candidates"), world.own_samples, world.own_labels
-    makers = list(_REPLACEMENTS.items())
-    records = _records_in_turn(labels, rng)
+    rng, labels = stream(seed, "audit-candidates"), world.own_labels
+    names, records = list(_REPLACEMENTS), _records_in_turn(labels, rng)
     found = []
     for number in range(num_records):
-        name, replacement = makers[number % len(makers)]
-        record = int(records[(number // len(makers)) % len(records)])
-        changed = samples.copy()
-        changed[record] = replacement(world, int(labels[record]), samples[record], rng)
-        words = f"record {record} (class {labels[record]}) replaced by {name}"
-        found.append(Neighbour("record", words, changed))
+        record = int(records[(number // len(names)) % len(records)])
+        neighbour = _with_replaced(world, record, names[number % len(names)], rng)
+        if world.scenario.privacy.relabel and number % 2:
+            neighbour = _relabelled(neighbour, record)
+        found.append(neighbour)
     return found + _device_neighbours(world, rng)
 
 
+def _with_replaced(world: World, record: int, name: str, rng: np.random.Generator) -> Neighbour:
+    """One record's sample replaced; its label stays."""
+    samples, label = world.own_samples.copy(), int(world.own_labels[record])
+    samples[record] = _REPLACEMENTS[name](world, label, samples[record], rng)
+    return Neighbour("record", f"record {record} (class {label}) replaced by {name}", samples, world.own_labels)
+
+
+def _relabelled(neighbour: Neighbour, record: int) -> Neighbour:
+    """The record under the label of the next class that the device holds; the same where its class would be empty."""
+    held, counts = np.unique(neighbour.labels, return_counts=True)
+    place = int(np.searchsorted(held, neighbour.labels[record]))
+    if counts[place] < 2 or len(held) < 2:
+        return neighbour
+    labels = neighbour.labels.copy()
+    labels[record] = held[(place + 1) % len(held)]
+    words = f"{neighbour.description}, under label {labels[record]}"
+    return replace(neighbour, description=words, labels=labels)
+
+
 def _device_neighbours(world: World, rng: np.random.Generator) -> list[Neighbour]:
-    labels, noise = world.own_labels, _noise(world, world.own_samples.shape, rng)
+    labels = world.own_labels
+    permuted, noise = _permuted(world, labels, rng), _noise(world, world.own_samples.shape, rng)
     return [
-        Neighbour("device", "all samples replaced by those of other classes", _permuted(world, labels, rng)),
-        Neighbour("device", "all samples replaced by noise", noise),
+        Neighbour("device", "all samples replaced by those of other classes", permuted, labels),
+        Neighbour("device", "all samples replaced by noise", noise, labels),
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from airdistill.arrays import FloatArray
+from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.link import NoiseSource
 from airdistill.audit.neighbours import Neighbour, Samples
 from airdistill.audit.world import World, learn, seed_torch, vectors_of
@@ -38,7 +38,8 @@ def follow(
     on_round: Callable[[int], None] | None = None,
 ) -> Followed:
     """One transcript in the world of D: fresh noise in every round, and all twins learn from the same broadcast."""
-    twins = _Twins(world, [world.own_samples, *(neighbour.samples for neighbour in neighbours)])
+    own = (world.own_samples, world.own_labels)
+    twins = _Twins(world, [own, *((neighbour.samples, neighbour.labels) for neighbour in neighbours)])
     held = (world.link.usual_weights()[world.device] > 0)[:, None]  # a class that it lacks has no knowledge
     shifts, kept = [], []
     for this in world.rounds:
@@ -57,21 +58,21 @@ def follow(
 class _Twins:
     """Learners that differ in their data alone: same initial weights, same order of batches, same random draws."""
 
-    def __init__(self, world: World, datasets: Sequence[Samples]) -> None:
+    def __init__(self, world: World, datasets: Sequence[tuple[Samples, IntArray]]) -> None:
         self._world = world
-        learners = [self._learner(samples) for samples in datasets]
+        learners = [self._learner(samples, labels) for samples, labels in datasets]
         # A model that draws at random must draw the same for every twin, so each goes alone from the same seed.
         alone = any(draws_at_random(learner.model) for learner in learners)
         groups = [[learner] for learner in learners] if alone else [learners]
         self._fleets = [LearningFleet(group, world.engine, world.one_model) for group in groups]
 
-    def _learner(self, samples: Samples) -> Learner:
+    def _learner(self, samples: Samples, labels: IntArray) -> Learner:
         world, engine, dataset = self._world, self._world.engine, self._world.dataset
         rng = stream(world.scenario.seed, "model-weights", 0, 0 if world.one_model else world.device)
         name, shape = world.scenario.model_names[world.device], input_shape(dataset.x_train)
         model = build_model(name, shape, dataset.num_classes, rng, engine.dtype).to(engine.device)
         tensor = to_tensor(samples, engine.dtype, engine.device)
-        return Learner(model, tensor, world.own_labels, dataset.num_classes, engine.chunk_samples)
+        return Learner(model, tensor, labels, dataset.num_classes, engine.chunk_samples)
 
     def vectors(self, round_index: int) -> FloatArray:
         """What each would send, `[twin, row, entry]`."""

@@ -92,7 +92,7 @@ def draw_membership(found: MembershipAudit) -> Figure:
     least = 0.5 / max(found.num_members, found.num_non_members)
     rates = np.geomspace(least, 1, 200)
     measured = [np.maximum(rate, least) for rate in (found.roc.false_positive, found.roc.true_positive)]
-    axes.loglog(*measured, color=BLUE, label="measured", drawstyle="steps-post")
+    axes.loglog(*measured, color=BLUE, label="measured")  # straight where records score the same
     axes.loglog(rates, rates, color=GREY, linestyle=":", label="guessing")
     if np.isfinite(found.epsilon):
         allowed = np.minimum(1.0, np.exp(min(found.epsilon, 700.0)) * rates + found.delta)
