@@ -1,6 +1,7 @@
 """The audit as a whole: what it refuses, what it notes, what it tells on the way."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,19 @@ def test_without_a_target_nothing_is_promised_and_nothing_broken(tmp_path):
     assert found.violations == ()
     assert found.to_dict()["epsilon"] is None
     assert any("nothing is promised" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("scheme", ["ota_fd", "orthogonal_fd", "ota_fl"])
+def test_a_fleet_that_cannot_be_heard_gives_nothing_away(tmp_path, scheme):
+    """A device without a channel keeps the others from being summed; one with slots of its own is still heard."""
+    plan, chosen = planned(tmp_path, scheme, "radio.gains=[[1e-4, 0], [0, 0], [1e-4, 0]]")
+    found = audit(plan, chosen, LITTLE, ONE)
+    assert found.violations == ()
+    assert (found.exact.pairs[1].mu.max() > 0) == (scheme == "orthogonal_fd")
+    assert (found.empirical is None) == (scheme != "orthogonal_fd")
+    deaf = audit(plan, chosen, replace(LITTLE, device=1), ONE)
+    assert deaf.exact.pairs[1].mu.max() == 0
+    assert deaf.empirical is None
 
 
 def test_a_scheme_of_ones_own_is_audited_as_ota_fd(tmp_path, monkeypatch):

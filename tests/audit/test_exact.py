@@ -14,7 +14,7 @@ from airdistill.audit import AuditOptions, audit
 from airdistill.audit.certificate import CLASS_MEAN, LEMMA_1, RECORD_GRADIENT, promise_of
 from airdistill.audit.exact import audit_exactly, measured_mu
 from airdistill.audit.neighbours import neighbours_of
-from airdistill.audit.twins import follow
+from airdistill.audit.twins import Twins, follow
 from airdistill.learning.models import build_model
 from airdistill.privacy.accountant import gaussian_epsilon
 from airdistill.runs.options import RunOptions
@@ -177,6 +177,17 @@ def test_stacked_twins_drift_as_far_as_those_trained_one_by_one(tmp_path):
     shifts = [follow(each, candidates, 0, each.link.seeded_noise).squared_shift for each in (world, stacked)]
     assert shifts[0][1:].min() > 0
     assert shifts[1] == pytest.approx(shifts[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", [{}, {"stacked": True}])
+@pytest.mark.parametrize("scheme", ["ota_fd", "ota_fl"])
+def test_twins_begin_every_transcript_anew(tmp_path, scheme, engine):
+    world = small_world(tmp_path, scheme)
+    world = replace(world, engine=replace(world.engine, **engine))
+    twins = Twins(world, neighbours_of(world, 2, 0))
+    first, other, again = (twins.follow(seed, world.link.seeded_noise).squared_shift for seed in (0, 1, 0))
+    assert (first == again).all()
+    assert (first[-1] != other[-1]).any()
 
 
 def test_the_same_seed_gives_the_same_audit(tmp_path):

@@ -150,7 +150,7 @@ def _notes_on(scheme: Scheme) -> list[str]:
 
 def _notes_on_trials(empirical: EmpiricalAudit | None, options: AuditOptions, num_rounds: int) -> list[str]:
     if empirical is None:
-        return ["The attack on drawn noise is left out: no noise is counted as protection."]
+        return ["The attack on drawn noise is left out: the device sent nothing that counted noise protects."]
     if empirical.num_trials == options.trials and empirical.num_rounds == num_rounds:
         return []
     return [

@@ -19,7 +19,7 @@ from airdistill.arrays import FloatArray, divide_or
 from airdistill.audit.certificate import Promise, declared_name, promise_of, reference_bounds
 from airdistill.audit.neighbours import Neighbour
 from airdistill.audit.options import AuditOptions, OnProgress
-from airdistill.audit.twins import Followed, follow
+from airdistill.audit.twins import Followed, Twins
 from airdistill.audit.world import World
 from airdistill.privacy.accountant import gaussian_epsilon
 from airdistill.streams import stream
@@ -135,7 +135,7 @@ def choose_worst(
         on_progress("candidates tried", done, len(world.rounds))
 
     seed = transcript_seed(options, "audit-choice", 0)
-    mu = measured_mu(world, follow(world, candidates, seed, world.link.seeded_noise, on_round=tell))[-1]
+    mu = measured_mu(world, Twins(world, candidates).follow(seed, world.link.seeded_noise, on_round=tell))[-1]
     chosen = []
     for relation in ("record", "device"):
         among = [place for place, candidate in enumerate(candidates) if candidate.relation == relation]
@@ -160,10 +160,10 @@ def audit_exactly(
     world: World, chosen: Sequence[Neighbour], options: AuditOptions, on_progress: OnProgress
 ) -> ExactAudit:
     """Follows the chosen pairs along fresh transcripts."""
-    promise, transcripts = promise_of(world), []
+    promise, twins, transcripts = promise_of(world), Twins(world, chosen), []
     for index in range(options.transcripts):
         seed = transcript_seed(options, "audit-transcript", index)
-        transcripts.append(follow(world, chosen, seed, world.link.seeded_noise))
+        transcripts.append(twins.follow(seed, world.link.seeded_noise))
         on_progress("transcripts followed", index + 1, options.transcripts)
     bounds = reference_bounds(world, promise)
     pairs = [_pair(world, transcripts, place, pair, promise, bounds) for place, pair in enumerate(chosen)]

@@ -35,36 +35,26 @@ def follow(
     noise_seed: int,
     noise_source: NoiseSource,
     keep_vectors: bool = False,
-    on_round: Callable[[int], None] | None = None,
 ) -> Followed:
-    """One transcript in the world of D: fresh noise in every round, and all twins learn from the same broadcast."""
-    own = (world.own_samples, world.own_labels)
-    twins = _Twins(world, [own, *((neighbour.samples, neighbour.labels) for neighbour in neighbours)])
-    held = (world.link.usual_weights()[world.device] > 0)[:, None]  # a class that it lacks has no knowledge
-    shifts, kept = [], []
-    for this in world.rounds:
-        vectors = twins.vectors(this.index)
-        shifts.append((np.where(held, vectors[1:] - vectors[0], 0.0) ** 2).sum(axis=-1))
-        if this.index < len(world.rounds):  # what would be learned after the last broadcast nobody looks at
-            noise = noise_source(noise_seed, this.index, this.design)
-            twins.learn(this.index, world.link.broadcast(this, vectors[0], noise))
-        if keep_vectors:
-            kept.append(vectors)
-        if on_round is not None:
-            on_round(this.index)
-    return Followed(np.stack(shifts), tuple(kept))
+    """One transcript, by twins that are made for it alone."""
+    return Twins(world, neighbours).follow(noise_seed, noise_source, keep_vectors)
 
 
-class _Twins:
-    """Learners that differ in their data alone: same initial weights, same order of batches, same random draws."""
+class Twins:
+    """Learners that differ in their data alone: same initial weights, same order of batches, same random draws.
 
-    def __init__(self, world: World, datasets: Sequence[tuple[Samples, IntArray]]) -> None:
+    The first has the device's own data D. They can follow many transcripts, each from the beginning.
+    """
+
+    def __init__(self, world: World, neighbours: Sequence[Neighbour]) -> None:
         self._world = world
-        learners = [self._learner(samples, labels) for samples, labels in datasets]
+        datasets = [(neighbour.samples, neighbour.labels) for neighbour in neighbours]
+        learners = [self._learner(*data) for data in [(world.own_samples, world.own_labels), *datasets]]
         # A model that draws at random must draw the same for every twin, so each goes alone from the same seed.
         alone = any(draws_at_random(learner.model) for learner in learners)
         groups = [[learner] for learner in learners] if alone else [learners]
         self._fleets = [LearningFleet(group, world.engine, world.one_model) for group in groups]
+        self._initial = [{name: value.clone() for name, value in fleet.state().items()} for fleet in self._fleets]
 
     def _learner(self, samples: Samples, labels: IntArray) -> Learner:
         world, engine, dataset = self._world, self._world.engine, self._world.dataset
@@ -74,7 +64,35 @@ class _Twins:
         tensor = to_tensor(samples, engine.dtype, engine.device)
         return Learner(model, tensor, labels, dataset.num_classes, engine.chunk_samples)
 
-    def vectors(self, round_index: int) -> FloatArray:
+    def follow(
+        self,
+        noise_seed: int,
+        noise_source: NoiseSource,
+        keep_vectors: bool = False,
+        on_round: Callable[[int], None] | None = None,
+    ) -> Followed:
+        """One transcript in the world of D: fresh noise in every round, and all learn from the same broadcast."""
+        world = self._world
+        held = (world.link.usual_weights()[world.device] > 0)[:, None]  # a class that it lacks has no knowledge
+        shifts, kept = [], []
+        self._restart()
+        for this in world.rounds:
+            vectors = self._vectors(this.index)
+            shifts.append((np.where(held, vectors[1:] - vectors[0], 0.0) ** 2).sum(axis=-1))
+            if this.index < len(world.rounds):  # what would be learned after the last broadcast nobody looks at
+                noise = noise_source(noise_seed, this.index, this.design)
+                self._learn(this.index, world.link.broadcast(this, vectors[0], noise))
+            if keep_vectors:
+                kept.append(vectors)
+            if on_round is not None:
+                on_round(this.index)
+        return Followed(np.stack(shifts), tuple(kept))
+
+    def _restart(self) -> None:
+        for fleet, state in zip(self._fleets, self._initial, strict=True):
+            fleet.load_state(state)
+
+    def _vectors(self, round_index: int) -> FloatArray:
         """What each would send, `[twin, row, entry]`."""
         found = []
         for fleet in self._fleets:
@@ -82,7 +100,7 @@ class _Twins:
             found.append(vectors_of(fleet, self._world.link))
         return np.concatenate(found)
 
-    def learn(self, round_index: int, received: FloatArray) -> None:
+    def _learn(self, round_index: int, received: FloatArray) -> None:
         world = self._world
         for fleet in self._fleets:
             seed_torch(world.scenario, round_index)
