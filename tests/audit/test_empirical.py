@@ -43,6 +43,18 @@ def test_noise_ten_per_cent_too_low_is_caught_and_right_noise_is_not(tmp_path, s
     assert attacked(world, source=scaled(world, 1.1)).violations == ()
 
 
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_a_drawn_device_counts_noise_at_the_weight_that_it_was_drawn_with(tmp_path, trust):
+    drawn = ("fleet.sampling=with_replacement", "fleet.sampled_devices=2")
+    world = small_world(tmp_path, "ota_fl", f"privacy.trust={trust}", *drawn, rounds=6)
+    weights = [world.link.weights(this.index)[0, 0] for this in world.rounds]
+    assert {0.0, 0.5} <= set(weights)  # it is silent in some rounds, and in others it weighs more than its third
+    found = attacked(world)
+    assert (found.num_rounds, found.violations) == (np.count_nonzero(weights), ())
+    assert found.variance.value == pytest.approx(1, abs=0.07)
+    assert attacked(world, source=scaled(world, 0.9)).violations
+
+
 def test_the_papers_transceiver_has_the_noise_that_it_counts(tmp_path):
     world = small_world(tmp_path, "ota_fd", "privacy.trust=receiver_noise", "privacy.sensitivity=paper",
                         "privacy.accountant=paper", "radio.transceiver=paper", rounds=6)  # fmt: skip

@@ -165,6 +165,7 @@ def test_a_record_never_moves_a_clipped_gradient_further_than_2c_over_b(tmp_path
     assert (record.ratios[RECORD_GRADIENT] <= 1 + 1e-9).all()
     assert found.violations == ()
     silent = [plan.uplink.participation.weights(index)[0] == 0 for index in range(1, 7)]
+    assert (record.shift[:, silent] == 0).all()
     steps = np.diff(record.mu, axis=1, prepend=0)
     assert ((steps == 0).all(axis=0) == np.array(silent)).all()
 
