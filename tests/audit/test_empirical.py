@@ -15,7 +15,7 @@ from airdistill.audit.options import AuditOptions
 TRUSTS = ["receiver_noise", "fleet_noise", "own_noise"]
 
 
-def attacked(world, trials=150, seed=0, source=None):
+def attacked(world, trials=130, seed=0, source=None):
     neighbour = neighbours_of(world, 4, 0)[-1]
     return audit_empirically(world, neighbour, AuditOptions(trials=trials, seed=seed), quiet, source)
 

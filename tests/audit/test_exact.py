@@ -83,7 +83,7 @@ def test_the_replay_is_the_run_and_twins_fit_into_it(tmp_path, scheme):
         assert ((heard - ideal) ** 2).mean(axis=1) == pytest.approx(np.array(line["measured_noise_var"]), rel=1e-6)
 
 
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(
     model=st.sampled_from(["softmax_regression", "mlp"]),
     lr=st.floats(0.01, 5),
@@ -154,7 +154,7 @@ def test_the_certified_mu_of_every_model_by_hand(tmp_path, model, relabel):
     assert promise.mu[0] == pytest.approx(np.sqrt(dearest[-num_classes:].sum()))
 
 
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(lr=st.floats(0.01, 2), clip=st.floats(0.05, 3), sampled=st.booleans(), seed=st.integers(0, 1000))
 def test_a_record_never_moves_a_clipped_gradient_further_than_2c_over_b(tmp_path_factory, lr, clip, sampled, seed):
     changes = [f"learning.initial_lr={lr}", f"learning.clip_norm={clip}", f"seed={seed}", "privacy.sensitivity=paper"]

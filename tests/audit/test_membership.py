@@ -100,8 +100,11 @@ def test_more_shadow_devices_than_records_are_refused(tmp_path):
 def test_a_rate_beyond_what_epsilon_allows_is_a_violation(epsilon, broken):
     members, others = np.linspace(0, 1, 10_000) + 0.5, np.linspace(0, 1, 10_000)
     points = tuple(rate_at(members, others, asked) for asked in (0.001, 0.01))
-    found = MembershipAudit(10_000, 10_000, 8, 10, auc(members, others), points, roc(members, others), epsilon, 1e-5)
+    found = MembershipAudit(
+        60_000, 10_000, 10_000, 8, 10, auc(members, others), points, roc(members, others), epsilon, 1e-5
+    )
     assert bool(found.violations) == broken
+    assert any("Of the fleet's 60000 records, 10000" in note for note in found.notes)
     if broken:
         assert len(found.violations) == 2
         assert found.allowed(points[1]) == pytest.approx(np.e * points[1].false_positive.high + 1e-5)

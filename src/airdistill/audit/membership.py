@@ -16,19 +16,19 @@ from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.audit.certificate import certified_mu
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.audit.scores import LEVEL, Interval, RatePoint, Roc, auc, rate_at, roc
-from airdistill.audit.shadows import Pool, ShadowKnowledge, pool_of, train_shadows
+from airdistill.audit.shadows import WANTED_NON_MEMBERS, Pool, ShadowKnowledge, pool_of, train_shadows
 from airdistill.audit.world import World
 from airdistill.privacy.accountant import gaussian_epsilon
 
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 _MOST_POINTS = 600
-_WANTED_NON_MEMBERS = 5_000
 
 
 @dataclass(frozen=True)
 class MembershipAudit:
-    """`epsilon` and `delta` are of the device that was promised least."""
+    """`num_members` of the fleet's `num_held` records were scored; ε and δ are of the device that was promised least."""
 
+    num_held: int
     num_members: int
     num_non_members: int
     num_shadows: int
@@ -47,10 +47,12 @@ class MembershipAudit:
             f"Records of a class that the same shadow fleets held score the same: at most {groups} scores for a class. "
             "More shadow fleets tell low rates apart better."
         )
-        if self.num_non_members < _WANTED_NON_MEMBERS:
+        if self.num_members < self.num_held:
+            found.append(f"Of the fleet's {self.num_held} records, {self.num_members} drawn at random were scored.")
+        if self.num_non_members < WANTED_NON_MEMBERS:
             found.append(
                 f"The data has only {self.num_non_members} records that the fleet did not train on; rates of 0.1 % "
-                f"want {_WANTED_NON_MEMBERS}."
+                f"want {WANTED_NON_MEMBERS}."
             )
         return tuple(found)
 
@@ -71,6 +73,7 @@ class MembershipAudit:
 
     def to_dict(self) -> dict[str, Any]:
         return {
+            "held": self.num_held,
             "members": self.num_members,
             "non_members": self.num_non_members,
             "shadows": self.num_shadows,
@@ -101,6 +104,7 @@ def audit_membership(world: World, options: AuditOptions, on_progress: OnProgres
     epsilon = gaussian_epsilon(certified_mu(world, world.scenario.privacy.sensitivity)[-1], world.plan.fleet.delta)
     weakest = int(np.argmax(epsilon))
     return MembershipAudit(
+        num_held=sum(map(len, world.indices)),
         num_members=len(members),
         num_non_members=len(others),
         num_shadows=options.shadows,

@@ -26,8 +26,8 @@ from airdistill.learning.models import build_model
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.streams import stream
 
-_MOST_MEMBERS = _MOST_NON_MEMBERS = 10_000
-_WANTED_NON_MEMBERS = 5_000
+_MOST_OF_A_KIND = 10_000
+WANTED_NON_MEMBERS = 5_000
 _USED_OF_A_HALF = 0.9  # where classes fall unevenly: a supply that is used up to the last sample cannot be shared out
 
 
@@ -44,10 +44,10 @@ def pool_of(world: World, seed: int) -> Pool:
     """Members, at most 10,000, and non-members: test records, filled up from unused training records to 5,000."""
     rng, dataset = stream(seed, "audit-pool"), world.dataset
     held = np.concatenate(world.indices)
-    members = rng.permutation(held)[:_MOST_MEMBERS]
-    tests = rng.permutation(len(dataset.y_test))[:_MOST_NON_MEMBERS]
+    members = rng.permutation(held)[:_MOST_OF_A_KIND]
+    tests = rng.permutation(len(dataset.y_test))[:_MOST_OF_A_KIND]
     unused = rng.permutation(np.setdiff1d(np.arange(len(dataset.y_train)), held))
-    unused = unused[: max(0, _WANTED_NON_MEMBERS - len(tests))]
+    unused = unused[: max(0, WANTED_NON_MEMBERS - len(tests))]
     samples = [dataset.x_train[members], dataset.x_train[unused], dataset.x_test[tests]]
     labels = [dataset.y_train[members], dataset.y_train[unused], dataset.y_test[tests]]
     is_member = np.arange(sum(map(len, labels))) < len(members)
