@@ -26,7 +26,7 @@ _MOST_POINTS = 600
 
 @dataclass(frozen=True)
 class MembershipAudit:
-    """`num_members` of the fleet's `num_held` records were scored; ε and δ are of the device that was promised least."""
+    """`num_members` of the fleet's `num_held` records were scored; ε and δ are of the device promised least."""
 
     num_held: int
     num_members: int
