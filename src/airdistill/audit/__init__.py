@@ -1,0 +1,6 @@
+"""Attacks on what the server sees, measured against what the certificate promises."""
+
+from airdistill.audit.auditing import Audit, audit
+from airdistill.audit.options import AuditOptions
+
+__all__ = ["Audit", "AuditOptions", "audit"]

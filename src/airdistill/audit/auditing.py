@@ -1,0 +1,163 @@
+"""The audit as a whole: which attacks are made on which device, and whether a promise was broken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from airdistill.audit.certificate import promise_of
+from airdistill.audit.empirical import EmpiricalAudit, audit_empirically
+from airdistill.audit.exact import ExactAudit, audit_exactly, choose_worst
+from airdistill.audit.link import Link, NoiseSource
+from airdistill.audit.membership import MembershipAudit, audit_membership
+from airdistill.audit.neighbours import neighbours_of
+from airdistill.audit.options import AuditOptions, OnProgress
+from airdistill.audit.world import World, replay
+from airdistill.codesign.plan import Plan
+from airdistill.errors import InputError
+from airdistill.jsonable import jsonable
+from airdistill.runs.options import RunOptions
+from airdistill.runs.simulation import check_has_data
+from airdistill.schemes.base import Scheme
+
+_REPLAYED = (
+    "What the other devices send is replayed from one simulation: the guarantee must hold whatever they send. "
+    "Only the audited device's data and the noise vary."
+)
+_LOWER_BOUND = "An attack shows what leaks at least; none of them can show that nothing more does."
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was attacked, what came out, and which promises it breaks; a part that was not asked for is None."""
+
+    name: str
+    scheme: str
+    device: int
+    num_rounds: int
+    planned_rounds: int
+    trust: str
+    sensitivity: str
+    epsilon: float
+    delta: float
+    seed: int
+    exact: ExactAudit | None
+    empirical: EmpiricalAudit | None
+    membership: MembershipAudit | None
+    notes: tuple[str, ...]
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """Sentences with numbers; none if no promise was seen broken."""
+        parts = (self.exact, self.empirical, self.membership)
+        return tuple(sentence for part in parts if part is not None for sentence in part.violations)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON. `epsilon` is what these rounds were certified for, at the device's δ."""
+        parts = {name: getattr(self, name) for name in ("exact", "empirical", "membership")}
+        plain = {name: value for name, value in vars(self).items() if name not in parts}
+        found = {name: None if part is None else part.to_dict() for name, part in parts.items()}
+        whole: dict[str, Any] = jsonable({**plain, "violations": self.violations, **found})
+        return whole
+
+
+def audit(
+    plan: Plan,
+    scheme: Scheme,
+    options: AuditOptions,
+    run_options: RunOptions,
+    on_progress: OnProgress | None = None,
+    noise_source: NoiseSource | None = None,
+) -> Audit:
+    """Attacks a device of a plan that a scheme would run:
+
+    1. replay the fleet, for what the others send;
+    2. try neighbouring datasets, and keep the worst by one record and the worst by the whole device;
+    3. follow those along fresh transcripts and compare with the certificate (`exact`);
+    4. attack noise that is really drawn, from `noise_source` or as a run draws it (`empirical`);
+    5. infer membership from the broadcasts (`membership`).
+
+    Writes nothing.
+    """
+    tell = on_progress or _silent
+    _check(plan, scheme, options)
+    num_rounds, link = options.num_rounds(plan), Link(plan, options.device)
+    world = replay(plan, link, run_options.engine(), scheme.one_model, num_rounds, tell)
+    notes = [_REPLAYED, _LOWER_BOUND, *_notes_on(scheme)]
+    exact = empirical = membership = None
+    if {"exact", "empirical"} & set(options.parts):
+        candidates = neighbours_of(world, options.candidates, options.seed)
+        record, device = choose_worst(world, candidates, options, tell)
+        if "exact" in options.parts:
+            exact = audit_exactly(world, [record, device], options, tell)
+        if "empirical" in options.parts:
+            attacked = device if plan.scenario.privacy.sensitivity == "device" else record
+            empirical = audit_empirically(world, attacked, options, tell, noise_source)
+            notes += _notes_on_trials(empirical, options, num_rounds)
+    if "membership" in options.parts:
+        if link.of_gradient:
+            notes.append("Membership inference is left out: what is broadcast here is a gradient, no class means.")
+        else:
+            membership = audit_membership(world, options, tell)
+    return _audit_of(world, scheme, options, exact, empirical, membership, tuple(notes))
+
+
+def _audit_of(
+    world: World,
+    scheme: Scheme,
+    options: AuditOptions,
+    exact: ExactAudit | None,
+    empirical: EmpiricalAudit | None,
+    membership: MembershipAudit | None,
+    notes: tuple[str, ...],
+) -> Audit:
+    promise, privacy = promise_of(world), world.scenario.privacy
+    return Audit(
+        name=world.scenario.name,
+        scheme=scheme.name,
+        device=options.device,
+        num_rounds=len(world.rounds),
+        planned_rounds=world.plan.num_rounds,
+        trust=privacy.trust,
+        sensitivity=privacy.sensitivity,
+        epsilon=float(promise.epsilon[-1]),
+        delta=promise.delta,
+        seed=options.seed,
+        exact=exact,
+        empirical=empirical,
+        membership=membership,
+        notes=notes + (() if np.isfinite(promise.epsilon[-1]) else ("No finite ε is certified: nothing is promised.",)),
+    )
+
+
+def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
+    check_has_data(plan.scenario)
+    if scheme.releases != "private":
+        word = "its numbers as they are" if scheme.releases == "bare" else "nothing"
+        raise InputError("--scheme", scheme.name, f"sends {word}: there is no promise to audit")
+    if scheme.uplink != plan.uplink.kind:
+        raise InputError("--scheme", scheme.name, f"sends {scheme.uplink}, the plan is for {plan.uplink.kind}")
+    options.check_device(plan)
+
+
+def _notes_on(scheme: Scheme) -> list[str]:
+    if type(scheme).__module__.startswith("airdistill."):
+        return []
+    return [f"{scheme.name} is your own: it was assumed to learn as ota_fd does, with a linear receiver."]
+
+
+def _notes_on_trials(empirical: EmpiricalAudit | None, options: AuditOptions, num_rounds: int) -> list[str]:
+    if empirical is None:
+        return ["The attack on drawn noise is left out: the device sent nothing that counted noise protects."]
+    if empirical.num_trials == options.trials and empirical.num_rounds == num_rounds:
+        return []
+    return [
+        f"To bound the work, {empirical.num_trials} of {options.trials} trials were made in each world, "
+        f"over {empirical.num_rounds} of {num_rounds} rounds in which the device sent."
+    ]
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    pass

@@ -1,0 +1,162 @@
+"""Membership inference from the broadcasts alone: was this record in the fleet's training data?
+
+The score was fixed beforehand: the log-likelihood ratio of the broadcast mean of the record's class, over all rounds,
+between Gaussians about the mean of the shadow fleets with the record and of those without it; the variance is what
+shadow fleets differ by, plus the noise of the broadcast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from airdistill.arrays import BoolArray, FloatArray, IntArray
+from airdistill.audit.certificate import certified_mu
+from airdistill.audit.options import AuditOptions, OnProgress
+from airdistill.audit.scores import LEVEL, Interval, RatePoint, Roc, auc, rate_at, roc
+from airdistill.audit.shadows import WANTED_NON_MEMBERS, Pool, ShadowKnowledge, pool_of, train_shadows
+from airdistill.audit.world import World
+from airdistill.privacy.accountant import gaussian_epsilon
+
+FALSE_POSITIVE_RATES = (0.001, 0.01)
+_MOST_POINTS = 600
+
+
+@dataclass(frozen=True)
+class MembershipAudit:
+    """`num_members` of the fleet's `num_held` records were scored; ε and δ are of the device promised least."""
+
+    num_held: int
+    num_members: int
+    num_non_members: int
+    num_shadows: int
+    num_shadow_devices: int
+    auc: Interval
+    points: tuple[RatePoint, ...]
+    roc: Roc
+    epsilon: float
+    delta: float
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        found = ["All records are scored on the same broadcasts, so that the intervals hold for these broadcasts only."]
+        groups = 2 ** (self.num_shadows // 2)
+        found.append(
+            f"Records of a class that the same shadow fleets held score the same: at most {groups} scores for a class. "
+            "More shadow fleets tell low rates apart better."
+        )
+        if self.num_members < self.num_held:
+            found.append(f"Of the fleet's {self.num_held} records, {self.num_members} drawn at random were scored.")
+        if self.num_non_members < WANTED_NON_MEMBERS:
+            found.append(
+                f"The data has only {self.num_non_members} records that the fleet did not train on; rates of 0.1 % "
+                f"want {WANTED_NON_MEMBERS}."
+            )
+        return tuple(found)
+
+    def allowed(self, point: RatePoint) -> float:
+        """e^ε·FPR + δ at the upper end of the false positive rate, at most 1."""
+        if np.isinf(self.epsilon):
+            return 1.0
+        return float(min(1.0, np.exp(min(self.epsilon, 700.0)) * point.false_positive.high + self.delta))
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        return tuple(
+            f"Membership inference finds {point.true_positive.low:.2%} of the members or more at a false positive rate "
+            f"of {point.false_positive.high:.2%} or less; ε = {self.epsilon:.3g} allows {self.allowed(point):.2%}."
+            for point in self.points
+            if point.true_positive.low > self.allowed(point)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "held": self.num_held,
+            "members": self.num_members,
+            "non_members": self.num_non_members,
+            "shadows": self.num_shadows,
+            "shadow_devices": self.num_shadow_devices,
+            "level": LEVEL,
+            "auc": vars(self.auc),
+            "auc_interval": "DeLong",
+            "rates": [_point_to_dict(point) | {"allowed": self.allowed(point)} for point in self.points],
+            "rate_intervals": "Clopper-Pearson",
+            "roc": vars(self.roc),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "notes": list(self.notes),
+        }
+
+
+def _point_to_dict(point: RatePoint) -> dict[str, Any]:
+    rates = {"false_positive": vars(point.false_positive), "true_positive": vars(point.true_positive)}
+    return {"asked": point.asked, **rates}
+
+
+def audit_membership(world: World, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
+    """Trains the shadow fleets and scores every record of the pool."""
+    pool = pool_of(world, options.seed)
+    shadows = train_shadows(world, pool, options, on_progress)
+    scores = _scores(world, pool, shadows)
+    members, others = scores[pool.is_member], scores[~pool.is_member]
+    epsilon = gaussian_epsilon(certified_mu(world, world.scenario.privacy.sensitivity)[-1], world.plan.fleet.delta)
+    weakest = int(np.argmax(epsilon))
+    return MembershipAudit(
+        num_held=sum(map(len, world.indices)),
+        num_members=len(members),
+        num_non_members=len(others),
+        num_shadows=options.shadows,
+        num_shadow_devices=shadows.num_devices,
+        auc=auc(members, others),
+        points=tuple(rate_at(members, others, asked) for asked in FALSE_POSITIVE_RATES),
+        roc=_log_thinned(roc(members, others)),
+        epsilon=float(epsilon[weakest]),
+        delta=float(world.plan.fleet.delta[weakest]),
+    )
+
+
+def _scores(world: World, pool: Pool, shadows: ShadowKnowledge) -> FloatArray:
+    broadcasts = np.stack(world.broadcasts)
+    noise_var = np.stack([this.design.effective_noise_var for this in world.rounds])
+    return membership_scores(pool.labels, shadows.inside, shadows.means, broadcasts, noise_var)
+
+
+def membership_scores(
+    labels: IntArray, inside: BoolArray, means: FloatArray, broadcasts: FloatArray, noise_var: FloatArray
+) -> FloatArray:
+    """Λ of every record, `[record]`; zero for one that no shadow fleet held, or all of them.
+
+    `inside` is `[record, shadow]`, `means` `[shadow, round, class, entry]`, `broadcasts` `[round, class, entry]` and
+    `noise_var` v `[round, class]`. What was not broadcast, or some shadow fleet does not know, says nothing.
+    """
+    scores = np.zeros(len(labels))
+    for klass in np.unique(labels):
+        known = means[:, :, klass].reshape(len(means), -1)
+        heard = broadcasts[:, klass].reshape(-1)
+        usable = np.isfinite(known).all(axis=0) & np.isfinite(heard)
+        variance = known.var(axis=0, ddof=1) + np.repeat(noise_var[:, klass], broadcasts.shape[-1])
+        usable &= np.isfinite(variance) & (variance > 0)
+        records = labels == klass
+        own = inside[records]
+        distance = [
+            ((heard[usable] - _mean_over(group, known[:, usable])) ** 2 / variance[usable]).sum(axis=1)
+            for group in (own, ~own)
+        ]
+        told = own.any(axis=1) & ~own.all(axis=1)
+        scores[records] = np.where(told, (distance[1] - distance[0]) / 2, 0.0)
+    return scores
+
+
+def _mean_over(group: BoolArray, known: FloatArray) -> FloatArray:
+    """Mean over the shadow fleets of a record's group, `[record, number]`."""
+    return np.asarray(group.astype(np.float64) @ known / np.maximum(group.sum(axis=1, keepdims=True), 1))
+
+
+def _log_thinned(curve: Roc) -> Roc:
+    """At most so many points, dense where false positives are rare."""
+    size = len(curve.false_positive)
+    places = np.concatenate([np.arange(min(size, 100)), np.geomspace(1, size, _MOST_POINTS) - 1, [size - 1]])
+    chosen = np.unique(places.round().astype(np.int64))
+    return Roc(curve.false_positive[chosen], curve.true_positive[chosen])

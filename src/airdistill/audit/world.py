@@ -1,0 +1,138 @@
+"""The world that a device is audited in: its data, and what the rest of the fleet sends in every round.
+
+What the others send is replayed from one simulation of the whole fleet. That is legitimate: the guarantee must hold
+whatever the others send, so that any fixed choice gives a lower bound on the loss of privacy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.audit.link import AirRound, Link
+from airdistill.audit.options import OnProgress
+from airdistill.channel.sources import channel_source
+from airdistill.codesign.gradient_uplink import GradientUplink
+from airdistill.codesign.plan import Plan
+from airdistill.data.assignment import assign_samples
+from airdistill.data.datasets import Dataset, load_dataset
+from airdistill.learning.fleet import Engine, LearningFleet, check_finite
+from airdistill.learning.learner import Losses, Target
+from airdistill.scenario.model import Scenario
+from airdistill.streams import stream
+
+
+@dataclass(frozen=True)
+class World:
+    """The replayed rounds, the broadcasts of that replay `[round, row, entry]`, and who holds which samples."""
+
+    plan: Plan
+    link: Link
+    engine: Engine
+    dataset: Dataset
+    indices: tuple[IntArray, ...]
+    one_model: bool
+    rounds: tuple[AirRound, ...]
+    broadcasts: tuple[FloatArray, ...]
+
+    @property
+    def device(self) -> int:
+        return self.link.device
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.plan.scenario
+
+    @property
+    def own_samples(self) -> NDArray[np.generic]:
+        """D, as stored, `[sample, ...]`."""
+        return self.dataset.x_train[self.indices[self.device]]
+
+    @property
+    def own_labels(self) -> IntArray:
+        return self.dataset.y_train[self.indices[self.device]]
+
+    def counted_noise_var(self) -> FloatArray:
+        """c of the audited device, `[round, row]`, in units in which it has its usual weight."""
+        return np.stack([this.design.counted_noise_var[self.device] for this in self.rounds])
+
+
+def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: int, on_progress: OnProgress) -> World:
+    """Simulates the whole fleet, with a run's own seeds, and keeps of every round
+
+    1. its channel and design;
+    2. the weighted sum of what the others sent;
+    3. the broadcast, from which every device learns.
+    """
+    scenario = plan.scenario
+    dataset, source = load_dataset(scenario.data.dataset), channel_source(scenario)
+    shares = assign_samples(scenario, dataset.y_train)
+    fleet = LearningFleet.of(dataset, shares.indices, scenario.model_names, scenario.seed, engine, one_model)
+    rounds, broadcasts = [], []
+    for index in range(1, num_rounds + 1):
+        seed_torch(scenario, index)
+        channel = source.round_channel(index)
+        design, vectors = plan.design(channel, index), vectors_of(fleet, link)
+        this = AirRound(index, channel, design, _sum_of_others(link, index, vectors))
+        noise = link.seeded_noise(scenario.seed, index, design)  # the run's own
+        received = link.mean_of(link.receive(design, channel, vectors, noise))
+        learn(fleet, scenario, index, received, list(range(len(fleet.learners))), link.of_gradient)
+        rounds.append(this)
+        broadcasts.append(received)
+        on_progress("the fleet replayed", index, num_rounds)
+    return World(plan, link, engine, dataset, shares.indices, one_model, tuple(rounds), tuple(broadcasts))
+
+
+def _sum_of_others(link: Link, round_index: int, vectors: FloatArray) -> FloatArray:
+    """Σ_{j≠i} w_j q_j, `[row, entry]`; a class that a device lacks has weight zero and is no number."""
+    weights = link.weights(round_index).copy()
+    weights[link.device] = 0.0
+    spoken = np.where(weights[:, :, None] > 0, vectors, 0.0)
+    return np.asarray(np.einsum("ik,ikd->kd", weights, spoken))
+
+
+def seed_torch(scenario: Scenario, round_index: int) -> None:
+    """For models that draw at random themselves: the draws of the run."""
+    torch.manual_seed(int(stream(scenario.seed, "torch", round_index).integers(2**63)))
+
+
+def vectors_of(fleet: LearningFleet, link: Link) -> FloatArray:
+    """What every learner would send, `[learner, row, entry]`."""
+    uplink = link.plan.uplink
+    if isinstance(uplink, GradientUplink):
+        return fleet.gradients(uplink.clip_norm)[0][:, None]
+    return fleet.knowledge(for_full_batch=link.plan.scenario.learning.local_epochs == 0)
+
+
+def learn(
+    fleet: LearningFleet,
+    scenario: Scenario,
+    round_index: int,
+    received: FloatArray,
+    devices: list[int],
+    of_gradient: bool = False,
+) -> None:
+    """The scenario's local update from a broadcast `[row, entry]`; learner n passes over its samples in the order of
+    device `devices[n]`."""
+    learning, engine = scenario.learning, fleet.engine
+    lr = float(learning.initial_lr / np.sqrt(round_index))
+    if of_gradient:
+        if np.isfinite(received).all():  # else a device has no channel, and nothing could be sent
+            fleet.descend(received[0], lr)
+        return
+    target = Target.of(received, engine.dtype, engine.device)
+    losses: list[Losses]
+    if learning.local_epochs == 0:
+        losses = fleet.full_batch_step(target, lr, learning.distill_weight)
+    else:
+        orders = [
+            [rng.permutation(learner.num_samples) for _ in range(learning.local_epochs)]
+            for device, learner in zip(devices, fleet.learners, strict=True)
+            for rng in [stream(scenario.seed, "batch-order", round_index, device)]
+        ]
+        losses = fleet.local_epochs(target, lr, learning.distill_weight, orders, learning.batch_size)
+    check_finite(losses, fleet.finite_weights(), round_index)

@@ -1,0 +1,117 @@
+"""The audit as a whole: what it refuses, what it notes, what it tells on the way."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from audited_worlds import planned
+
+from airdistill.audit import AuditOptions, audit
+from airdistill.errors import InputError
+from airdistill.runs.options import RunOptions
+from airdistill.schemes.planning import as_run_by, plan_scheme
+from airdistill.schemes.registry import load_scheme
+
+ONE = RunOptions(threads=1)
+LITTLE = AuditOptions(transcripts=1, candidates=2, trials=10, rounds=2, shadows=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transcripts": 0}, "--transcripts = 0: must be at least 1"),
+        ({"shadows": 5}, "--shadows = 5: must be even"),
+        ({"parts": ()}, "--parts = none: must be some of exact, empirical, membership"),
+        ({"parts": ("exact", "magic")}, "--parts = exact, magic"),
+        ({"rounds": 7}, "--rounds = 7: must lie between 1 and the plan's 6"),
+        ({"device": 3}, "--audited-device = 3: the fleet's devices are 0 to 2"),
+    ],
+)
+def test_impossible_options_are_refused(tmp_path, changes, message):
+    plan, chosen = planned(tmp_path)
+    with pytest.raises(InputError, match=message):
+        audit(plan, chosen, AuditOptions(**changes), ONE)
+
+
+@pytest.mark.parametrize("scheme", ["fd_error_free", "local_only", "fedavg"])
+def test_schemes_without_a_promise_are_refused(tmp_path, scheme):
+    plan, chosen = planned(tmp_path, scheme)
+    with pytest.raises(InputError, match="there is no promise to audit"):
+        audit(plan, chosen, LITTLE, ONE)
+
+
+def test_a_plan_for_another_uplink_is_refused(tmp_path):
+    plan, _ = planned(tmp_path, "ota_fl")
+    with pytest.raises(InputError, match="sends knowledge, the plan is for gradient"):
+        audit(plan, load_scheme("ota_fd"), LITTLE, ONE)
+
+
+def test_parts_can_be_left_out_and_gradients_leave_membership_out(tmp_path):
+    plan, chosen = planned(tmp_path, "ota_fl")
+    found = audit(plan, chosen, AuditOptions(transcripts=1, candidates=1, rounds=2, parts=("membership",)), ONE)
+    assert (found.exact, found.empirical, found.membership) == (None, None, None)
+    assert any("Membership inference is left out" in note for note in found.notes)
+    assert found.violations == ()
+
+
+def test_without_a_target_nothing_is_promised_and_nothing_broken(tmp_path):
+    plan, chosen = planned(tmp_path, "ota_fd", "privacy.epsilon=inf")
+    found = audit(plan, chosen, LITTLE, ONE)
+    assert np.isinf(found.epsilon)
+    assert np.isinf(found.exact.pairs[0].mu).all()
+    assert found.violations == ()
+    assert found.to_dict()["epsilon"] is None
+    assert any("nothing is promised" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("scheme", ["ota_fd", "orthogonal_fd", "ota_fl"])
+def test_a_fleet_that_cannot_be_heard_gives_nothing_away(tmp_path, scheme):
+    """A device without a channel keeps the others from being summed; one with slots of its own is still heard."""
+    plan, chosen = planned(tmp_path, scheme, "radio.gains=[[1e-4, 0], [0, 0], [1e-4, 0]]")
+    found = audit(plan, chosen, LITTLE, ONE)
+    assert found.violations == ()
+    assert (found.exact.pairs[1].mu.max() > 0) == (scheme == "orthogonal_fd")
+    assert (found.empirical is None) == (scheme != "orthogonal_fd")
+    deaf = audit(plan, chosen, replace(LITTLE, device=1), ONE)
+    assert deaf.exact.pairs[1].mu.max() == 0
+    assert deaf.empirical is None
+
+
+def test_a_scheme_of_ones_own_is_audited_as_ota_fd(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from airdistill.schemes.ota_fd import OtaFd\n\n\nclass Mine(OtaFd):\n    name = 'mine'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plan, _ = planned(tmp_path)
+    chosen = load_scheme("mine:Mine")
+    own_plan = plan_scheme(chosen, as_run_by(chosen, plan.scenario))
+    found, plain = (audit(own_plan, scheme, LITTLE, ONE) for scheme in (chosen, load_scheme("ota_fd")))
+    assert any("linear receiver" in note for note in found.notes)
+    assert found.to_dict()["exact"] == plain.to_dict()["exact"]
+    sys.modules.pop("mine")
+
+
+def test_progress_is_told_and_an_interruption_passes_through(tmp_path):
+    plan, chosen = planned(tmp_path)
+    heard = []
+    audit(plan, chosen, LITTLE, ONE, lambda *news: heard.append(news))
+    last = {stage: (done, total) for stage, done, total in heard}
+    assert list(last) == [
+        "the fleet replayed", "candidates tried", "transcripts followed", "noise attacked", "shadow fleets trained",
+    ]  # fmt: skip
+    assert all(done == total for done, total in last.values())
+
+    def interrupt(*_news):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(plan, chosen, LITTLE, ONE, interrupt)
+
+
+def test_trials_keep_to_a_budget_and_the_notes_say_so(tmp_path):
+    plan, chosen = planned(tmp_path, "ota_fd", "data.samples_per_device=2", "fleet.devices=30", "learning.rounds=40")
+    options = AuditOptions(transcripts=1, candidates=1, trials=5000, parts=("empirical",))
+    found = audit(plan, chosen, options, ONE)
+    assert found.empirical.num_trials == 200_000 // (2 * 30 * 40)
+    assert any("83 of 5000 trials" in note for note in found.notes)

@@ -1,0 +1,130 @@
+"""Noise that is lower than counted is seen, and noise that is not raises no alarm."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from audited_worlds import quiet, small_world
+from scipy.stats import norm
+
+from airdistill.air.exchange import RoundNoise
+from airdistill.audit.empirical import audit_empirically
+from airdistill.audit.neighbours import neighbours_of
+from airdistill.audit.options import AuditOptions
+
+TRUSTS = ["receiver_noise", "fleet_noise", "own_noise"]
+
+
+def attacked(world, trials=130, seed=0, source=None):
+    neighbour = neighbours_of(world, 4, 0)[-1]
+    return audit_empirically(world, neighbour, AuditOptions(trials=trials, seed=seed), quiet, source)
+
+
+def scaled(world, factor):
+    """Noise of `factor` times the variance that it should have."""
+
+    def source(seed, round_index, design):
+        noise = world.link.seeded_noise(seed, round_index, design)
+        return RoundNoise(noise.artificial * np.sqrt(factor), noise.receiver * np.sqrt(factor))
+
+    return source
+
+
+@pytest.mark.parametrize("scheme", ["ota_fd", "orthogonal_fd", "ota_fl"])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_noise_ten_per_cent_too_low_is_caught_and_right_noise_is_not(tmp_path, scheme, trust):
+    world = small_world(tmp_path, scheme, f"privacy.trust={trust}", rounds=6)
+    right = attacked(world)
+    assert right.violations == ()
+    assert right.variance.value == pytest.approx(1, abs=0.07)
+    assert right.auc.low <= norm.cdf(right.mu / np.sqrt(2)) <= right.auc.high
+    low = attacked(world, source=scaled(world, 0.9))
+    assert any("variance of all entries" in sentence for sentence in low.violations)
+    assert attacked(world, source=scaled(world, 1.1)).violations == ()
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_a_drawn_device_counts_noise_at_the_weight_that_it_was_drawn_with(tmp_path, trust):
+    drawn = ("fleet.sampling=with_replacement", "fleet.sampled_devices=2")
+    world = small_world(tmp_path, "ota_fl", f"privacy.trust={trust}", *drawn, rounds=6)
+    weights = [world.link.weights(this.index)[0, 0] for this in world.rounds]
+    assert {0.0, 0.5} <= set(weights)  # it is silent in some rounds, and in others it weighs more than its third
+    found = attacked(world)
+    assert (found.num_rounds, found.violations) == (np.count_nonzero(weights), ())
+    assert found.variance.value == pytest.approx(1, abs=0.07)
+    assert attacked(world, source=scaled(world, 0.9)).violations
+
+
+def test_the_papers_transceiver_has_the_noise_that_it_counts(tmp_path):
+    world = small_world(tmp_path, "ota_fd", "privacy.trust=receiver_noise", "privacy.sensitivity=paper",
+                        "privacy.accountant=paper", "radio.transceiver=paper", rounds=6)  # fmt: skip
+    assert attacked(world).violations == ()
+    assert attacked(world, source=scaled(world, 0.9)).violations
+
+
+def test_the_attack_itself_succeeds_more_often_where_noise_is_far_too_low(tmp_path):
+    world = small_world(tmp_path, rounds=3)
+    found = attacked(world, trials=400, source=scaled(world, 0.25))
+    assert found.tested_auc.low > found.expected_tested_auc
+    assert found.tested_auc.value == pytest.approx(norm.cdf(1.5 / np.sqrt(2 * 0.25)), abs=0.02)
+    assert sum("likelihood-ratio attack" in sentence for sentence in found.violations) >= 1
+
+
+def test_right_noise_raises_hardly_any_alarm(tmp_path):
+    world = small_world(tmp_path, rounds=2)
+    alarms = sum(bool(attacked(world, trials=25, seed=seed).violations) for seed in range(200))
+    assert alarms <= 1  # under 1 %; 0.4 are expected at a level of 99.9 % of each of four looks
+
+
+def test_taking_complex_noise_for_real_is_caught(tmp_path):
+    """The plan counts all the receiver's noise, half of which lies on the other axis."""
+    world = small_world(tmp_path, "ota_fd", "privacy.trust=receiver_noise", "radio.noise=real", rounds=2)
+    power, fleet = world.scenario.radio.noise_power, world.plan.fleet
+
+    def complex_noise(seed, round_index, _design):
+        return RoundNoise.seeded(seed, round_index, fleet.num_devices, fleet.num_classes, power, "complex")
+
+    assert attacked(world, trials=60).violations == ()
+    found = attacked(world, trials=60, source=complex_noise)
+    assert found.variance.value == pytest.approx(0.5, abs=0.08)
+    assert found.violations
+
+
+def test_one_row_of_one_round_without_its_noise_is_caught(tmp_path):
+    world = small_world(tmp_path, "ota_fd", "learning.rounds=12", rounds=12)
+
+    def source(seed, round_index, design):
+        noise = world.link.seeded_noise(seed, round_index, design)
+        artificial = noise.artificial.copy()
+        artificial[:, 1] *= 0.7 if round_index == 7 else 1.0
+        return replace(noise, artificial=artificial)
+
+    found = attacked(world, source=source)
+    assert found.lowest_row_round == 7
+    assert any("row in round 7" in sentence for sentence in found.violations)
+
+
+def test_only_counted_noise_is_attacked(tmp_path):
+    """Of a fleet's noise a device that trusts nobody counts its own."""
+    noises = {}
+    for trust in TRUSTS:
+        world = small_world(tmp_path, "ota_fd", f"privacy.trust={trust}", rounds=1, device=1)
+        this = world.rounds[0]
+        noises[trust] = world.link.counted_part(world.link.seeded_noise(0, 1, this.design))
+    assert noises["receiver_noise"].receiver.any()
+    assert not noises["fleet_noise"].receiver.any()
+    assert (noises["fleet_noise"].artificial != 0).all()
+    assert np.flatnonzero(noises["own_noise"].artificial.any(axis=(1, 2))).tolist() == [1]
+
+
+def test_where_no_noise_is_counted_there_is_nothing_to_attack(tmp_path):
+    world = small_world(tmp_path, "ota_fd", "privacy.epsilon=inf", rounds=2)
+    assert attacked(world) is None
+
+
+def test_a_pair_that_does_not_move_raises_no_alarm(tmp_path):
+    world = small_world(tmp_path, rounds=2)
+    same = replace(neighbours_of(world, 1, 0)[0], samples=world.own_samples)
+    found = audit_empirically(world, same, AuditOptions(trials=100), quiet)
+    assert (found.mu, found.expected_auc) == (0, 0.5)
+    assert found.violations == ()

@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+from audited_worlds import quiet, small_world
+from scipy.stats import norm
+
+from airdistill.audit.membership import MembershipAudit, audit_membership, membership_scores
+from airdistill.audit.options import AuditOptions
+from airdistill.audit.scores import auc, rate_at, roc
+from airdistill.audit.shadows import pool_of, train_shadows
+from airdistill.errors import InputError
+
+
+def test_scores_are_log_likelihood_ratios_of_the_broadcast():
+    rng = np.random.default_rng(0)
+    labels, inside = rng.integers(2, size=40), rng.random((40, 6)) < 0.5
+    inside[0] = True  # in every fleet: nothing to compare with
+    means, heard = rng.normal(size=(6, 3, 2, 4)), rng.normal(size=(3, 2, 4))
+    noise_var = rng.uniform(0.1, 2, size=(3, 2))
+    heard[1, 0] = np.nan  # a class that was not sent in one round
+    found = membership_scores(labels, inside, means, heard, noise_var)
+    assert found[0] == 0
+    for record in range(1, 40):
+        klass, expected = labels[record], 0.0
+        for t in range(3):
+            if np.isnan(heard[t, klass]).any():
+                continue
+            spread = np.sqrt(means[:, t, klass].var(axis=0, ddof=1) + noise_var[t, klass])
+            logs = [
+                norm.logpdf(heard[t, klass], means[group, t, klass].mean(axis=0), spread).sum()
+                for group in (inside[record], ~inside[record])
+            ]
+            expected += logs[0] - logs[1]
+        assert found[record] == pytest.approx(expected)
+
+
+def test_a_fleet_that_repeats_its_members_is_found_out():
+    """Every shadow fleet's mean shows its share of a record's mark; the broadcast shows the members' marks."""
+    rng, num_pairs, size = np.random.default_rng(1), 128, 60
+    marks, inside = rng.normal(size=(size, 400)), np.zeros((size, 2 * num_pairs), dtype=bool)
+    for pair in range(num_pairs):
+        inside[rng.permutation(size)[: size // 2], 2 * pair] = True
+        inside[:, 2 * pair + 1] = ~inside[:, 2 * pair]
+    means = (inside.T / (size // 2)) @ marks
+    is_member = np.arange(size) < size // 2
+    heard = marks[is_member].mean(axis=0)
+
+    def measured(noise):
+        labels, noise_var = np.zeros(size, dtype=int), np.array([[noise]])
+        scores = membership_scores(labels, inside, means[:, None, None], heard[None, None], noise_var)
+        return auc(scores[is_member], scores[~is_member])
+
+    assert measured(1e-6).low > 0.7
+    inside = inside[rng.permutation(size)]  # shadow fleets that know nothing of who was in them
+    blind = measured(1e-6)
+    assert blind.low < 0.5 < blind.high
+
+
+def test_shadow_fleets_are_complementary_and_small_where_asked(tmp_path):
+    world = small_world(tmp_path, rounds=2)
+    pool = pool_of(world, seed=0)
+    assert (pool.is_member.sum(), len(pool.labels)) == (60, 90)
+    train = {sample.tobytes() for sample in world.dataset.x_train}
+    assert [sample.tobytes() in train for sample in pool.samples] == pool.is_member.tolist()
+    shadows = train_shadows(world, pool, AuditOptions(shadows=6, shadow_devices=2), quiet)
+    assert shadows.inside.shape == (90, 6)
+    assert not (shadows.inside[:, ::2] & shadows.inside[:, 1::2]).any()
+    assert shadows.inside.sum(axis=0).tolist() == [44, 44] * 3  # of 45 each, for two devices with equally many
+    assert shadows.means.shape == (6, 2, 3, 3)
+    assert shadows.means.sum(axis=-1) == pytest.approx(1)
+
+
+def test_unused_training_records_are_non_members(tmp_path):
+    world = small_world(tmp_path, "ota_fd", "data.samples_per_device=10", rounds=1)
+    pool = pool_of(world, seed=0)
+    held = {world.dataset.x_train[place].tobytes() for own in world.indices for place in own}
+    assert [sample.tobytes() in held for sample in pool.samples] == pool.is_member.tolist()
+    assert (pool.is_member.sum(), len(pool.labels)) == (30, 90)
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [["data.partition=dirichlet", "data.alpha=0.5"], ["data.partition=shards", "data.classes_per_device=2"]],
+)
+def test_shadow_fleets_are_split_by_the_scenarios_rule(tmp_path, partition):
+    world = small_world(tmp_path, "ota_fd", *partition, rounds=2)
+    found = audit_membership(world, AuditOptions(shadows=4), quiet)
+    assert 0 <= found.auc.low <= found.auc.high <= 1
+    assert found.violations == ()
+    assert "at most 4 scores" in found.notes[1]
+    assert "only 30 records" in found.notes[2]
+
+
+def test_more_shadow_devices_than_records_are_refused(tmp_path):
+    world = small_world(tmp_path, "ota_fd", "fleet.devices=50", "data.samples_per_device=1", rounds=1)
+    with pytest.raises(InputError, match="--shadow-devices = 50"):
+        audit_membership(world, AuditOptions(shadows=4, shadow_devices=50), quiet)
+
+
+@pytest.mark.parametrize(("epsilon", "broken"), [(1.0, True), (6.0, False), (np.inf, False)])
+def test_a_rate_beyond_what_epsilon_allows_is_a_violation(epsilon, broken):
+    members, others = np.linspace(0, 1, 10_000) + 0.5, np.linspace(0, 1, 10_000)
+    points = tuple(rate_at(members, others, asked) for asked in (0.001, 0.01))
+    found = MembershipAudit(
+        60_000, 10_000, 10_000, 8, 10, auc(members, others), points, roc(members, others), epsilon, 1e-5
+    )
+    assert bool(found.violations) == broken
+    assert any("Of the fleet's 60000 records, 10000" in note for note in found.notes)
+    if broken:
+        assert len(found.violations) == 2
+        assert found.allowed(points[1]) == pytest.approx(np.e * points[1].false_positive.high + 1e-5)
