@@ -318,6 +318,56 @@ def certify_command(
     _print_text(f"Certificate: {page}")
 
 
+@app.command("audit")
+def audit_command(
+    subject: Annotated[str, typer.Argument(metavar="RUN|SCENARIO", help="A run's folder, a preset or a TOML file.")],
+    scheme: Annotated[str | None, typer.Option("--scheme", metavar="NAME", help="Of a scenario; ota_fd.")] = None,
+    changes: SetOption = None,
+    audited: Annotated[int, typer.Option("--audited-device", help="Whose data is replaced.")] = 0,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Audit so many; by default 50 at most.")] = None,
+    transcripts: Annotated[int, typer.Option("--transcripts", help="Fresh broadcasts to follow pairs along.")] = 20,
+    candidates: Annotated[int, typer.Option("--candidates", help="Records to try; the worst is followed.")] = 12,
+    trials: Annotated[int, typer.Option("--trials", help="Of the attack on drawn noise, in each world.")] = 1000,
+    shadows: Annotated[int, typer.Option("--shadows", help="Shadow fleets of membership inference; even.")] = 8,
+    shadow_devices: Annotated[int, typer.Option("--shadow-devices", help="Devices of a shadow fleet, at most.")] = 10,
+    parts: Annotated[
+        str, typer.Option("--parts", metavar="A,B", help="Which attacks to make.")
+    ] = "exact,empirical,membership",
+    seed: Annotated[int, typer.Option("--seed", help="Of the attacks' own draws.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="By default the run's folder, or one under audits/.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto; by default as the run.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Attack what the server sees and hold it against the certificate; exit code 1 if that is violated.
+
+    Example: airdistill audit runs/quick-ota_fd --rounds 10
+    """
+    from rich.console import Console
+
+    from airdistill.audit import AuditOptions, audit
+    from airdistill.audit.subject import subject_of
+    from airdistill.report.audit_page import write_audit
+    from airdistill.report.audit_table import print_audit
+    from airdistill.report.progress import stage_bar
+
+    chosen = tuple(part.strip() for part in parts.split(","))
+    options = AuditOptions(audited, rounds, transcripts, candidates, trials, shadows, shadow_devices, seed, chosen)
+    found = subject_of(subject, scheme, changes, device)
+    folder = out or found.folder or Path("audits") / f"{found.plan.scenario.name}-{found.scheme.name}"
+    with stage_bar(Console(stderr=True)) as tell:
+        measured = audit(found.plan, found.scheme, options, found.run_options, tell)
+    page = write_audit(measured, folder)
+    if as_json:
+        _print_json(measured.to_dict())
+    else:
+        print_audit(measured, Console())
+        _print_text(f"Audit: {page}")
+    if measured.violations:
+        sys.exit(1)
+
+
 @app.command("schemes")
 def schemes_command(as_json: JsonOption = False) -> None:
     """What can be run.

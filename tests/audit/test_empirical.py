@@ -79,10 +79,10 @@ def test_right_noise_raises_hardly_any_alarm(tmp_path):
 def test_taking_complex_noise_for_real_is_caught(tmp_path):
     """The plan counts all the receiver's noise, half of which lies on the other axis."""
     world = small_world(tmp_path, "ota_fd", "privacy.trust=receiver_noise", "radio.noise=real", rounds=2)
-    power, fleet = world.scenario.radio.noise_power, world.plan.fleet
+    power, num_classes = world.scenario.radio.noise_power, world.plan.fleet.num_classes
 
-    def complex_noise(seed, round_index, _design):
-        return RoundNoise.seeded(seed, round_index, fleet.num_devices, fleet.num_classes, power, "complex")
+    def complex_noise(seed, round_index, design):
+        return RoundNoise.seeded(seed, round_index, design, num_classes, power, "complex")
 
     assert attacked(world, trials=60).violations == ()
     found = attacked(world, trials=60, source=complex_noise)
@@ -115,6 +115,16 @@ def test_only_counted_noise_is_attacked(tmp_path):
     assert not noises["fleet_noise"].receiver.any()
     assert (noises["fleet_noise"].artificial != 0).all()
     assert np.flatnonzero(noises["own_noise"].artificial.any(axis=(1, 2))).tolist() == [1]
+
+
+@pytest.mark.parametrize("trust", ["fleet_noise", "own_noise"])
+def test_secure_noise_is_drawn_for_the_attack_and_holds(tmp_path, trust):
+    world = small_world(tmp_path, "ota_fd", f"privacy.trust={trust}", "privacy.noise=secure", rounds=3)
+    found = attacked(world, trials=150)
+    # Nobody can seed this noise: 6 standard errors, where a verdict's interval would fail once in some hundred runs.
+    assert found.variance.value == pytest.approx(1, abs=6 * np.sqrt(2 / (2 * 150 * 3 * 9)))
+    again = attacked(world, trials=150)
+    assert again.variance.value != found.variance.value  # fresh noise each time
 
 
 def test_where_no_noise_is_counted_there_is_nothing_to_attack(tmp_path):

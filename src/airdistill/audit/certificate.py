@@ -8,9 +8,9 @@ import numpy as np
 
 from airdistill.arrays import FloatArray, divide_or
 from airdistill.audit.world import World
-from airdistill.privacy.accountant import gaussian_epsilon
 from airdistill.privacy.forecast import spent_squared_mu
 from airdistill.privacy.sensitivity import knowledge_sensitivity
+from airdistill.privacy.targets import epsilon_of_mu
 
 LEMMA_1, CLASS_MEAN, RECORD_GRADIENT = "Lemma 1, √2/B_i", "class mean, √2/B_i^k", "one record, 2C/B_i"
 
@@ -23,11 +23,12 @@ class Promise:
     delta: float
     sensitivity: FloatArray
     mu: FloatArray
+    noise: str
 
     @property
     def epsilon(self) -> FloatArray:
         """`[round]`, at the device's δ."""
-        return np.asarray(gaussian_epsilon(self.mu, self.delta))
+        return epsilon_of_mu(self.mu, self.delta, self.noise)
 
 
 def promise_of(world: World) -> Promise:
@@ -36,14 +37,14 @@ def promise_of(world: World) -> Promise:
     model, weights = plan.scenario.privacy.sensitivity, world.link.usual_weights()[device]
     squared = squared_bounds(world, model)[:, device]
     mu = certified_mu(world, model)[:, device]
-    return Promise(model, float(plan.fleet.delta[device]), divide_or(np.sqrt(squared), weights, 0.0), mu)
+    sensitivity, noise = divide_or(np.sqrt(squared), weights, 0.0), plan.scenario.privacy.noise
+    return Promise(model, float(plan.fleet.delta[device]), sensitivity, mu, noise)
 
 
 def squared_bounds(world: World, model: str) -> FloatArray:
     """(w s)² of every round, `[round, device, row]`."""
     shift = world.plan.uplink.shift(model)
-    sums = np.stack([shift.after(this.index) for this in world.rounds])
-    return np.diff(sums, axis=0, prepend=0.0)
+    return np.stack([shift.at(this.index) for this in world.rounds])
 
 
 def certified_mu(world: World, model: str) -> FloatArray:

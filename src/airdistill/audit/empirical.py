@@ -28,7 +28,7 @@ from airdistill.audit.world import World
 
 TESTED_MU = 1.5
 _MOST_STREAMS = 200_000  # generators that all trials together may start: one for each device and round
-_MOST_NUMBERS = 2 * 10**8  # that all trials together may send
+_MOST_NUMBERS = {"seeded": 2 * 10**8, "secure": 2 * 10**6}  # that all trials together may send
 _FEWEST_TRIALS = 20
 _MOST_POINTS = 400  # of a curve that is kept
 
@@ -120,7 +120,7 @@ def audit_empirically(
     on_progress: OnProgress,
     noise_source: NoiseSource | None = None,
 ) -> EmpiricalAudit | None:
-    """Attacks fresh noise from the source, by default the simulation's; None where no noise is counted."""
+    """Attacks fresh noise from the source, by default as a run draws it; None where no noise is counted."""
     seed = transcript_seed(options, "audit-attacked", 0)
     followed = follow(world, [neighbour], seed, world.link.seeded_noise, keep_vectors=True)
     pairs = [
@@ -131,8 +131,13 @@ def audit_empirically(
     if not pairs:
         return None
     num_trials, num_rounds = _affordable(world, options.trials, len(pairs))
-    source = noise_source or world.link.seeded_noise
+    source = noise_source or _production_source(world)
     return _attack(world, pairs[:num_rounds], num_trials, neighbour.description, options, source, on_progress)
+
+
+def _production_source(world: World) -> NoiseSource:
+    channels = {this.index: this.channel for this in world.rounds}
+    return lambda seed, index, design: world.link.production_noise(seed, index, design, channels[index])
 
 
 def _pair_round(world: World, this: AirRound, vectors: FloatArray) -> _PairRound | None:
@@ -154,7 +159,9 @@ def _affordable(world: World, asked: int, num_rounds: int) -> tuple[int, int]:
     makes_noise = any(this.design.noise_gain.any() for this in world.rounds)
     num_senders = 1 if world.link.of_gradient and not makes_noise else fleet.num_devices
     numbers = num_senders * uplink.num_rows * uplink.vector_length
-    most_rounds = int(min(_MOST_STREAMS / (2 * num_senders), _MOST_NUMBERS / (2 * numbers)))  # of each world
+    most_rounds = int(
+        min(_MOST_STREAMS / (2 * num_senders), _MOST_NUMBERS[world.scenario.privacy.noise] / (2 * numbers))
+    )  # of each world
     num_trials = max(min(_FEWEST_TRIALS, asked), min(asked, most_rounds // num_rounds))
     return num_trials, max(1, min(num_rounds, most_rounds // num_trials))
 

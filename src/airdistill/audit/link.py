@@ -8,16 +8,17 @@ from typing import TypeAlias
 
 import numpy as np
 
-from airdistill.air.exchange import RoundNoise
-from airdistill.air.signal import ideal_knowledge, receive, superpose, superpose_apart, transmit
+from airdistill.air.exchange import Noise, RoundNoise
+from airdistill.air.secure_noise import SecureNoise
+from airdistill.air.secure_release import secure_grid
+from airdistill.air.signal import ideal_knowledge, receive, superpose, superpose_apart
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.transceiver import RoundDesign
-from airdistill.privacy.sensitivity import aggregation_weights
 
 # (seed, round, design) to the noise of that round: artificial and the receiver's.
-NoiseSource: TypeAlias = Callable[[int, int, RoundDesign], RoundNoise]
+NoiseSource: TypeAlias = Callable[[int, int, RoundDesign], Noise]
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,12 @@ class Link:
         return self.plan.uplink.kind == "orthogonal_knowledge"
 
     @property
-    def _energy_slots(self) -> float | None:
-        uplink = self.plan.uplink
-        return uplink.num_parameters / uplink.clip_norm**2 if isinstance(uplink, GradientUplink) else None
+    def secure(self) -> bool:
+        return self.plan.scenario.privacy.noise == "secure"
 
     def weights(self, round_index: int) -> FloatArray:
         """Of every device's vector in the sum, `[device, row]`."""
-        uplink = self.plan.uplink
-        if isinstance(uplink, GradientUplink):
-            return uplink.participation.weights(round_index)[:, None]
-        return aggregation_weights(self.plan.fleet.class_counts)
+        return self.plan.uplink.weights(round_index)
 
     def usual_weights(self) -> FloatArray:
         """The weights that shift bounds and counted noise refer to, `[device, row]`; they differ under sampling."""
@@ -66,22 +63,25 @@ class Link:
         return self.weights(1)
 
     def seeded_noise(self, seed: int, round_index: int, design: RoundDesign) -> RoundNoise:
-        """The `NoiseSource` of the simulation: what a run of this plan draws with that seed."""
-        radio, uplink, fleet = self.plan.scenario.radio, self.plan.uplink, self.plan.fleet
-        if isinstance(uplink, GradientUplink):
-            length = uplink.num_parameters
-            return RoundNoise.of_gradient(seed, round_index, design, length, radio.noise_power, radio.noise)
-        draw = RoundNoise.apart if self.apart else RoundNoise.seeded
-        return draw(seed, round_index, fleet.num_devices, fleet.num_classes, radio.noise_power, radio.noise)
+        """The `NoiseSource` of simulation: what a run of this plan draws with that seed."""
+        radio, length = self.plan.scenario.radio, self.plan.uplink.vector_length
+        return RoundNoise.seeded(seed, round_index, design, length, radio.noise_power, radio.noise)
 
-    def broadcast(self, this: AirRound, own: FloatArray, noise: RoundNoise) -> FloatArray:
+    def production_noise(self, seed: int, round_index: int, design: RoundDesign, channel: ComplexArray) -> Noise:
+        """As a run of this plan draws it: with the seed, or, where the scenario says so, secure and never the same."""
+        seeded = self.seeded_noise(seed, round_index, design)
+        if not self.secure:
+            return seeded
+        return SecureNoise(secure_grid(self.plan, design, channel, round_index), seeded.receiver)
+
+    def broadcast(self, this: AirRound, own: FloatArray, noise: Noise) -> FloatArray:
         """What the server sends to all, `[row, entry]`, when the audited device sends `own`.
 
         Everything is linear, so that the others' part can be added after the air.
         """
         return this.others + self.mean_of(self._receive_alone(this, own, noise))
 
-    def seen(self, this: AirRound, own: FloatArray, noise: RoundNoise) -> FloatArray:
+    def seen(self, this: AirRound, own: FloatArray, noise: Noise) -> FloatArray:
         """What an attacker sees of the audited device once the others' known part is taken off, `[row, entry]`.
 
         In units of the mean. Where devices have slots of their own it looks at those alone.
@@ -91,9 +91,10 @@ class Link:
             return received
         return np.asarray(self.weights(this.index)[self.device][:, None] * received[self.device])
 
-    def receive(self, design: RoundDesign, channel: ComplexArray, vectors: FloatArray, noise: RoundNoise) -> FloatArray:
+    def receive(self, design: RoundDesign, channel: ComplexArray, vectors: FloatArray, noise: Noise) -> FloatArray:
         """Eqs. (7), (10) to (12) for vectors `[device, row, entry]`: their sum, or each where devices are apart."""
-        sent = transmit(design, vectors, noise.artificial, self._energy_slots)
+        uplink = self.plan.uplink
+        sent = noise.transmit(design, vectors, uplink.vector_length / uplink.largest_norm**2)
         superposed = superpose_apart if self.apart else superpose
         return receive(superposed(sent, channel, noise.receiver), design.rx_scale)
 
@@ -101,10 +102,10 @@ class Link:
         """The server's weighted mean, `[row, entry]`, where the air has not formed it already."""
         return ideal_knowledge(self.plan.fleet.class_counts, received) if self.apart else received
 
-    def _receive_alone(self, this: AirRound, own: FloatArray, noise: RoundNoise) -> FloatArray:
+    def _receive_alone(self, this: AirRound, own: FloatArray, noise: Noise) -> FloatArray:
         """The audited device's vector and everybody's noise."""
         design, channel = this.design, this.channel
-        if self.apart or design.noise_gain.any():
+        if self.apart or design.noise_gain.any() or not isinstance(noise, RoundNoise):
             vectors = np.zeros((len(channel), *own.shape))
             vectors[self.device] = own
             return self.receive(design, channel, vectors, noise)
@@ -113,14 +114,21 @@ class Link:
         design = replace(design, signal_gain=design.signal_gain[only], noise_gain=design.noise_gain[only])
         return self.receive(design, channel[only], own[None], replace(noise, artificial=noise.artificial[only]))
 
-    def counted_part(self, noise: RoundNoise) -> RoundNoise:
-        """The same draws with all set to zero that the plan's trust does not count for the audited device."""
+    def counted_part(self, noise: Noise) -> Noise:
+        """The same noise with all set to zero that the plan's trust does not count for the audited device."""
         trust = self.plan.scenario.privacy.trust
         if trust == "receiver_noise" and self.plan.scenario.radio.noise_power > 0:
             return noise
-        silent_receiver = np.zeros_like(noise.receiver)
+        assert isinstance(noise, (RoundNoise, SecureNoise))
+        noise = replace(noise, receiver=np.zeros_like(noise.receiver))
         if trust != "own_noise":
-            return replace(noise, receiver=silent_receiver)
-        own = np.zeros_like(noise.artificial)
-        own[self.device] = noise.artificial[self.device]
-        return replace(noise, artificial=own, receiver=silent_receiver)
+            return noise
+        if isinstance(noise, SecureNoise):
+            return replace(noise, grid=replace(noise.grid, deviation=self._own(noise.grid.deviation)))
+        return replace(noise, artificial=self._own(noise.artificial))
+
+    def _own(self, values: FloatArray) -> FloatArray:
+        """Zero for all devices but the audited one."""
+        own = np.zeros_like(values)
+        own[self.device] = values[self.device]
+        return own

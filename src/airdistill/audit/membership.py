@@ -1,8 +1,9 @@
 """Membership inference from the broadcasts alone: was this record in the fleet's training data?
 
 The score was fixed beforehand: the log-likelihood ratio of the broadcast mean of the record's class, over all rounds,
-between Gaussians about the mean of the shadow fleets with the record and of those without it; the variance is what
-shadow fleets differ by, plus the noise of the broadcast.
+between two Gaussians. Without the record its mean is that of the shadow devices that did not train on it; with it, one
+device of the fleet is like the shadow devices that did. The variance is what means of so many devices differ by, plus
+the noise of the broadcast.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.audit.scores import LEVEL, Interval, RatePoint, Roc, auc, rate_at, roc
 from airdistill.audit.shadows import WANTED_NON_MEMBERS, Pool, ShadowKnowledge, pool_of, train_shadows
 from airdistill.audit.world import World
-from airdistill.privacy.accountant import gaussian_epsilon
+from airdistill.privacy.targets import epsilon_of_mu
 
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 _MOST_POINTS = 600
@@ -42,11 +43,6 @@ class MembershipAudit:
     @property
     def notes(self) -> tuple[str, ...]:
         found = ["All records are scored on the same broadcasts, so that the intervals hold for these broadcasts only."]
-        groups = 2 ** (self.num_shadows // 2)
-        found.append(
-            f"Records of a class that the same shadow fleets held score the same: at most {groups} scores for a class. "
-            "More shadow fleets tell low rates apart better."
-        )
         if self.num_members < self.num_held:
             found.append(f"Of the fleet's {self.num_held} records, {self.num_members} drawn at random were scored.")
         if self.num_non_members < WANTED_NON_MEMBERS:
@@ -97,11 +93,12 @@ def _point_to_dict(point: RatePoint) -> dict[str, Any]:
 
 def audit_membership(world: World, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
     """Trains the shadow fleets and scores every record of the pool."""
+    privacy = world.scenario.privacy
     pool = pool_of(world, options.seed)
     shadows = train_shadows(world, pool, options, on_progress)
     scores = _scores(world, pool, shadows)
     members, others = scores[pool.is_member], scores[~pool.is_member]
-    epsilon = gaussian_epsilon(certified_mu(world, world.scenario.privacy.sensitivity)[-1], world.plan.fleet.delta)
+    epsilon = epsilon_of_mu(certified_mu(world, privacy.sensitivity)[-1], world.plan.fleet.delta, privacy.noise)
     weakest = int(np.argmax(epsilon))
     return MembershipAudit(
         num_held=sum(map(len, world.indices)),
@@ -120,37 +117,45 @@ def audit_membership(world: World, options: AuditOptions, on_progress: OnProgres
 def _scores(world: World, pool: Pool, shadows: ShadowKnowledge) -> FloatArray:
     broadcasts = np.stack(world.broadcasts)
     noise_var = np.stack([this.design.effective_noise_var for this in world.rounds])
-    return membership_scores(pool.labels, shadows.inside, shadows.means, broadcasts, noise_var)
+    share = 1 / world.plan.fleet.num_devices
+    return membership_scores(pool.labels, shadows.holds, shadows.knowledge, broadcasts, noise_var, share)
 
 
 def membership_scores(
-    labels: IntArray, inside: BoolArray, means: FloatArray, broadcasts: FloatArray, noise_var: FloatArray
+    labels: IntArray,
+    holds: BoolArray,
+    knowledge: FloatArray,
+    broadcasts: FloatArray,
+    noise_var: FloatArray,
+    share: float,
 ) -> FloatArray:
-    """Λ of every record, `[record]`; zero for one that no shadow fleet held, or all of them.
+    """Λ of every record, `[record]`; zero for one that no shadow device held.
 
-    `inside` is `[record, shadow]`, `means` `[shadow, round, class, entry]`, `broadcasts` `[round, class, entry]` and
-    `noise_var` v `[round, class]`. What was not broadcast, or some shadow fleet does not know, says nothing.
+    `holds` is `[record, shadow device]`, `knowledge` `[shadow device, round, class, entry]`, `broadcasts` `[round,
+    class, entry]` and `noise_var` v `[round, class]`. A broadcast is the mean of 1/`share` devices: without the record
+    it lies about the mean of those shadow devices that did not train on it, and with the record one device of the fleet
+    is like those that did. What was not broadcast says nothing.
     """
     scores = np.zeros(len(labels))
     for klass in np.unique(labels):
-        known = means[:, :, klass].reshape(len(means), -1)
+        records, known_to = labels == klass, np.isfinite(knowledge[:, :, klass]).all(axis=(1, 2))
+        known = knowledge[known_to, :, klass].reshape(np.count_nonzero(known_to), -1)
         heard = broadcasts[:, klass].reshape(-1)
-        usable = np.isfinite(known).all(axis=0) & np.isfinite(heard)
-        variance = known.var(axis=0, ddof=1) + np.repeat(noise_var[:, klass], broadcasts.shape[-1])
-        usable &= np.isfinite(variance) & (variance > 0)
-        records = labels == klass
-        own = inside[records]
-        distance = [
-            ((heard[usable] - _mean_over(group, known[:, usable])) ** 2 / variance[usable]).sum(axis=1)
-            for group in (own, ~own)
-        ]
+        if len(known) < 2:
+            continue
+        variance = share * known.var(axis=0, ddof=1) + np.repeat(noise_var[:, klass], broadcasts.shape[-1])
+        usable = np.isfinite(heard) & np.isfinite(variance) & (variance > 0)
+        own = holds[np.ix_(records, known_to)]
         told = own.any(axis=1) & ~own.all(axis=1)
+        without = _mean_over(~own, known[:, usable])
+        with_it = without + share * (_mean_over(own, known[:, usable]) - without)
+        distance = [((heard[usable] - mean) ** 2 / variance[usable]).sum(axis=1) for mean in (with_it, without)]
         scores[records] = np.where(told, (distance[1] - distance[0]) / 2, 0.0)
     return scores
 
 
 def _mean_over(group: BoolArray, known: FloatArray) -> FloatArray:
-    """Mean over the shadow fleets of a record's group, `[record, number]`."""
+    """Mean over the shadow devices of a record's group, `[record, number]`."""
     return np.asarray(group.astype(np.float64) @ known / np.maximum(group.sum(axis=1, keepdims=True), 1))
 
 

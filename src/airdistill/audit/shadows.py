@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from airdistill.air.signal import ideal_knowledge
 from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.audit.world import World, learn, seed_torch
@@ -56,10 +55,13 @@ def pool_of(world: World, seed: int) -> Pool:
 
 @dataclass(frozen=True)
 class ShadowKnowledge:
-    """Who trained on which record `[record, shadow]`, and the fleets' class means `[shadow, round, class, class]`."""
+    """Who trained on which record `[record, shadow device]`, what they know `[shadow device, round, class, class]`.
 
-    inside: BoolArray
-    means: FloatArray
+    The devices of all shadow fleets stand one after the other, `num_devices` of each.
+    """
+
+    holds: BoolArray
+    knowledge: FloatArray
     num_devices: int
 
 
@@ -67,31 +69,27 @@ def train_shadows(world: World, pool: Pool, options: AuditOptions, on_progress: 
     """All devices of all shadow fleets along the world's own broadcasts."""
     num_devices = min(world.plan.fleet.num_devices, options.shadow_devices)
     shares = _shares(world, pool, options, num_devices)
-    fleet = _fleet(world, pool, [held for shadow in shares for held in shadow], num_devices)
-    counts = [np.stack([_class_counts(world, pool, held) for held in shadow]) for shadow in shares]
-    means = []
+    fleet, known = _fleet(world, pool, shares, num_devices), []
     for this, received in zip(world.rounds, world.broadcasts, strict=True):
         seed_torch(world.scenario, this.index)
-        knowledge = fleet.knowledge(for_full_batch=world.scenario.learning.local_epochs == 0)
-        by_shadow = knowledge.reshape(len(shares), num_devices, *knowledge.shape[1:])
-        means.append([ideal_knowledge(own, each) for own, each in zip(counts, by_shadow, strict=True)])
+        known.append(fleet.knowledge(for_full_batch=world.scenario.learning.local_epochs == 0))
         if this.index < len(world.rounds):  # what would be learned after the last broadcast nobody looks at
-            learn(fleet, world.scenario, this.index, received, list(range(num_devices)) * len(shares))
+            learn(fleet, world.scenario, this.index, received, list(range(num_devices)) * options.shadows)
         on_progress("shadow fleets trained", this.index, len(world.rounds))
-    inside = np.zeros((len(pool.labels), len(shares)), dtype=np.bool_)
-    for shadow, own_shares in enumerate(shares):
-        inside[np.concatenate(own_shares), shadow] = True
-    return ShadowKnowledge(inside, np.moveaxis(np.array(means), 0, 1), num_devices)
+    holds = np.zeros((len(pool.labels), len(shares)), dtype=np.bool_)
+    for place, held in enumerate(shares):
+        holds[held, place] = True
+    return ShadowKnowledge(holds, np.stack(known, axis=1), num_devices)
 
 
-def _shares(world: World, pool: Pool, options: AuditOptions, num_devices: int) -> list[list[IntArray]]:
-    """Positions in the pool of every device of every shadow fleet."""
+def _shares(world: World, pool: Pool, options: AuditOptions, num_devices: int) -> list[IntArray]:
+    """Positions in the pool of every device of every shadow fleet, one fleet after the other."""
     shares = []
     for pair in range(options.shadows // 2):
         order = stream(options.seed, "audit-shadow-halves", pair).permutation(len(pool.labels))
         for side, half in enumerate(np.array_split(order, 2)):
             rng = stream(options.seed, "audit-shadow-shares", pair, side)
-            shares.append([half[held] for held in _split(world, pool.labels[half], num_devices, rng)])
+            shares += [half[held] for held in _split(world, pool.labels[half], num_devices, rng)]
     return shares
 
 
@@ -124,7 +122,3 @@ def _fleet(world: World, pool: Pool, shares: list[IntArray], num_devices: int) -
         labels = pool.labels[held]
         learners.append(Learner(model.to(engine.device), own, labels, dataset.num_classes, engine.chunk_samples))
     return LearningFleet(learners, engine)
-
-
-def _class_counts(world: World, pool: Pool, held: IntArray) -> IntArray:
-    return np.bincount(pool.labels[held], minlength=world.dataset.num_classes)

@@ -135,8 +135,8 @@ def _about_earlier_runs(
         return ()
     most = float(epsilon_of_mu(np.sqrt(spent_squared_mu), fleet.delta, scenario.privacy.noise).max())
     return (
-        f"Earlier runs have spent up to ε = {most:.3g}; this plan has the rest of every device's budget, and the ε that "
-        "it shows are of its own rounds alone.",
+        f"Earlier runs have spent up to ε = {most:.3g}; this plan has the rest of every device's budget, and the ε "
+        "that it shows are of its own rounds alone.",
     )
 
 

@@ -129,7 +129,8 @@ class Certificate:
 def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certificate:
     """Of all that the ledger has charged; `audit` is what an audit of the same run measured, with its violations."""
     opening = ledger.opening
-    accounts, assumptions = _accounts(ledger), assumptions_behind(opening)
+    bare = opening.terms["releases"] == "bare"
+    accounts, assumptions = _accounts(ledger), () if bare else assumptions_behind(opening)
     draft = Certificate(
         opening,
         len(ledger.history),
@@ -137,7 +138,7 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certi
         accounts,
         verdict="",
         reasons=(),
-        statement=_statement(opening, assumptions),
+        statement=("Nothing is promised.",) if bare else _statement(opening, assumptions),
         assumptions=assumptions,
         audit=audit,
         ledger_digest=None if ledger.chain is None else ledger.chain.digest,

@@ -14,6 +14,17 @@ from airdistill.report import audit_words as words
 from airdistill.report.audit_figures import draw_attack, draw_membership, draw_mu, draw_shifts
 from airdistill.report.drawing import svg_of
 from airdistill.report.page import Block, Bullets, DataTable, Drawing, Facts, Page, Paragraph, Section, render
+from airdistill.runs.accounts import certify
+from airdistill.runs.folder import AUDIT, CERTIFICATE, write_json
+
+
+def write_audit(audit: Audit, folder: Path) -> Path:
+    """`audit.json` and `audit.html` in that folder; the certificate of a run that lies there takes note."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / AUDIT, audit.to_dict())
+    if (folder / CERTIFICATE).exists():
+        write_json(folder / CERTIFICATE, certify(folder).to_dict())
+    return write_audit_page(audit, folder / "audit.html")
 
 
 def write_audit_page(audit: Audit, path: Path) -> Path:

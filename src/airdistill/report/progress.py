@@ -81,6 +81,23 @@ def _rounds(summary: dict[str, Any]) -> str:
 
 
 @contextmanager
+def stage_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for every stage of long work."""
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    ) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def follow(stage: str, done: int, total: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(escape(stage), total=total)
+            progress.update(bars[stage], completed=done)
+
+        yield follow
+
+
+@contextmanager
 def comparison_bar(console: Console) -> Iterator[OnProgress]:
     """A bar for every run in progress."""
     with _bars(console) as progress:

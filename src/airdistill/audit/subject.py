@@ -1,0 +1,46 @@
+"""What is audited: a run as it was planned, or a scenario as it would be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from airdistill.codesign.plan import Plan
+from airdistill.errors import InputError
+from airdistill.runs.accounts import certify
+from airdistill.runs.folder import RUN, read_sealed
+from airdistill.runs.options import RunOptions
+from airdistill.scenario.loading import load
+from airdistill.schemes.base import Scheme
+from airdistill.schemes.planning import as_run_by, plan_scheme
+from airdistill.schemes.registry import load_scheme
+
+_DEFAULT_SCHEME = "ota_fd"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`folder` is where the run lies, and None for a scenario that nobody has run."""
+
+    plan: Plan
+    scheme: Scheme
+    run_options: RunOptions
+    folder: Path | None
+
+
+def subject_of(
+    name: str, scheme: str | None = None, changes: list[str] | None = None, device: str | None = None
+) -> Subject:
+    """A run's folder, or a scenario with a scheme and changes; `device` is cpu, cuda or auto."""
+    folder = Path(name)
+    if not (folder / RUN).is_file():
+        chosen = load_scheme(scheme or _DEFAULT_SCHEME)
+        plan = plan_scheme(chosen, as_run_by(chosen, load(name, changes or [])))
+        return Subject(plan, chosen, RunOptions(device=device or "cpu").resolved(), None)
+    for option, given in [("--scheme", scheme), ("--set", changes)]:
+        if given:
+            raise InputError(option, str(given), f"{name} is a run: it is audited as it was run")
+    certify(folder)  # a run whose ledger cannot be trusted is no subject
+    stored, planned = read_sealed(folder)
+    options = RunOptions(**stored["options"]) if device is None else RunOptions(device=device).resolved()
+    return Subject(Plan.from_dict(planned), load_scheme(stored["scheme"]), options, folder)
