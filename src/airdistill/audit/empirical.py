@@ -27,7 +27,7 @@ from airdistill.audit.twins import follow
 from airdistill.audit.world import World
 
 TESTED_MU = 1.5
-_MOST_STREAMS = 200_000  # generators that all trials together may start: one for each device and round
+_MOST_STREAMS = 600_000  # generators that all trials together may start: one for each device and round
 _MOST_NUMBERS = {"seeded": 2 * 10**8, "secure": 2 * 10**6}  # that all trials together may send
 _FEWEST_TRIALS = 20
 _MOST_POINTS = 400  # of a curve that is kept
@@ -157,7 +157,7 @@ def _affordable(world: World, asked: int, num_rounds: int) -> tuple[int, int]:
     """Trials in each world and rounds of each, within the budget; first trials are given up, then rounds."""
     fleet, uplink = world.plan.fleet, world.plan.uplink
     makes_noise = any(this.design.noise_gain.any() for this in world.rounds)
-    num_senders = 1 if world.link.of_gradient and not makes_noise else fleet.num_devices
+    num_senders = fleet.num_devices if makes_noise else 1
     numbers = num_senders * uplink.num_rows * uplink.vector_length
     most_rounds = int(
         min(_MOST_STREAMS / (2 * num_senders), _MOST_NUMBERS[world.scenario.privacy.noise] / (2 * numbers))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from airdistill import __version__
 from airdistill.files import write_whole
-from airdistill.privacy.certificate import Certificate
+from airdistill.privacy.certificate import UNDER_ASSUMPTIONS, Certificate
 from airdistill.report.certificate_table import account_rows, assumption_lines, model_rows
 from airdistill.report.page import Bullets, DataTable, Page, Paragraph, Section, Verdict, Verdicts, render
 
@@ -34,9 +34,10 @@ def certificate_section(certificate: Certificate) -> Section:
     """The verdict, what it says and what it rests on."""
     terms = certificate.opening
     asked = f"(ε, δ) for every one of {terms.num_devices} devices, sensitivity {terms.sensitivity}, trust {terms.trust}"
-    numbers = " ".join(certificate.reasons)
+    fallible = ", ".join(each.name for each in certificate.assumptions if not each.declared)
+    assumed = (f"Assumed: {fallible}.",) if certificate.verdict == UNDER_ASSUMPTIONS else ()
     source = f"ledger {certificate.ledger_digest[:16]}" if certificate.ledger_digest else ""
-    verdict = Verdict(asked, certificate.verdict, numbers, source, certificate.verdict_in_words)
+    verdict = Verdict(asked, certificate.verdict, " ".join((*assumed, *certificate.reasons)), source)
     table = DataTable(
         *model_rows(certificate),
         caption="ε of the worst device, by sensitivity model and by whose noise counts; * is declared.",

@@ -64,13 +64,12 @@ class Command:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`verdict` is "holds", "does not hold", or anything between them; `in_words` may say more than that word."""
+    """`verdict` is "holds", "does not hold", or anything between them."""
 
     statement: str
     verdict: str
     numbers: str
     source: str
-    in_words: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,10 +167,10 @@ def _block(block: Block, drawing_names: Iterator[str]) -> str:
 
 def _verdict(item: Verdict) -> str:
     kind = item.verdict.replace(" ", "-") if item.verdict in _SIGNS else "undecided"
-    sign, word = _SIGNS.get(item.verdict, "?"), item.in_words or item.verdict
+    sign = _SIGNS.get(item.verdict, "?")
     return f"""
 <li class="{kind}">
-<p class="word"><span aria-hidden="true">{sign}</span> {escape(word)}</p>
+<p class="word"><span aria-hidden="true">{sign}</span> {escape(item.verdict)}</p>
 <div><p class="statement">{escape(item.statement)}</p>
 {_unless_empty('<p class="numbers">{}</p>', item.numbers)}
 {_unless_empty('<p class="source">{}</p>', item.source)}</div>
