@@ -206,6 +206,81 @@ def test_run_trains_and_says_where_the_record_lies(run, small_file, tmp_path):
     assert json.loads(out) == summary
 
 
+def test_certify_says_what_a_run_guarantees(run, small_file, tmp_path):
+    run("run", small_file, "--out", tmp_path / "one")
+    code, out, err = run("certify", tmp_path / "one", "--second-opinion")
+    assert (code, err) == (0, "")
+    assert "holds under assumptions (honest fleet, exact channels, secret seed)" in out
+    assert "Second opinion on device" in out
+    assert max(map(len, out.splitlines()[:-1])) <= 80  # but for the path at the end
+    code, out, _ = run("certify", tmp_path / "one", "--json")
+    assert json.loads(out) == json.loads((tmp_path / "one" / "certificate.json").read_text())
+    assert "holds under assumptions" in (tmp_path / "one" / "certificate.html").read_text()
+    code, _, err = run("certify", tmp_path)
+    assert code == 2
+    assert "is no run's folder" in err
+
+
+def test_a_second_run_goes_on_from_the_ledger_given(run, small_file, tmp_path):
+    run("run", small_file, "--out", tmp_path / "one", "--set", "privacy.epsilon=4")
+    code, out, _ = run("plan", small_file, "--ledger", tmp_path / "one")
+    assert code == 0
+    assert "Earlier runs have spent up to ε" in out
+    assert run("run", small_file, "--ledger", tmp_path / "one", "--out", tmp_path / "two")[0] == 0
+    assert "12 releases, 6 of them by earlier runs" in run("certify", tmp_path / "two")[1]
+    less = ["--set", "privacy.epsilon=4", "--out", tmp_path / "three"]
+    code, _, err = run("run", small_file, "--ledger", tmp_path / "two", *less)
+    assert code == 2
+    assert "has spent its ε = 4: it can pay for no more rounds" in err
+    assert not (tmp_path / "three").exists()
+
+
+def test_an_audit_that_finds_a_violation_exits_with_one(run, small_file, tmp_path):
+    """Lemma 1 declared, and a model that is trained on the record."""
+    paper = ["privacy.sensitivity=paper", "privacy.trust=receiver_noise", "learning.initial_lr=2"]
+    changes = [word for change in paper for word in ("--set", change)]
+    run("run", small_file, "--out", tmp_path / "paper", "--rounds", 6, *changes)
+    run("run", small_file, "--out", tmp_path / "device", "--rounds", 6)
+    fast = ["--transcripts", 20, "--candidates", 4, "--trials", 60, "--shadows", 4]
+    code, out, err = run("audit", tmp_path / "paper", *fast)
+    assert (code, err) == (1, "")
+    assert "Verdict: violated" in out
+    assert max(map(len, out.splitlines()[:-1])) <= 80  # but for the path at the end
+    code, out, _ = run("audit", tmp_path / "device", *fast)
+    assert code == 0
+    assert "Verdict: not violated" in out
+    for name, verdict in [("paper", "does not hold"), ("device", "holds under assumptions")]:
+        assert json.loads((tmp_path / name / "certificate.json").read_text())["verdict"] == verdict
+        assert (tmp_path / name / "audit.html").exists()
+    assert "An audit found" in run("certify", tmp_path / "paper")[1]
+
+
+def test_a_scenario_is_audited_without_a_run(run, small_file, tmp_path):
+    options = ["--parts", "exact", "--transcripts", 2, "--candidates", 2, "--scheme", "orthogonal_fd", "--json"]
+    code, out, _ = run("audit", small_file, *options, "--out", tmp_path / "audit")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["scheme"], found["violations"], found["membership"]) == ("orthogonal_fd", [], None)
+    assert json.loads((tmp_path / "audit" / "audit.json").read_text()) == found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--scheme", "fd_error_free"], "there is no promise to audit"),
+        (["--parts", "magic"], "--parts = magic"),
+        (["--audited-device", "9"], "the fleet's devices are 0 to 2"),
+        (["--shadows", "5"], "must be even"),
+        (["--rounds", "99"], "must lie between 1 and the plan's 6"),
+    ],
+)
+def test_an_audit_that_makes_no_sense_is_one_clear_line(run, small_file, tmp_path, arguments, words):
+    code, _, err = run("audit", small_file, *arguments, "--out", tmp_path / "audit")
+    assert code == 2
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
 def test_schemes_are_listed(run):
     code, out, _ = run("schemes")
     assert code == 0

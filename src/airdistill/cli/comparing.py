@@ -1,0 +1,130 @@
+"""Many runs: comparisons, and the paper's figures."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from airdistill.cli.app import app, print_json, print_text
+from airdistill.cli.options import (
+    CheckpointEveryOption,
+    DeviceOption,
+    EvalEveryOption,
+    JobsOption,
+    JsonOption,
+    ScenarioArgument,
+    SetOption,
+)
+
+if TYPE_CHECKING:
+    from airdistill.runs.comparison import ComparisonRecord, OnProgress
+
+
+@app.command("compare")
+def compare_command(
+    scenario: ScenarioArgument,
+    schemes: Annotated[str, typer.Option("--schemes", metavar="A,B", help="Schemes, with commas between them.")],
+    changes: SetOption = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, counted from the scenario's own.")] = 1,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Plan and run so many rounds of each.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="An empty folder, or the same comparison's to go on with."),
+    ] = None,
+    device: DeviceOption = "cpu",
+    jobs: JobsOption = 0,
+    eval_every: EvalEveryOption = 20,
+    checkpoint_every: CheckpointEveryOption = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Run schemes side by side over seeds: a table, curves and a report.
+
+    Example: airdistill compare quick --schemes ota_fd,local_only --seeds 3 --rounds 10
+    """
+    from airdistill.runs.comparison import compare
+    from airdistill.runs.options import RunOptions
+    from airdistill.scenario.loading import load
+
+    options = RunOptions(device=device, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    given, names = load(scenario, changes or []), [name.strip() for name in schemes.split(",")]
+    follow_comparison(lambda bar: compare(given, names, seeds, rounds, out, options, jobs, bar), as_json)
+
+
+def follow_comparison(start: Callable[[OnProgress], ComparisonRecord], as_json: bool) -> None:
+    """Runs with bars on standard error, then shows what there is; exit code 2 if a run failed."""
+    from rich.console import Console
+
+    from airdistill.report.comparison_json import comparison_to_dict
+    from airdistill.report.comparison_page import write_comparison_page
+    from airdistill.report.comparison_table import print_comparison
+    from airdistill.report.progress import comparison_bar
+
+    try:
+        with comparison_bar(Console(stderr=True)) as bar:
+            record = start(bar)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; what there is was kept: airdistill resume goes on with it\n")
+        sys.exit(130)
+    page = write_comparison_page(record)
+    if as_json:
+        print_json(comparison_to_dict(record))
+    else:
+        print_comparison(record, Console())
+        print_text(f"Report: {page}")
+    missing = [task for task in record.comparison.tasks if task not in record.runs]
+    if missing:
+        tasks = ", ".join(f"{task.label} (seed {task.seed})" for task in missing)
+        sys.stderr.write(f"error: {len(missing)} of {len(record.comparison.tasks)} runs did not end: {tasks}\n")
+        sys.exit(2)
+
+
+class Figure(enum.StrEnum):
+    """The paper's figures."""
+
+    FIG2A = "fig2a"
+    FIG2B = "fig2b"
+
+
+@app.command("reproduce")
+def reproduce_command(
+    figure: Annotated[Figure, typer.Argument(help="fig2a: noise against ε. fig2b: accuracy against uplink time.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="By default figures/.")] = None,
+    scenarios: Annotated[
+        str, typer.Option("--scenarios", metavar="A,B", help="One of them, or both.")
+    ] = "paper,paper-literal",
+    changes: SetOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small: fewer devices, samples and rounds.")] = False,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="fig2b: how many.")] = 1,
+    device: DeviceOption = "cpu",
+    jobs: JobsOption = 0,
+    eval_every: EvalEveryOption = 20,
+    redraw: Annotated[bool, typer.Option("--redraw", help="fig2b: train nothing, show what DIR holds.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """The paper's figures computed anew, and its claims checked one by one.
+
+    Example: airdistill reproduce fig2a --out figures
+    """
+    from airdistill.report.reproduction import redraw_fig2b, reproduce_fig2a, reproduce_fig2b
+    from airdistill.runs.options import RunOptions
+
+    folder, names = out or Path("figures"), [name.strip() for name in scenarios.split(",")]
+    command = "airdistill " + " ".join(sys.argv[1:])
+    if figure is Figure.FIG2A:
+        claims = reproduce_fig2a(names, quick, changes or [], folder, command, silent=as_json)
+    elif redraw:
+        claims = redraw_fig2b(names, folder, command, silent=as_json)
+    else:
+        options = RunOptions(device=device, eval_every=eval_every, checkpoint_every=20)
+        try:
+            claims = reproduce_fig2b(names, quick, changes or [], seeds, folder, options, jobs, command, silent=as_json)
+        except KeyboardInterrupt:
+            sys.stderr.write("stopped; what there is was kept: the same command goes on with it\n")
+            sys.exit(130)
+    if as_json:
+        print_json({name: [vars(claim) for claim in found] for name, found in claims.items()})

@@ -1,0 +1,160 @@
+"""One run: start it, go on with it, report it; and what can be run, and how fast."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from airdistill.cli.app import app, print_json, print_summaries, print_text
+from airdistill.cli.comparing import follow_comparison
+from airdistill.cli.options import (
+    CheckpointEveryOption,
+    DeviceOption,
+    EvalEveryOption,
+    JobsOption,
+    JsonOption,
+    LedgerOption,
+    ScenarioArgument,
+    SchemeOption,
+    SetOption,
+    ThreadsOption,
+)
+
+if TYPE_CHECKING:
+    from airdistill.runs.record import RunRecord
+    from airdistill.runs.runner import OnRound
+
+
+@app.command("run")
+def run_command(
+    scenario: ScenarioArgument,
+    scheme: SchemeOption = "ota_fd",
+    changes: SetOption = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Plan and run so many rounds.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="An empty folder; by default under runs/.")
+    ] = None,
+    ledger: LedgerOption = None,
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = 0,
+    eval_every: EvalEveryOption = 20,
+    checkpoint_every: CheckpointEveryOption = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a fleet; leaves a record that can be resumed and plotted.
+
+    Example: airdistill run quick --scheme fd_error_free --rounds 5 --out my-run
+    """
+    from airdistill.runs.options import RunOptions
+    from airdistill.runs.runner import run
+    from airdistill.scenario.loading import load
+
+    options = RunOptions(device=device, threads=threads, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    given = load(scenario, changes or [])
+
+    def start(on_round: OnRound) -> RunRecord:
+        return run(given, scheme, rounds, out, options, on_round, ledger)
+
+    _follow(start, f"{given.name}, {scheme}", as_json)
+
+
+@app.command("resume")
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a comparison's.")],
+    jobs: JobsOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a run or a comparison that was stopped or killed, to the same bytes.
+
+    Example: airdistill resume runs/quick-ota_fd
+    """
+    from airdistill.runs.comparison import COMPARISON, go_on
+    from airdistill.runs.runner import resume
+
+    if (folder / COMPARISON).exists():
+        follow_comparison(lambda bar: go_on(folder, jobs, bar), as_json)
+        return
+    _follow(lambda on_round: resume(folder, on_round), str(folder), as_json)
+
+
+def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) -> None:
+    """Runs with a bar on standard error; Ctrl-C leaves what there is, with exit code 130."""
+    import logging
+
+    from rich.console import Console
+
+    from airdistill.report.progress import print_run, round_bar
+    from airdistill.report.run_page import write_run_page
+
+    logging.basicConfig(format="%(message)s")
+    try:
+        with round_bar(Console(stderr=True), label) as on_round:
+            record = start(on_round)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; what there is was kept: airdistill resume goes on with it\n")
+        sys.exit(130)
+    page = write_run_page(record)
+    if as_json:
+        print_json({"folder": str(record.folder), "report": str(page), **record.summary})
+    else:
+        print_run(record, Console())
+
+
+@app.command("report")
+def report_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a comparison's.")],
+) -> None:
+    """Write the report of a run or a comparison anew, from what there is: one HTML file.
+
+    Example: airdistill report runs/quick-ota_fd
+    """
+    from airdistill.report.comparison_page import write_comparison_page
+    from airdistill.report.run_page import write_run_page
+    from airdistill.runs.comparison import COMPARISON, ComparisonRecord
+    from airdistill.runs.record import ended_run
+
+    if (folder / COMPARISON).exists():
+        print_text(str(write_comparison_page(ComparisonRecord.read(folder))))
+    else:
+        print_text(str(write_run_page(ended_run(folder))))
+
+
+@app.command("schemes")
+def schemes_command(as_json: JsonOption = False) -> None:
+    """What can be run.
+
+    Example: airdistill schemes --json
+    """
+    import inspect
+
+    from airdistill.schemes.registry import SCHEMES
+
+    summaries = {name: " ".join((inspect.getdoc(scheme) or "").split()) for name, scheme in SCHEMES.items()}
+    print_summaries(summaries, as_json)
+
+
+@app.command("bench")
+def bench_command(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="Whose fleet is measured.")] = "paper",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds of each engine; the fastest counts.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Seconds and memory of a full-batch round, against the naive loop and the machine's floor.
+
+    Example: airdistill bench quick --json
+    """
+    from airdistill.bench.engines import measure_engines
+
+    measured = measure_engines(scenario, repeats)
+    if as_json:
+        print_json(measured)
+        return
+    from rich.console import Console
+
+    from airdistill.report.bench_table import print_bench
+
+    print_bench(measured, Console())
