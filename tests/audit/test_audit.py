@@ -109,9 +109,10 @@ def test_progress_is_told_and_an_interruption_passes_through(tmp_path):
         audit(plan, chosen, LITTLE, ONE, interrupt)
 
 
-def test_trials_keep_to_a_budget_and_the_notes_say_so(tmp_path):
+def test_trials_keep_to_a_budget_and_the_notes_say_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("airdistill.audit.empirical._MOST_STREAMS", 72_000)
     plan, chosen = planned(tmp_path, "ota_fd", "data.samples_per_device=2", "fleet.devices=30", "learning.rounds=40")
     options = AuditOptions(transcripts=1, candidates=1, trials=5000, parts=("empirical",))
     found = audit(plan, chosen, options, ONE)
-    assert found.empirical.num_trials == 200_000 // (2 * 30 * 40)
-    assert any("83 of 5000 trials" in note for note in found.notes)
+    assert found.empirical.num_trials == 72_000 // (2 * 30 * 40)
+    assert any("30 of 5000 trials" in note for note in found.notes)

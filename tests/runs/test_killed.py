@@ -26,7 +26,8 @@ def scenario_file(folder, num_rounds):
 
 def bytes_of(folder):
     final = sorted(folder.glob("checkpoint-*.safetensors"))[-1]
-    return (folder / "rounds.jsonl").read_bytes(), final.read_bytes(), (folder / "summary.json").read_bytes()
+    names = ("rounds.jsonl", "ledger.jsonl", "ledger.head", "summary.json", "certificate.json")
+    return [final.read_bytes(), *((folder / name).read_bytes() for name in names)]
 
 
 def wait_for(condition, process, seconds=60):
@@ -36,7 +37,7 @@ def wait_for(condition, process, seconds=60):
 
 
 def test_a_run_killed_twenty_times_ends_in_the_same_bytes(tmp_path):
-    path = scenario_file(tmp_path, 3000)
+    path = scenario_file(tmp_path, 1500)
     options = ["--eval-every", 100, "--checkpoint-every", 7, "--threads", 1]
     subprocess.run(command("run", path, "--out", tmp_path / "whole", *options), check=True, capture_output=True)
     cut, rng, kills = tmp_path / "cut", random.Random(0), 0
