@@ -327,3 +327,23 @@ def test_bare_and_silent_schemes_are_certified_for_what_they_are(tmp_path):
     assert verdicts == {
         "fd_error_free": "does not hold", "local_only": "holds under assumptions", "fedavg": "does not hold",
     }  # fmt: skip
+
+
+def test_a_ledger_is_never_begun_over_the_one_given(tmp_path):
+    """What a start left behind may be written over, but not if it is the history that the new run goes on from."""
+    first = ad.run(small_scenario(tmp_path, "privacy.epsilon=4"), out=tmp_path / "first", options=FAST)
+    leftover = tmp_path / "leftover"
+    leftover.mkdir()
+    for name in ("ledger.jsonl", "ledger.head"):
+        (leftover / name).write_bytes((first.folder / name).read_bytes())
+    with pytest.raises(ad.AirDistillError, match="lies in the new run's own folder"):
+        ad.run(small_scenario(tmp_path), out=leftover, options=FAST, ledger=leftover)
+    assert len(Ledger.read(leftover / "ledger.jsonl").releases) == 6
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]"])
+def test_a_damaged_audit_is_said_to_be_damaged(tmp_path, content):
+    folder = stopped_run(tmp_path)
+    (folder / "audit.json").write_text(content)
+    with pytest.raises(ad.AirDistillError, match=r"audit\.json: is damaged"):
+        ad.certify(folder)

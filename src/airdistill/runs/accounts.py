@@ -83,8 +83,18 @@ def certify(folder: str | Path) -> Certificate:
     """What a run's ledger guarantees, whether the run has ended or not; an audit of it is taken into account."""
     folder = existing_folder(Path(folder))
     stored, _ = read_sealed(folder)
-    audited = folder / AUDIT
-    return certificate_of(read_ledger(folder, stored), json.loads(audited.read_text()) if audited.exists() else None)
+    return certificate_of(read_ledger(folder, stored), _audit_in(folder))
+
+
+def _audit_in(folder: Path) -> dict[str, Any] | None:
+    path = folder / AUDIT
+    if not path.exists():
+        return None
+    try:
+        audit: dict[str, Any] = json.loads(path.read_text())
+        return {**audit, "violations": list(audit["violations"])}
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{path}: is damaged; audit the run again, or remove it") from None
 
 
 def check_ledger_at(ledger: Ledger, num_lines: int, digest: str) -> None:

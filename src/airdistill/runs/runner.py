@@ -16,6 +16,7 @@ import tomli_w
 
 from airdistill import __version__
 from airdistill.codesign.plan import Plan
+from airdistill.errors import InputError
 from airdistill.files import write_whole
 from airdistill.jsonable import jsonable
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
@@ -121,6 +122,8 @@ def _fitting(scenario: Scenario, options: RunOptions) -> RunOptions:
 
 
 def _begin_ledger(folder: Path, simulation: Simulation, before: Path | None) -> Ledger:
+    if before is not None and ledger_path(before).resolve() == (folder / LEDGER).resolve():
+        raise InputError("--ledger", str(before), "lies in the new run's own folder; choose another --out")
     for leftover in (folder / LEDGER, folder / LEDGER_HEAD):
         leftover.unlink(missing_ok=True)  # of a start that ended before it began: nothing was released
     opening = simulation.ledger.opening
