@@ -104,6 +104,23 @@ def test_one_row_of_one_round_without_its_noise_is_caught(tmp_path):
     assert any("row in round 7" in sentence for sentence in found.violations)
 
 
+@pytest.mark.parametrize("again", ["rounds", "rows"])
+def test_noise_that_is_used_again_is_caught(tmp_path, again):
+    """Of the right variance each time, so that only its sums give it away."""
+    world = small_world(tmp_path, "ota_fd", "learning.rounds=4", rounds=4)
+
+    def source(seed, round_index, design):
+        noise = world.link.seeded_noise(seed, 1 if again == "rounds" else round_index, design)
+        if again == "rows":
+            noise = replace(noise, artificial=np.broadcast_to(noise.artificial[:, :1], noise.artificial.shape))
+        return noise
+
+    found = attacked(world, trials=60, source=source)
+    assert any(f"sum over {again}" in sentence for sentence in found.violations)
+    other = "rows" if again == "rounds" else "rounds"
+    assert not any(f"sum over {other}" in sentence for sentence in found.violations)
+
+
 def test_only_counted_noise_is_attacked(tmp_path):
     """Of a fleet's noise a device that trusts nobody counts its own."""
     noises = {}

@@ -65,7 +65,8 @@ def test_a_fleet_that_repeats_its_members_is_found_out():
 def test_shadow_fleets_are_complementary_and_small_where_asked(tmp_path):
     world = small_world(tmp_path, rounds=2)
     pool = pool_of(world, seed=0)
-    assert (pool.is_member.sum(), len(pool.labels)) == (60, 90)
+    shares = [np.bincount(pool.labels[who], minlength=3) for who in (pool.is_member, ~pool.is_member)]
+    assert shares == [pytest.approx([20, 20, 20]), pytest.approx([10, 10, 10])]
     train = {sample.tobytes() for sample in world.dataset.x_train}
     assert [sample.tobytes() in train for sample in pool.samples] == pool.is_member.tolist()
     shadows = train_shadows(world, pool, AuditOptions(shadows=6, shadow_devices=2), quiet)
@@ -83,7 +84,19 @@ def test_unused_training_records_are_non_members(tmp_path):
     pool = pool_of(world, seed=0)
     held = {world.dataset.x_train[place].tobytes() for own in world.indices for place in own}
     assert [sample.tobytes() in held for sample in pool.samples] == pool.is_member.tolist()
-    assert (pool.is_member.sum(), len(pool.labels)) == (30, 90)
+    assert pool.is_member.sum() == 30
+    counts = [np.bincount(pool.labels[who], minlength=3) for who in (pool.is_member, ~pool.is_member)]
+    # The members' mix of classes, as far as whole records go: class counts are public.
+    assert counts[1] / counts[1].sum() == pytest.approx(counts[0] / 30, abs=1 / counts[1].sum())
+
+
+def test_the_mix_of_classes_alone_does_not_pass_for_membership(tmp_path):
+    """Skewed devices, and a score that knows nothing but the label."""
+    world = small_world(tmp_path, "ota_fd", "fleet.devices=2", "data.partition=dirichlet", "data.alpha=0.3", rounds=1)
+    pool = pool_of(world, seed=0)
+    score = np.array([0.0, 1.0, 2.0])[pool.labels]
+    found = auc(score[pool.is_member], score[~pool.is_member])
+    assert found.value == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -51,15 +51,17 @@ def planned(tmp_path):
 
 
 def drift(samples, num_rounds):
-    """D_t of one device: the record in the first batch of every pass."""
-    value, history = 0.0, []
+    """D_t of one device: the record in the first batch of every pass, or in a smaller last one if that is worse."""
+    value, history, batch = 0.0, [], LEARNING["batch"]
+    num_steps = math.ceil(samples / batch)
     for t in range(1, num_rounds + 1):
         history.append(value)
         lr = LEARNING["lr"] / math.sqrt(t)
+        growth = 1 + lr * LEARNING["L1"]
         for _ in range(LEARNING["epochs"]):
-            for step in range(math.ceil(samples / LEARNING["batch"])):
-                kick = 2 * lr * LEARNING["S"] / LEARNING["batch"] if step == 0 else 0.0
-                value = (1 + lr * LEARNING["L1"]) * value + kick
+            first = growth ** (num_steps - 1) * 2 * lr * LEARNING["S"] / batch
+            last = 2 * lr * LEARNING["S"] / (samples - (num_steps - 1) * batch)
+            value = growth**num_steps * value + max(first, last)
     return history
 
 

@@ -97,7 +97,7 @@ def test_paper_and_class_mean_never_plainly_hold(model, trust):
     for noise in (1e-4, 1.0, 1e8):
         assert certified(noise, sensitivity=model, trust=trust).verdict != "holds"
     nothing = certified(releases=[], sensitivity=model, trust=trust)
-    assert nothing.verdict == "holds under assumptions"
+    assert nothing.verdict_in_words == "holds under assumptions (static model)"
     assert nothing.reasons[0] == "Nothing was released."
 
 
@@ -168,3 +168,37 @@ def test_a_certificate_is_of_all_releases(tmp_path):
     after = certificate_of(second)
     assert all(old.spent < new.spent for old, new in zip(before.devices, after.devices, strict=True))
     assert before.devices[0].spent == pytest.approx(first.epsilon()[0], rel=1e-12)
+
+
+def test_nothing_released_holds_without_trust_in_anybody():
+    assert certified(releases=[], sensitivity="device", trust="fleet_noise").verdict_in_words == "holds"
+
+
+def test_what_earlier_runs_assumed_is_still_assumed(tmp_path):
+    """Knowledge sent at once under secure fleet noise, then one after the other, where a device counts on itself."""
+    alone = TERMS | {"uplink": "orthogonal_knowledge"}
+    first = Ledger.begin(opening(noise="secure"), tmp_path / "first.jsonl")
+    first.charge(random_release(1, noise=100.0))
+    assert certificate_of(first).verdict_in_words == "holds under assumptions (honest fleet, exact channels)"
+    second = Ledger.begin(opening(noise="secure", terms=alone), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    second.charge(random_release(1, seed=1, noise=100.0))
+    assert certificate_of(second).verdict_in_words == "holds under assumptions (honest fleet, exact channels)"
+    fresh = Ledger(opening(noise="secure", terms=alone))
+    fresh.charge(random_release(1, noise=100.0))
+    assert certificate_of(fresh).verdict_in_words == "holds"
+
+
+def test_promises_of_earlier_runs_and_later_runs_are_named(tmp_path):
+    first = Ledger.begin(opening(epsilon=np.full(3, 0.5)), tmp_path / "first.jsonl")
+    first.charge(random_release(1))
+    second = Ledger.begin(opening(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    second.charge(random_release(1, seed=3))
+    assert any("test had promised device" in reason for reason in certificate_of(second).reasons)
+    closed = certificate_of(Ledger.read(tmp_path / "first.jsonl"))
+    assert any("Another run has gone on from this ledger" in reason for reason in closed.reasons)
+
+
+def test_lemma_1_is_not_said_to_be_no_guarantee_where_the_class_mean_is_one():
+    statement = " ".join(certified(1e8, sensitivity="paper", trust="own_noise").statement)
+    assert "the verdict is by √2/B_i^k" in statement
+    assert "No guarantee follows" not in statement

@@ -35,12 +35,10 @@ def test_any_byte_that_changes_is_noticed(path):
 
 def test_a_charge_made_smaller_with_its_own_line_put_right_is_noticed(path):
     """Whoever rewrites one line and its digest breaks the next one, or the head."""
-    bodies, lines = Chain.read(path).bodies, lines_of(path)
+    bodies, lines = list(Chain.read(path).bodies()), lines_of(path)
     for number in (1, 2, 3):
         forged = path.parent / f"forged-{number}.jsonl"
-        chain = Chain.new(forged)
-        for body in [*bodies[:number], dict(bodies[number], round=9)]:
-            chain.append(body)
+        Chain.begin(forged, [*bodies[:number], dict(bodies[number], round=9)])
         new_line = lines_of(forged)[number]
         path.write_bytes(b"".join([*lines[:number], new_line, *lines[number + 1 :]]))
         with pytest.raises(LedgerError, match="refused"):
@@ -112,9 +110,12 @@ def test_lines_are_on_the_disk_before_append_returns(tmp_path, monkeypatch):
         real(handle)
 
     monkeypatch.setattr(os, "fsync", note)
-    Chain.new(tmp_path / "ledger.jsonl").append({"kind": "opening"})
-    assert synced[0].endswith("ledger.jsonl")
+    chain = Chain.begin(tmp_path / "ledger.jsonl", [{"kind": "opening"}])
+    assert synced[0].endswith("ledger.new")  # which then takes its place
     assert str(tmp_path) in synced
+    synced.clear()
+    chain.append({"kind": "release"})
+    assert synced[0].endswith("ledger.jsonl")
 
 
 def test_a_ledger_is_not_begun_over_another(path):
@@ -123,8 +124,36 @@ def test_a_ledger_is_not_begun_over_another(path):
 
 
 def test_what_is_no_ledger_is_said_to_be_none(tmp_path):
+    with pytest.raises(LedgerError, match=r"its head, nothing\.head, is missing"):
+        Ledger.read(tmp_path / "nothing.jsonl")
+    (tmp_path / "nothing.head").write_text('{"lines": 1, "digest": ""}')
     with pytest.raises(LedgerError, match="cannot be read"):
         Ledger.read(tmp_path / "nothing.jsonl")
-    Chain.new(tmp_path / "other.jsonl").append({"kind": "release", "round": 1})
+    Chain.begin(tmp_path / "other.jsonl", [{"kind": "release", "round": 1}])
     with pytest.raises(LedgerError, match="is no ledger"):
         Ledger.read(tmp_path / "other.jsonl")
+
+
+@pytest.mark.parametrize(
+    "line", [b"NaN", b'{"a": NaN, "digest": "x"}', b'{"a": "\\ud800", "digest": "x"}', b"[1]", b"\xff"]
+)
+def test_lines_that_are_none_are_refused_in_one_line(path, line):
+    path.write_bytes(b"".join([*lines_of(path)[:3], line + b"\n"]))
+    with pytest.raises(LedgerError, match="line 4 is damaged"):
+        Ledger.read(path)
+
+
+def test_a_ledger_can_be_read_while_its_run_goes_on(path, monkeypatch):
+    """Lines that were added after the head was read are counted, not taken for a forgery."""
+    from airdistill.privacy import chain as module
+
+    writer, real = Ledger.read(path), module._read_head
+
+    def slow(given):
+        found = real(given)
+        for t in (4, 5, 6):
+            writer.charge(random_release(t))
+        return found
+
+    monkeypatch.setattr(module, "_read_head", slow)
+    assert Chain.read(path).num_lines == 7

@@ -11,6 +11,7 @@ from random_releases import opening, random_release
 from airdistill.channel import channel_source
 from airdistill.codesign.plan import plan
 from airdistill.codesign.release import release_of
+from airdistill.privacy import chain
 from airdistill.privacy.accountant import gaussian_epsilon
 from airdistill.privacy.chain import LedgerError
 from airdistill.privacy.ledger import BudgetExceeded, Ledger, spent_before
@@ -179,7 +180,7 @@ def test_a_replayed_round_is_charged_once_with_seeded_noise_and_again_with_secur
         ledger = Ledger.begin(opening(noise=noise), path)
         for t in (1, 2, 3):
             ledger.charge(random_release(t))
-        resumed = Ledger.read(path).from_round(2)
+        resumed = Ledger.read(path, recorded_rounds=2)
         before = resumed.squared_mu()
         resumed.charge(random_release(3))
         assert len(Ledger.read(path).releases) == expected
@@ -192,7 +193,7 @@ def test_a_replayed_round_is_charged_once_with_seeded_noise_and_again_with_secur
 def test_a_replay_that_differs_is_charged_on_top(tmp_path, caplog):
     ledger = Ledger.begin(opening(), tmp_path / "ledger.jsonl")
     ledger.charge(random_release(1))
-    resumed = Ledger.read(tmp_path / "ledger.jsonl").from_round(0)
+    resumed = Ledger.read(tmp_path / "ledger.jsonl", recorded_rounds=0)
     resumed.charge(random_release(1, noise=2.0))
     assert "charged again" in caplog.text
     both = [random_release(1), random_release(1, noise=2.0)]
@@ -214,7 +215,7 @@ def test_a_second_run_goes_on_from_what_was_spent(tmp_path):
     for ledger in (second, Ledger.read(tmp_path / "second.jsonl")):
         assert ledger.squared_mu() == pytest.approx(expected, rel=1e-12)
         assert len(ledger.releases) == 1
-    rewound = Ledger.read(tmp_path / "second.jsonl").from_round(0)
+    rewound = Ledger.read(tmp_path / "second.jsonl", recorded_rounds=0)
     assert rewound.squared_mu() == pytest.approx(spent_by_hand(both[:1], "class_mean", "own_noise"), rel=1e-12)
 
 
@@ -248,6 +249,40 @@ def test_other_devices_or_another_noise_cannot_go_on(tmp_path, changes, rule):
     with pytest.raises(LedgerError, match=rule):
         Ledger.begin(opening(**changes), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     assert len((tmp_path / "first.jsonl").read_text().splitlines()) == 1
+    assert not (tmp_path / "second.jsonl").exists()
+
+
+def test_another_number_of_classes_is_refused_before_anything_is_closed(tmp_path):
+    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first.charge(random_release(1))
+    with pytest.raises(LedgerError, match="has 4 rows of knowledge, and this run has 5"):
+        Ledger.begin(opening(num_rows=5), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    assert not Ledger.read(tmp_path / "first.jsonl").closed
+
+
+@pytest.mark.parametrize("num_heads", [0, 1])
+def test_a_start_killed_while_it_goes_on_from_a_ledger_forgets_nothing(tmp_path, monkeypatch, num_heads):
+    """Killed before the new file has its head, and after that but before the old one has its new head."""
+    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    for t in (1, 2, 3):
+        first.charge(random_release(t))
+    real, written = chain.write_whole, []
+
+    def killed(path, content):
+        if len(written) == num_heads:
+            raise KeyboardInterrupt
+        written.append(path)
+        real(path, content)
+
+    monkeypatch.setattr(chain, "write_whole", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Ledger.begin(opening(name="next"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    monkeypatch.setattr(chain, "write_whole", real)
+    assert Ledger.read(tmp_path / "first.jsonl").squared_mu() == pytest.approx(first.squared_mu(), rel=0)
+    (tmp_path / "second.jsonl").unlink()
+    again = Ledger.begin(opening(name="next"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    assert again.squared_mu() == pytest.approx(first.squared_mu(), rel=0)
+    assert again.num_earlier == 3
 
 
 def test_the_papers_transceiver_is_stopped_where_it_breaks_its_own_constraint():

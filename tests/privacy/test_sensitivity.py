@@ -93,19 +93,41 @@ def test_lemma_1_fails_for_the_smallest_class_even_with_a_fixed_model():
 
 
 def drift_by_steps(dynamics, samples, num_rounds):
-    """D_t step by step: the record sits in the first batch of a pass, the worst place for it."""
-    full = dynamics.local_epochs == 0
-    batch = samples if full else min(dynamics.batch_size, samples)
-    steps = math.ceil(samples / batch)
-    drift, history = 0.0, []
-    for round_index in range(1, num_rounds + 1):
-        history.append(drift)
-        lr = dynamics.initial_lr / math.sqrt(round_index)
+    """Step by step, with the record in whichever batch of a pass moves the parameters most."""
+    full_batch = dynamics.local_epochs == 0
+    size = samples if full_batch else dynamics.batch_size
+    batches = [min(size, samples - start) for start in range(0, samples, size)]
+    drift, drifts = 0.0, []
+    for t in range(1, num_rounds + 1):
+        drifts.append(drift)
+        lr = dynamics.initial_lr / math.sqrt(t)
         for _ in range(max(1, dynamics.local_epochs)):
-            for step in range(steps):
-                kick = 2 * lr * dynamics.grad_norm_bound / batch if step == 0 else 0.0
-                drift = (1 + lr * dynamics.grad_lipschitz) * drift + kick
-    return history
+            ends = []
+            for place in range(len(batches)):
+                apart = drift
+                for step, batch in enumerate(batches):
+                    apart *= 1 + lr * dynamics.grad_lipschitz
+                    if step == place:
+                        apart += 2 * lr * dynamics.grad_norm_bound / batch
+                ends.append(apart)
+            drift = max(ends)
+    return drifts
+
+
+def test_a_record_alone_in_the_last_batch_stays_within_the_drift():
+    """61 samples in batches of 60, losses that are linear with slopes ±S: the last batch is the record itself."""
+    dynamics = TrajectoryDynamics(0.1, 1e-9, 1.0, 3.0, local_epochs=1, batch_size=60)
+    slopes = np.full(61, 3.0)
+    ends = []
+    for own in (3.0, -3.0):
+        slopes[60] = own
+        theta = 0.0
+        for start in range(0, 61, 60):
+            theta -= 0.1 * slopes[start : start + 60].mean()
+        ends.append(theta)
+    bound = list(itertools.islice(dynamics.parameter_drift(np.array([61.0])), 2))[1][0]
+    assert abs(ends[0] - ends[1]) == pytest.approx(0.6)
+    assert bound >= 0.6 - 1e-9
 
 
 @pytest.mark.parametrize(("epochs", "batch"), [(0, 7), (1, 15), (2, 15), (1, 100)])

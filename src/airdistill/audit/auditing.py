@@ -100,7 +100,10 @@ def audit(
         if link.of_gradient:
             notes.append("Membership inference is left out: what is broadcast here is a gradient, no class means.")
         else:
-            membership = audit_membership(world, options, tell)
+            try:
+                membership = audit_membership(world, options, tell)
+            except InputError as reason:  # what the other attacks found is not thrown away for it
+                notes.append(f"Membership inference is left out: {reason}.")
     return _audit_of(world, scheme, options, exact, empirical, membership, tuple(notes))
 
 

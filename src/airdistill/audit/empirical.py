@@ -6,7 +6,9 @@ of it what the trust model counts, and attacks the worst pair with the best test
 
 * the attack's AUC against Φ(μ/√2). For a tiny or a huge μ every noise gives the same AUC, so that the pair is
   also moved along its own line to a distance of μ = 1.5, where the AUC reacts most;
-* the variance of all noise entries over c, which sees a few per cent with few trials, and the lowest of all rows.
+* the variance of all noise entries over c, which sees a few per cent with few trials, and the lowest of all rows;
+* the variance of sums of noise, over rounds and over rows, against that of independent draws: noise that is used twice
+  hides the first use and gives the second away.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ _MOST_STREAMS = 600_000  # generators that all trials together may start: one fo
 _MOST_NUMBERS = {"seeded": 2 * 10**8, "secure": 2 * 10**6}  # that all trials together may send
 _FEWEST_TRIALS = 20
 _MOST_POINTS = 400  # of a curve that is kept
+_SUM_LOOKS = 10  # widens the intervals of sums, so that all looks together raise a false alarm in well under 1 %
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class EmpiricalAudit:
     variance: Interval
     lowest_row: Interval
     lowest_row_round: int
+    sums: dict[str, Interval]
 
     @property
     def expected_auc(self) -> float:
@@ -77,6 +81,12 @@ class EmpiricalAudit:
                     f"Noise lower than counted: the variance {what} is {measured.value:.4f} of the counted one, "
                     f"{measured.high:.4f} at most."
                 )
+        for over, measured in self.sums.items():
+            if not measured.low <= 1 <= measured.high:
+                found.append(
+                    f"Noise is used again: its sum over {over} has {measured.value:.3g} times the variance of "
+                    f"independent draws, {measured.low:.3g} to {measured.high:.3g}."
+                )
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,6 +104,7 @@ class EmpiricalAudit:
             "roc": vars(self.roc),
             "variance": vars(self.variance),
             "lowest_row": {**vars(self.lowest_row), "round": self.lowest_row_round},
+            "sums": {over: vars(interval) for over, interval in self.sums.items()},
         }
 
 
@@ -177,14 +188,15 @@ def _attack(
 ) -> EmpiricalAudit:
     mu = float(np.sqrt(sum(float((pair.whitened_shift**2).sum()) for pair in pairs)))
     lines, along = _unit_line(pairs, mu), np.zeros((2, num_trials))
-    squares = [np.zeros(len(pair.rows)) for pair in pairs]
+    squares, sums = [np.zeros(len(pair.rows)) for pair in pairs], _Sums()
     for trial in range(num_trials):
         for side in (0, 1):
             seed = transcript_seed(options, f"audit-trial-{side}", trial)
-            for place, pair in enumerate(pairs):
-                residual = _residual(world, pair, side, seed, source)
+            residuals = [_residual(world, pair, side, seed, source) for pair in pairs]
+            for place, residual in enumerate(residuals):
                 along[side, trial] += float((residual * lines[place]).sum())
                 squares[place] += (residual**2).sum(axis=1)
+            sums.add(pairs, residuals)
         on_progress("noise attacked", trial + 1, num_trials)
     entries = 2 * num_trials * world.plan.uplink.vector_length
     row_variances = np.concatenate(squares) / entries
@@ -202,7 +214,39 @@ def _attack(
         variance=variance_interval(float(np.concatenate(squares).sum()), entries * len(row_variances)),
         lowest_row=variance_interval(float(np.concatenate(squares)[lowest]), entries, len(row_variances)),
         lowest_row_round=int(owners[lowest]),
+        sums=sums.intervals(float(row_variances.mean())),
     )
+
+
+class _Sums:
+    """Sums of whitened noise over rounds and over rows, each scaled to the variance that independent noise gives it."""
+
+    def __init__(self) -> None:
+        self._squares = {"rounds": 0.0, "rows": 0.0}
+        self._sizes = {"rounds": 0, "rows": 0}
+
+    def add(self, pairs: list[_PairRound], residuals: list[FloatArray]) -> None:
+        """One trial's residuals `[row, entry]` of every round."""
+        by_row: dict[int, list[FloatArray]] = {}
+        for pair, residual in zip(pairs, residuals, strict=True):
+            self._note("rows", residual)
+            for row, noise in zip(pair.rows.tolist(), residual, strict=True):
+                by_row.setdefault(row, []).append(noise)
+        for noises in by_row.values():
+            self._note("rounds", np.stack(noises))
+
+    def _note(self, over: str, noise: FloatArray) -> None:
+        if len(noise) > 1:
+            self._squares[over] += float((noise.sum(axis=0) ** 2).sum() / len(noise))
+            self._sizes[over] += noise.shape[1]
+
+    def intervals(self, variance: float) -> dict[str, Interval]:
+        """Over the variance of single entries, so that weak noise does not pass for noise used again."""
+        return {
+            over: variance_interval(self._squares[over] / variance, size, _SUM_LOOKS)
+            for over, size in self._sizes.items()
+            if size
+        }
 
 
 def _unit_line(pairs: list[_PairRound], mu: float) -> list[FloatArray]:

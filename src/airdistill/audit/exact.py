@@ -73,14 +73,17 @@ class ExactAudit:
         )
 
     def _moved(self, pair: PairAudit) -> list[str]:
-        """Where the declared bound was exceeded in every transcript."""
-        smallest = pair.ratios[declared_name(self.promise)].min(axis=0)
-        worst = int(np.argmax(smallest))
-        if smallest[worst] <= 1 + self.tolerance:
+        """Where the declared bound was exceeded: nothing is random about a shift, so that once is enough."""
+        ratios = pair.ratios[declared_name(self.promise)]
+        exceeded = ratios > 1 + self.tolerance
+        if not exceeded.any():
             return []
+        every = ratios.min(axis=0)
+        worst = int(np.argmax(every)) if exceeded.all(axis=0).any() else int(np.argmax(ratios.max(axis=0)))
         return [
             f"The declared sensitivity ({self.promise.model}) is no bound: with {pair.description}, the shift in round "
-            f"{worst + 1} was {smallest[worst]:.3g} times it or more in each of {self.num_transcripts} transcripts."
+            f"{worst + 1} was {every[worst]:.3g} to {ratios[:, worst].max():.3g} times it, and exceeded it in "
+            f"{np.count_nonzero(exceeded[:, worst])} of {self.num_transcripts} transcripts."
         ]
 
     def _leaked(self, pair: PairAudit) -> list[str]:

@@ -19,6 +19,7 @@ from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.audit.scores import LEVEL, Interval, RatePoint, Roc, auc, rate_at, roc
 from airdistill.audit.shadows import WANTED_NON_MEMBERS, Pool, ShadowKnowledge, pool_of, train_shadows
 from airdistill.audit.world import World
+from airdistill.errors import InputError
 from airdistill.privacy.targets import epsilon_of_mu
 
 FALSE_POSITIVE_RATES = (0.001, 0.01)
@@ -95,6 +96,9 @@ def audit_membership(world: World, options: AuditOptions, on_progress: OnProgres
     """Trains the shadow fleets and scores every record of the pool."""
     privacy = world.scenario.privacy
     pool = pool_of(world, options.seed)
+    if pool.is_member.all():
+        rule = "of some class that the fleet holds there is no record that it did not train on"
+        raise InputError("data.dataset", world.scenario.data.dataset, rule)
     shadows = train_shadows(world, pool, options, on_progress)
     scores = _scores(world, pool, shadows)
     members, others = scores[pool.is_member], scores[~pool.is_member]

@@ -58,16 +58,18 @@ def opinion_in_words(folder: Path) -> str:
 
 def _costs_by_release(ledger: Ledger, device: int, model: str, trust: str) -> FloatArray:
     """μ² of every release `[release]`."""
-    payloads = {payload for payload, _ in ledger.history}
-    return np.concatenate([np.zeros(0), *(_costs_of(ledger, device, model, trust, each) for each in sorted(payloads))])
+    rows: dict[str, list[FloatArray]] = {}
+    for payload, release in ledger.history():
+        rows.setdefault(payload, []).append(release.cost(model, trust)[device])
+    by_payload = [_moved(np.stack(costs), model, ledger.opening.relabel) for costs in rows.values()]
+    return np.concatenate([np.zeros(0), *by_payload])
 
 
-def _costs_of(ledger: Ledger, device: int, model: str, trust: str, payload: str) -> FloatArray:
-    releases = [release for sent, release in ledger.history if sent == payload]
-    costs = np.stack([release.cost(model, trust)[device] for release in releases])
+def _moved(costs: FloatArray, model: str, relabel: bool) -> FloatArray:
+    """Of the rows that a neighbour moves, `[release]`, from `[release, row]`."""
     if model in JOINT_MODELS:
         return np.asarray(costs.sum(axis=1))
-    num_moved = 2 if ledger.opening.relabel else 1
+    num_moved = 2 if relabel else 1
     dearest = np.argsort(costs.sum(axis=0))[-num_moved:]
     return np.asarray(costs[:, dearest].sum(axis=1))
 

@@ -40,17 +40,33 @@ class Pool:
 
 
 def pool_of(world: World, seed: int) -> Pool:
-    """Members, at most 10,000, and non-members: test records, filled up from unused training records to 5,000."""
+    """Members, at most 10,000, and non-members: test records, filled up from unused training records to 5,000.
+
+    Non-members have the members' mix of classes: class counts are public, and must not pass for membership.
+    """
     rng, dataset = stream(seed, "audit-pool"), world.dataset
     held = np.concatenate(world.indices)
     members = rng.permutation(held)[:_MOST_OF_A_KIND]
     tests = rng.permutation(len(dataset.y_test))[:_MOST_OF_A_KIND]
     unused = rng.permutation(np.setdiff1d(np.arange(len(dataset.y_train)), held))
     unused = unused[: max(0, WANTED_NON_MEMBERS - len(tests))]
-    samples = [dataset.x_train[members], dataset.x_train[unused], dataset.x_test[tests]]
-    labels = [dataset.y_train[members], dataset.y_train[unused], dataset.y_test[tests]]
-    is_member = np.arange(sum(map(len, labels))) < len(members)
-    return Pool(np.concatenate(samples), np.concatenate(labels), is_member)
+    samples = np.concatenate([dataset.x_train[members], dataset.x_train[unused], dataset.x_test[tests]])
+    labels = np.concatenate([dataset.y_train[members], dataset.y_train[unused], dataset.y_test[tests]])
+    shares = np.bincount(labels[: len(members)], minlength=dataset.num_classes) / len(members)
+    others = len(members) + _with_shares(labels[len(members) :], shares)
+    kept = np.concatenate([np.arange(len(members)), others])
+    return Pool(samples[kept], labels[kept], kept < len(members))
+
+
+def _with_shares(labels: IntArray, shares: FloatArray) -> IntArray:
+    """The first records of every class, as many as give the classes these shares."""
+    supply = np.bincount(labels, minlength=len(shares))
+    held = shares > 0
+    total = np.min(supply[held] / shares[held])
+    places = [
+        np.flatnonzero(labels == klass)[: int(np.floor(total * share + 1e-9))] for klass, share in enumerate(shares)
+    ]
+    return np.sort(np.concatenate(places))
 
 
 @dataclass(frozen=True)

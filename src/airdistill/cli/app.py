@@ -41,7 +41,7 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(141)  # as the shell says of a broken pipe; 1 is an audit's word
     except OSError as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)

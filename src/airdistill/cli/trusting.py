@@ -27,14 +27,12 @@ def certify_command(
     """
     from rich.console import Console
 
-    from airdistill.report.certificate_page import write_certificate_page
+    from airdistill.report.certificate_page import write_certificate
     from airdistill.report.certificate_table import print_certificate
     from airdistill.runs.accounts import certify
-    from airdistill.runs.folder import CERTIFICATE, write_json
 
     certificate = certify(folder)
-    write_json(folder / CERTIFICATE, certificate.to_dict())
-    page = write_certificate_page(certificate, folder)
+    page = write_certificate(certificate, folder)
     if as_json:
         print_json(certificate.to_dict())
         return
@@ -79,11 +77,13 @@ def audit_command(
     from airdistill.report.audit_page import write_audit
     from airdistill.report.audit_table import print_audit
     from airdistill.report.progress import stage_bar
+    from airdistill.runs.audits import check_not_anothers
 
     chosen = tuple(part.strip() for part in parts.split(","))
     options = AuditOptions(audited, rounds, transcripts, candidates, trials, shadows, shadow_devices, seed, chosen)
     found = subject_of(subject, scheme, changes, device)
     folder = out or found.folder or Path("audits") / f"{found.plan.scenario.name}-{found.scheme.name}"
+    check_not_anothers(folder, found.folder)
     with stage_bar(Console(stderr=True)) as tell:
         measured = audit(found.plan, found.scheme, options, found.run_options, tell)
     page = write_audit(measured, folder)

@@ -54,7 +54,8 @@ def _mu_to_plan_with(
     """What the target grants, less what was spent before, less what rounding to the grid of secure noise may add."""
     privacy = scenario.privacy
     granted = target_mu(epsilon, delta, privacy.accountant, privacy.noise)
-    left = granted**2 - (0.0 if spent_squared_mu is None else spent_squared_mu)
+    spent = np.zeros(len(granted)) if spent_squared_mu is None else spent_squared_mu
+    left = np.where(np.isinf(granted), np.inf, granted**2 - np.where(np.isinf(granted), 0.0, spent))
     if not (left > 0).all():
         device = int(np.argmin(left))
         raise BudgetExceeded(f"device {device} has spent its ε = {epsilon[device]:g}: it can pay for no more rounds")

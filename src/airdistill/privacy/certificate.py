@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ from airdistill import __version__
 from airdistill.jsonable import jsonable
 from airdistill.privacy.ledger import Ledger, Opening
 from airdistill.privacy.promises import (
+    JUDGED_BY_CLASS_MEAN,
     NOISE,
     RELABEL,
     SAMPLING,
+    STATIC_MODEL,
     Assumption,
     assumptions_behind,
     basis,
@@ -129,16 +131,19 @@ class Certificate:
 def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certificate:
     """Of all that the ledger has charged; `audit` is what an audit of the same run measured, with its violations."""
     opening = ledger.opening
+    promises = _promises(ledger)
+    accounts, assumptions = _accounts(ledger), _united(map(assumptions_behind, promises))
     bare = opening.terms["releases"] == "bare"
-    accounts, assumptions = _accounts(ledger), () if bare else assumptions_behind(opening)
+    if not promises and not bare:
+        assumptions = tuple(each for each in assumptions_behind(opening) if each.name == STATIC_MODEL)
     draft = Certificate(
         opening,
-        len(ledger.history),
-        len(ledger.history) - len(ledger.releases),
+        ledger.num_earlier + ledger.num_releases,
+        ledger.num_earlier,
         accounts,
         verdict="",
         reasons=(),
-        statement=("Nothing is promised.",) if bare else _statement(opening, assumptions),
+        statement=("Nothing is promised.",) if bare else _statement(promises or [opening], assumptions),
         assumptions=assumptions,
         audit=audit,
         ledger_digest=None if ledger.chain is None else ledger.chain.digest,
@@ -146,7 +151,7 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certi
     verdicts = {draft.verdict_for(account) for account in accounts}
     # The worst word for any device is the word for all.
     verdict = next(word for word in (FAILS, UNDER_ASSUMPTIONS, HOLDS, NOTHING_ASKED) if word in verdicts)
-    reasons = tuple(_reasons(opening, accounts, audit, len(ledger.history)))
+    reasons = tuple(_reasons(ledger, accounts, audit))
     return Certificate(**{**vars(draft), "verdict": verdict, "reasons": reasons})
 
 
@@ -171,35 +176,69 @@ def _accounts(ledger: Ledger) -> tuple[DeviceAccount, ...]:
     )
 
 
-def _statement(opening: Opening, assumptions: Sequence[Assumption]) -> tuple[str, ...]:
+def _promises(ledger: Ledger) -> list[Opening]:
+    """What each run that released anything stands for, counted on the terms of the last; none for bare numbers."""
+    last = ledger.opening
+    runs = [*ledger.earlier_openings, *([last] if ledger.num_releases else [])]
+    terms = {name: getattr(last, name) for name in ("sensitivity", "trust", "relabel")}
+    return [replace(run, **terms) for run in runs if run.terms["releases"] != "bare"]
+
+
+def _united(assumptions: Iterable[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
+    """Each once, what is declared last."""
+    found = dict.fromkeys(each for several in assumptions for each in several)
+    return tuple(sorted(found, key=lambda each: each.declared))
+
+
+def _statement(promises: Sequence[Opening], assumptions: Sequence[Assumption]) -> tuple[str, ...]:
     """The neighbouring relation, and what of the rest is no assumption."""
-    lines = [neighbours(opening.sensitivity, opening.payload), basis(opening.sensitivity, opening.payload)]
-    if opening.relabel and opening.payload != "gradient":
-        lines.append(RELABEL)
-    lines.append(trust_in_words(opening.trust, opening.terms["uplink"]))
-    if opening.terms["sampling"] != "none":
-        lines.append(SAMPLING)
-    lines.append(NOISE[opening.noise])
+    lines = []
+    for promise in promises:
+        judged = promise.sensitivity == "paper" and promise.payload == "knowledge"
+        lines += [
+            neighbours(promise.sensitivity, promise.payload),
+            JUDGED_BY_CLASS_MEAN if judged else basis(promise.sensitivity, promise.payload),
+            *([RELABEL] if promise.relabel and promise.payload != "gradient" else []),
+            trust_in_words(promise.trust, promise.terms["uplink"]),
+            *([SAMPLING] if promise.terms["sampling"] != "none" else []),
+            NOISE[promise.noise],
+        ]
     said = {assumption.sentence for assumption in assumptions}
-    return tuple(line for line in lines if line not in said)
+    return tuple(line for line in dict.fromkeys(lines) if line not in said)
 
 
-def _reasons(
-    opening: Opening, accounts: Sequence[DeviceAccount], audit: dict[str, Any] | None, num_charged: int
-) -> list[str]:
-    reasons = []
-    asked = [account for account in accounts if np.isfinite(account.epsilon_asked)]
-    if num_charged == 0:
+def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str, Any] | None) -> list[str]:
+    opening, reasons = ledger.opening, []
+    runs = [*ledger.earlier_openings, *([opening] if ledger.num_releases else [])]
+    if not runs:
         reasons.append("Nothing was released.")
-    elif opening.terms["releases"] == "bare":
+    elif any(run.terms["releases"] == "bare" for run in runs):
         reasons.append("Numbers went out as they are: nothing hides them.")
-    elif broken := [account for account in asked if not account.kept]:
+    elif broken := [account for account in accounts if np.isfinite(account.epsilon_asked) and not account.kept]:
         reasons.append(_broken(opening, max(broken, key=lambda account: account.evidence / account.epsilon_asked)))
+    reasons += _earlier_promises(ledger, accounts)
+    if ledger.closed:
+        reasons.append("Another run has gone on from this ledger: what it released is not in here.")
     if audit is not None and audit["violations"]:
         reasons += [f"An audit found: {violation}" for violation in audit["violations"]]
-    if opening.noise == "seeded" and num_charged and opening.terms["releases"] == "private":
+    if any(run.noise == "seeded" and run.terms["releases"] == "private" for run in runs):
         reasons.append("The noise of this run is seeded: it is a simulation and protects nobody.")
     return reasons
+
+
+def _earlier_promises(ledger: Ledger, accounts: Sequence[DeviceAccount]) -> list[str]:
+    """A later run may ask for more than an earlier one had promised; that promise is then gone."""
+    found = []
+    for run in ledger.earlier_openings:
+        over = [account for account in accounts if account.spent > run.epsilon[account.device] * (1 + _TOLERANCE)]
+        if over and run.terms["releases"] == "private":
+            worst = max(over, key=lambda account: account.spent / run.epsilon[account.device])
+            promised = run.epsilon[worst.device]
+            found.append(
+                f"{run.name} had promised device {worst.device} ε = {promised:.3g}; with what was released since, "
+                f"{worst.spent:.3g} is spent."
+            )
+    return found
 
 
 def _broken(opening: Opening, worst: DeviceAccount) -> str:

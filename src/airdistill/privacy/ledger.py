@@ -6,9 +6,10 @@ run goes on from here. A ledger may hold several runs of the same devices, one a
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
 from airdistill.jsonable import jsonable
-from airdistill.privacy.chain import Chain, LedgerError
+from airdistill.privacy.chain import Chain, LedgerError, digest_of_body
 from airdistill.privacy.release import Release
 from airdistill.privacy.spending import Spending
 from airdistill.privacy.targets import epsilon_of_mu
@@ -78,68 +79,76 @@ class Ledger:
         self.opening = opening
         self.chain = chain
         self.spending = Spending(opening.num_devices)
-        self.releases: list[Release] = []
-        self._earlier: list[tuple[str, Release]] = []  # payload and release of the same devices' runs before
+        self.num_releases = 0  # of this run
+        self.num_earlier = 0  # of the same devices' runs before
+        self.earlier_openings: list[Opening] = []  # of those that released anything
+        self._in_memory: list[Release] = []
         self._last_written: Release | None = None
         self._charged_before: deque[Release] = deque()
 
     @classmethod
     def begin(cls, opening: Opening, path: Path, given: Path | None = None) -> Ledger:
-        """A new ledger for a run; `given` is the ledger of the same devices' run before, from which it goes on."""
-        chain = Chain.new(path)
-        if given is not None:
-            for body in _closed_for(Chain.read(given), opening).bodies:
-                chain.append(body)
-        chain.append(opening.to_dict())
+        """A new ledger for a run; `given` is the ledger of the same devices' run before, from which it goes on.
+
+        The new file is whole before the given one is closed: whatever a crash leaves, no release is forgotten.
+        """
+        follower = {"kind": "continued", "by": digest_of_body(opening.to_dict())}
+        if given is None:
+            Chain.begin(path, [opening.to_dict()])
+            return cls.read(path)
+        before = cls.read(given)
+        _check_same_devices(before, opening)
+        assert before.chain is not None
+        closed = before.chain.last["kind"] == "continued"
+        if closed and before.chain.last != follower:
+            raise LedgerError(f"{given}: another run has gone on from it; give that run's ledger")
+        Chain.begin(path, [*([] if closed else [follower]), opening.to_dict()], before.chain)
+        if not closed:
+            before.chain.append(follower)
         return cls.read(path)
 
     @classmethod
-    def read(cls, path: Path) -> Ledger:
-        """All that the file says has been charged."""
-        chain = Chain.read(path)
+    def read(cls, path: Path, recorded_rounds: int | None = None) -> Ledger:
+        """All that the file says has been charged.
+
+        With `recorded_rounds`, as it stood when so many rounds of the last run had been recorded: what was charged
+        since is played again. Seeded noise is then the same, and what went out is charged once. Secure noise is new,
+        so that all that was charged stays charged.
+        """
         try:
-            return cls._of(chain)
+            openings = _openings_in(path)
+            ledger = cls(Opening.from_dict(openings[-1]))
+            replays = recorded_rounds is not None and ledger.opening.noise == "seeded"
+            ledger._read_lines(path, len(openings), recorded_rounds if replays else None)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise LedgerError(f"{path}: is no ledger: {error}") from None
-
-    @classmethod
-    def _of(cls, chain: Chain) -> Ledger:
-        openings = [Opening.from_dict(body) for body in chain.bodies if body["kind"] == "opening"]
-        ledger, number, before = cls(openings[-1], chain), 0, None
-        for body in chain.bodies:
-            if body["kind"] == "opening":
-                number, before = number + 1, None
-            elif body["kind"] == "release":
-                run = openings[number - 1]
-                before = Release.from_dict(body, (run.num_devices, run.num_rows), before)
-                ledger.spending = ledger.spending.after(before, run.payload)
-                if number == len(openings):
-                    ledger.releases.append(before)
-                else:
-                    ledger._earlier.append((run.payload, before))
-        ledger._last_written = before
         return ledger
 
-    def from_round(self, round_index: int) -> Ledger:
-        """As it stood when that round of the run had been recorded; what was charged since is played again.
+    def _read_lines(self, path: Path, num_runs: int, recorded_rounds: int | None) -> None:
+        openings: list[Opening] = []
 
-        Seeded noise is then the same, and what went out is charged once. Secure noise is new, so that all that was
-        charged stays charged.
-        """
-        assert self.chain is not None
-        if self.opening.noise == "secure":
-            return self
-        rewound = Ledger(self.opening, self.chain)
-        rewound._last_written = self._last_written
-        rewound._earlier = self._earlier
-        for payload, release in self._earlier:
-            rewound.spending = rewound.spending.after(release, payload)
-        for release in self.releases:
-            if release.round_index <= round_index:
-                rewound._count(release)
-            else:
-                rewound._charged_before.append(release)
-        return rewound
+        def see(body: dict[str, Any]) -> None:
+            if body["kind"] == "opening":
+                openings.append(Opening.from_dict(body))
+                self._last_written = None
+            elif body["kind"] == "release":
+                run = openings[-1]
+                release = Release.from_dict(body, (run.num_devices, run.num_rows), self._last_written)
+                self._last_written = release
+                self._take_in(release, run, len(openings) < num_runs, recorded_rounds)
+
+        self.chain = Chain.read(path, see)
+
+    def _take_in(self, release: Release, run: Opening, earlier: bool, recorded_rounds: int | None) -> None:
+        if earlier:
+            self.spending = self.spending.after(release, run.payload)
+            self.num_earlier += 1
+            if not self.earlier_openings or self.earlier_openings[-1] is not run:
+                self.earlier_openings.append(run)
+        elif recorded_rounds is not None and release.round_index > recorded_rounds:
+            self._charged_before.append(release)
+        else:
+            self._count(release)
 
     def charge(self, release: Release) -> None:
         """Writes a release down, before it goes out; `BudgetExceeded` if a device cannot pay for it."""
@@ -148,29 +157,46 @@ class Ledger:
                 self._count(self._charged_before.popleft())
                 return
             logger.warning("round %d differs from what was charged for it: charged again", release.round_index)
-            self._count_all(self._charged_before)
+            for charged in self._charged_before:
+                self._count(charged)
             self._charged_before.clear()
         after = self.spending.after(release, self.opening.payload)
         self._check(after, release.round_index)
-        if self.chain is not None:
-            if self.chain.bodies[-1]["kind"] == "continued":
-                raise LedgerError(f"{self.chain.path}: another run has gone on from it; nothing more can be charged")
+        if self.chain is None:
+            self._in_memory.append(release)
+        elif self.chain.last["kind"] == "continued":
+            raise LedgerError(f"{self.chain.path}: another run has gone on from it; nothing more can be charged")
+        else:
             self.chain.append({"kind": "release", **release.to_dict(self._last_written)})
         self._last_written = release
         self._count(release)
 
     def _count(self, release: Release) -> None:
         self.spending = self.spending.after(release, self.opening.payload)
-        self.releases.append(release)
+        self.num_releases += 1
 
-    def _count_all(self, releases: Iterable[Release]) -> None:
-        for release in releases:
-            self._count(release)
+    def history(self) -> Iterator[tuple[str, Release]]:
+        """Every release of these devices with its payload, this run's last; read from the disk one by one."""
+        if self.chain is None:
+            yield from ((self.opening.payload, release) for release in self._in_memory)
+            return
+        run, before = self.opening, None
+        for body in self.chain.bodies():
+            if body["kind"] == "opening":
+                run, before = Opening.from_dict(body), None
+            elif body["kind"] == "release":
+                before = Release.from_dict(body, (run.num_devices, run.num_rows), before)
+                yield run.payload, before
 
     @property
-    def history(self) -> list[tuple[str, Release]]:
-        """Every release of these devices, this run's last, with its payload."""
-        return [*self._earlier, *((self.opening.payload, release) for release in self.releases)]
+    def releases(self) -> list[Release]:
+        """Of this run alone."""
+        return [release for _, release in itertools.islice(self.history(), self.num_earlier, None)]
+
+    @property
+    def closed(self) -> bool:
+        """Whether another run has gone on from here."""
+        return self.chain is not None and self.chain.last["kind"] == "continued"
 
     def squared_mu(self) -> FloatArray:
         """μ² of every device so far under the declared models, `[device]`."""
@@ -225,27 +251,36 @@ class Terms(Protocol):
 def spent_before(path: Path, terms: Terms, num_devices: int) -> FloatArray:
     """μ² that earlier runs of the same devices have spent, `[device]`, counted on a new run's terms."""
     earlier = Ledger.read(path)
-    _check_same_devices(path, earlier.opening, terms, num_devices)
+    _check_fleet(earlier, terms, num_devices)
     return earlier.spending.squared_mu(terms.sensitivity, terms.trust, terms.relabel)
 
 
-def _closed_for(chain: Chain, opening: Opening) -> Chain:
-    """The given ledger with a last line that says who goes on: two runs that both go on would each forget the other."""
-    follower = opening.to_dict()
-    last = chain.bodies[-1] if chain.bodies else {"kind": "nothing"}
-    if last["kind"] == "continued" and last["by"] != follower:
-        raise LedgerError(f"{chain.path}: another run has gone on from it; give that run's ledger")
-    _check_same_devices(chain.path, Ledger.read(chain.path).opening, opening, opening.num_devices)
-    if last["kind"] != "continued":
-        chain.append({"kind": "continued", "by": follower})
-    return chain
+def _openings_in(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+
+    def see(body: dict[str, Any]) -> None:
+        if body["kind"] == "opening":
+            found.append(body)
+
+    Chain.read(path, see)
+    return found
 
 
-def _check_same_devices(path: Path, earlier: Opening, terms: Terms, num_devices: int) -> None:
-    if earlier.num_devices != num_devices:
-        raise LedgerError(f"{path}: is of {earlier.num_devices} devices, and this run has {num_devices}")
-    if earlier.noise != terms.noise:
-        raise LedgerError(f"{path}: is of {earlier.noise} noise, and this run has {terms.noise} noise")
+def _check_fleet(earlier: Ledger, terms: Terms, num_devices: int) -> None:
+    path = None if earlier.chain is None else earlier.chain.path
+    if earlier.opening.num_devices != num_devices:
+        raise LedgerError(f"{path}: is of {earlier.opening.num_devices} devices, and this run has {num_devices}")
+    if earlier.opening.noise != terms.noise:
+        raise LedgerError(f"{path}: is of {earlier.opening.noise} noise, and this run has {terms.noise} noise")
+
+
+def _check_same_devices(earlier: Ledger, opening: Opening) -> None:
+    _check_fleet(earlier, opening, opening.num_devices)
+    for run in (*earlier.earlier_openings, earlier.opening):
+        if run.payload == opening.payload and run.num_rows != opening.num_rows:
+            path = None if earlier.chain is None else earlier.chain.path
+            rule = f"has {run.num_rows} rows of {run.payload}, and this run has {opening.num_rows}"
+            raise LedgerError(f"{path}: {rule}: it cannot be of the same devices")
 
 
 def _array(values: list[float | None]) -> FloatArray:

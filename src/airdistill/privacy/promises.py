@@ -36,6 +36,11 @@ _BASIS = {
     "trajectory": "Assumptions 1–3 with the declared L1 and L2 must hold, and per-sample gradients be clipped at S.",
     "device": "The bound holds for any local training.",
 }
+STATIC_MODEL = "static model"
+JUDGED_BY_CLASS_MEAN = (
+    "Lemma 1's √2/B_i is no bound; the verdict is by √2/B_i^k, what one record moves at least if the model was not "
+    "trained on it."
+)
 _GRADIENT_BASIS = (
     "Gradients are clipped per sample, the model is public and treats every sample by itself, so that the bound holds "
     "in every round."
@@ -109,7 +114,7 @@ def _about_sensitivity(promise: Promise) -> Iterator[Assumption]:
     if promise.payload == "gradient":
         yield Assumption("samples apart", _GRADIENT_BASIS)
     elif promise.sensitivity in ("paper", "class_mean"):
-        yield Assumption("static model", _BASIS["class_mean"])
+        yield Assumption(STATIC_MODEL, _BASIS["class_mean"])
     else:
         constants = promise.terms["constants"]
         size = f"L1 = {constants['grad_lipschitz']:g}, L2 = {constants['model_lipschitz']:g}"

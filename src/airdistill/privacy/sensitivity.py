@@ -50,18 +50,21 @@ class TrajectoryDynamics:
     def parameter_drift(self, samples_per_device: FloatArray) -> Iterator[FloatArray]:
         """D_1, D_2, …: how far apart two neighbours' parameters can be when round t starts, `[device]`.
 
-        In a pass of n steps the record is in one batch of b: D ← (1+ηL1)^n D + (1+ηL1)^(n−1)·2ηS/b. It may be infinite.
+        In a pass of n steps the record is in one batch of b: D ← (1+ηL1)^n D + (1+ηL1)^(n−1)·2ηS/b. A last batch of
+        only r samples weighs its records more, but nothing comes after it: 2ηS/r. It may be infinite.
         """
         full_batch = self.local_epochs == 0
         batch = samples_per_device if full_batch else np.minimum(float(self.batch_size), samples_per_device)
         num_steps = np.ceil(samples_per_device / batch)
+        last_batch = samples_per_device - (num_steps - 1) * batch
         drift = np.zeros(len(samples_per_device))
         for round_index in itertools.count(1):
             yield drift
             lr = self.initial_lr / np.sqrt(round_index)
             with np.errstate(over="ignore", invalid="ignore"):
                 growth = (1 + lr * self.grad_lipschitz) ** num_steps
-                kick = growth / (1 + lr * self.grad_lipschitz) * 2 * lr * self.grad_norm_bound / batch
+                early = growth / (1 + lr * self.grad_lipschitz) / batch
+                kick = 2 * lr * self.grad_norm_bound * np.maximum(early, 1 / last_batch)
                 for _ in range(max(1, self.local_epochs)):
                     # Nothing grows to nothing, even where the growth is beyond all numbers.
                     drift = np.where(drift > 0, growth * drift, 0.0) + kick

@@ -12,18 +12,25 @@ from airdistill.audit.membership import MembershipAudit
 from airdistill.files import write_whole
 from airdistill.report import audit_words as words
 from airdistill.report.audit_figures import draw_attack, draw_membership, draw_mu, draw_shifts
+from airdistill.report.certificate_page import write_certificate
 from airdistill.report.drawing import svg_of
 from airdistill.report.page import Block, Bullets, DataTable, Drawing, Facts, Page, Paragraph, Section, render
+from airdistill.report.run_page import write_run_page
 from airdistill.runs.accounts import certify
-from airdistill.runs.folder import AUDIT, CERTIFICATE, write_json
+from airdistill.runs.audits import note_audit
+from airdistill.runs.folder import AUDIT, RUN, SUMMARY, write_json
+from airdistill.runs.record import RunRecord
 
 
 def write_audit(audit: Audit, folder: Path) -> Path:
-    """`audit.json` and `audit.html` in that folder; the certificate of a run that lies there takes note."""
+    """`audit.json` and `audit.html` in that folder; certificate and report of a run that lies there take note."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / AUDIT, audit.to_dict())
-    if (folder / CERTIFICATE).exists():
-        write_json(folder / CERTIFICATE, certify(folder).to_dict())
+    if (folder / RUN).exists():
+        note_audit(folder, audit.to_dict())
+        write_certificate(certify(folder), folder)
+    if (folder / SUMMARY).exists():
+        write_run_page(RunRecord.read(folder))
     return write_audit_page(audit, folder / "audit.html")
 
 

@@ -9,12 +9,14 @@ from airdistill.files import write_whole
 from airdistill.privacy.certificate import UNDER_ASSUMPTIONS, Certificate
 from airdistill.report.certificate_table import account_rows, assumption_lines, model_rows
 from airdistill.report.page import Bullets, DataTable, Page, Paragraph, Section, Verdict, Verdicts, render
+from airdistill.runs.folder import CERTIFICATE, write_json
 
 CERTIFICATE_PAGE = "certificate.html"
 
 
-def write_certificate_page(certificate: Certificate, folder: Path) -> Path:
-    """`certificate.html` in the run's folder."""
+def write_certificate(certificate: Certificate, folder: Path) -> Path:
+    """`certificate.json` and `certificate.html` in the run's folder."""
+    write_json(folder / CERTIFICATE, certificate.to_dict())
     path = folder / CERTIFICATE_PAGE
     write_whole(path, render(certificate_page(certificate)).encode())
     return path

@@ -62,7 +62,7 @@ def print_run(record: RunRecord, console: Console) -> None:
     for label, text in [
         ("Accuracy", f"{accuracy['mean']:.2%} mean over devices, {accuracy['worst']:.2%} to {accuracy['best']:.2%}"),
         ("  on own classes", f"{accuracy['own_classes']:.2%}"),
-        ("  random iterate", f"{iterate['accuracy']['mean']:.2%}, the start of round {iterate['round']}"),
+        ("  random iterate", _iterate(iterate)),
         ("Rounds", _rounds(summary)),
         ("Uplink", f"{with_prefix(summary['uplink_seconds'], 's')}, {with_prefix(summary['measured_joules'], 'J')}"),
         ("Privacy spent", f"ε {number(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
@@ -73,6 +73,11 @@ def print_run(record: RunRecord, console: Console) -> None:
     console.print(f"[bold]{escape(summary['name'])}, {escape(summary['scheme'])}[/bold]", table, sep="\n")
     if summary["epsilon_spent"] not in (0, None):
         console.print("[bold]This rests on[/bold]", bullets(summary["assumptions"], "·"))
+
+
+def _iterate(iterate: dict[str, Any]) -> str:
+    start = f"the start of round {iterate['round']}"
+    return f"{iterate['accuracy']['mean']:.2%}, {start}" if iterate["accuracy"] else f"{start}, which did not happen"
 
 
 def _rounds(summary: dict[str, Any]) -> str:

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.codesign.plan import Plan
 from airdistill.errors import InputError
 from airdistill.privacy.certificate import Certificate, certificate_of
+from airdistill.privacy.chain import LedgerError
 from airdistill.privacy.ledger import Ledger, Opening, spent_before
 from airdistill.privacy.targets import target_mu
-from airdistill.runs.folder import AUDIT, LEDGER, RunError, digest_of, existing_folder, read_sealed
+from airdistill.runs.audits import audits_in
+from airdistill.runs.checkpoint import newest_ledger_marks
+from airdistill.runs.folder import (
+    LEDGER,
+    LEDGER_HEAD,
+    RUN,
+    RunError,
+    digest_of,
+    existing_folder,
+    locked,
+    read_sealed,
+)
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Scheme
 
 
-def opening_of(plan: Plan, scheme: Scheme) -> Opening:
-    """Who was promised what, and on which terms."""
+def opening_of(plan: Plan, scheme: Scheme, inputs_digest: str = "") -> Opening:
+    """Who was promised what, and on which terms; the digest is of the data and of every round's channel."""
     fleet, privacy = plan.fleet, plan.scenario.privacy
     return Opening(
         name=plan.scenario.name,
@@ -28,16 +42,26 @@ def opening_of(plan: Plan, scheme: Scheme) -> Opening:
         num_rows=plan.uplink.num_rows,
         epsilon=fleet.epsilon,
         delta=fleet.delta,
-        # Of the whole promise: the plan's own μ may be what earlier runs have left of it.
-        mu=target_mu(fleet.epsilon, fleet.delta, privacy.accountant, privacy.noise),
+        mu=_granted(plan),
         sensitivity=privacy.sensitivity,
         trust=privacy.trust,
         accountant=privacy.accountant,
         relabel=privacy.relabel,
         noise=privacy.noise,
         enforced=scheme.releases == "private",
-        terms=_terms(plan, scheme),
+        terms={**_terms(plan, scheme), "inputs": inputs_digest},
     )
+
+
+def _granted(plan: Plan) -> FloatArray:
+    """μ of the whole promise, `[device]`; the plan's own may be what earlier runs have left of it.
+
+    The paper's accountant may grant more than (ε, δ) allows: no round goes beyond either.
+    """
+    fleet, privacy = plan.fleet, plan.scenario.privacy
+    rules = {privacy.accountant, "exact"}
+    granted = [target_mu(fleet.epsilon, fleet.delta, rule, privacy.noise) for rule in sorted(rules)]
+    return np.asarray(np.min(granted, axis=0))
 
 
 def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
@@ -57,11 +81,37 @@ def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
     return facts
 
 
+def begin_ledger(folder: Path, opening: Opening, given: Path | None) -> Ledger:
+    """The ledger of a new run in its folder; `given` is an earlier run of the same devices, or its ledger."""
+    path = folder / LEDGER
+    if given is not None and ledger_path(given).resolve() == path.resolve():
+        raise InputError("--ledger", str(given), "lies in the new run's own folder; choose another --out")
+    if path.exists():  # of a start that ended before it began: it has released nothing
+        opening = _with_token_of(path, opening)
+        for leftover in (path, folder / LEDGER_HEAD):
+            leftover.unlink(missing_ok=True)
+    if given is None:
+        return Ledger.begin(opening, path)
+    earlier = ledger_path(given)
+    with locked(earlier.parent):
+        return Ledger.begin(opening, path, earlier)
+
+
+def _with_token_of(path: Path, opening: Opening) -> Opening:
+    """With the token of a start that was killed, so that a ledger that it had closed already can be gone on from."""
+    try:
+        token = Ledger.read(path).opening.terms.get("run")
+    except LedgerError:
+        return opening
+    return opening if token is None else replace(opening, terms={**opening.terms, "run": token})
+
+
 def ledger_path(given: Path) -> Path:
-    """Of a run's folder, or the file itself."""
+    """Of a run's folder, or the file in it; checked against all that the run has noted of it."""
     path = given / LEDGER if given.is_dir() else given
-    if not path.is_file():
-        raise InputError("--ledger", str(given), "is neither a ledger nor a run's folder")
+    if not path.is_file() or path.name != LEDGER or not (path.parent / RUN).is_file():
+        raise InputError("--ledger", str(given), "is neither a run's folder nor the ledger in it")
+    trusted_ledger(path.parent)
     return path
 
 
@@ -70,42 +120,27 @@ def spent_by_earlier_runs(given: Path | None, scenario: Scenario) -> FloatArray 
     return None if given is None else spent_before(ledger_path(given), scenario.privacy, scenario.num_devices)
 
 
-def read_ledger(folder: Path, stored: dict[str, Any]) -> Ledger:
-    """Of a run that began; it must be the one that was opened then."""
+def trusted_ledger(folder: Path, recorded_rounds: int | None = None) -> Ledger:
+    """Of a run that began: the one that was opened then, as far as its checkpoint and its records go at least."""
+    stored, _ = read_sealed(folder)
     if "ledger" not in stored:
         raise RunError(f"{folder}: was begun by airdistill {stored['airdistill']}, which kept no ledger")
-    ledger = Ledger.read(folder / LEDGER)
-    check_ledger_at(ledger, stored["ledger"]["lines"], stored["ledger"]["digest"])
+    marks = [stored["ledger"], *newest_ledger_marks(folder)]
+    ledger = Ledger.read(folder / LEDGER, recorded_rounds)
+    assert ledger.chain is not None
+    for mark in marks:
+        if ledger.chain.num_lines < mark["lines"] or ledger.chain.digest_at(mark["lines"]) != mark["digest"]:
+            raise RunError(f"{ledger.chain.path}: is not the ledger that this run has kept; it was replaced or cut")
     return ledger
 
 
 def certify(folder: str | Path) -> Certificate:
-    """What a run's ledger guarantees, whether the run has ended or not; an audit of it is taken into account."""
+    """What a run's ledger guarantees, whether the run has ended or not; audits of it are taken into account."""
     folder = existing_folder(Path(folder))
-    stored, _ = read_sealed(folder)
-    return certificate_of(read_ledger(folder, stored), _audit_in(folder))
-
-
-def _audit_in(folder: Path) -> dict[str, Any] | None:
-    path = folder / AUDIT
-    if not path.exists():
-        return None
-    try:
-        audit: dict[str, Any] = json.loads(path.read_text())
-        return {**audit, "violations": list(audit["violations"])}
-    except (ValueError, KeyError, TypeError):
-        raise RunError(f"{path}: is damaged; audit the run again, or remove it") from None
-
-
-def check_ledger_at(ledger: Ledger, num_lines: int, digest: str) -> None:
-    """Whether it still begins with what it held when somebody noted this."""
-    chain = ledger.chain
-    assert chain is not None
-    if len(chain.bodies) < num_lines or chain.digest_at(num_lines) != digest:
-        raise RunError(f"{chain.path}: is not the ledger that this run has kept; it was replaced or cut")
+    return certificate_of(trusted_ledger(folder), audits_in(folder))
 
 
 def mark_of(ledger: Ledger) -> dict[str, Any]:
     """How far a ledger goes, to be checked later."""
     assert ledger.chain is not None
-    return {"lines": len(ledger.chain.bodies), "digest": ledger.chain.digest}
+    return {"lines": ledger.chain.num_lines, "digest": ledger.chain.digest}

@@ -70,11 +70,26 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
-def _read(header: Path) -> Checkpoint:
+def newest_ledger_marks(folder: Path) -> list[dict[str, Any]]:
+    """How far the ledger went at the newest checkpoint whose header is whole; none without a checkpoint."""
+    for header in _headers(folder):
+        try:
+            return [_described(header)["ledger"]]
+        except (OSError, ValueError, KeyError):
+            continue  # `newest_checkpoint` says so where it matters
+    return []
+
+
+def _described(header: Path) -> dict[str, Any]:
     body, digest = header.read_text().splitlines()
     if hashlib.sha256(body.encode()).hexdigest() != digest:
         raise ValueError("its header does not have its digest")
-    described = json.loads(body)
+    described: dict[str, Any] = json.loads(body)
+    return described
+
+
+def _read(header: Path) -> Checkpoint:
+    described = _described(header)
     content = header.with_suffix(".safetensors").read_bytes()
     if hashlib.sha256(content).hexdigest() != described["tensors_digest"]:
         raise ValueError("its tensors do not have their digest")

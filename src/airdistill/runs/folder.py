@@ -19,7 +19,7 @@ from airdistill.jsonable import json_text
 SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"
 TIMINGS, SUMMARY, LOCK = "timings.jsonl", "summary.json", "lock"
 LEDGER, LEDGER_HEAD = "ledger.jsonl", "ledger.head"
-CERTIFICATE, AUDIT = "certificate.json", "audit.json"
+CERTIFICATE, AUDIT, AUDITS = "certificate.json", "audit.json", "audits.jsonl"
 
 
 class RunError(AirDistillError):
@@ -59,7 +59,7 @@ class RoundFile:
 def new_folder(out: Path | None, name: str) -> Path:
     """The folder for a new run: the one asked for, which must be empty, or the next free one under runs/."""
     if out is not None:
-        if out.exists() and (not out.is_dir() or not all(_from_a_start(entry.name) for entry in out.iterdir())):
+        if out.exists() and (not out.is_dir() or not all(map(_from_a_start, out.iterdir()))):
             raise InputError("--out", str(out), "is not empty; choose another folder, or resume the run in it")
         out.mkdir(parents=True, exist_ok=True)
         return out
@@ -73,9 +73,22 @@ def new_folder(out: Path | None, name: str) -> Path:
     raise AssertionError("itertools.count ends never")
 
 
-def _from_a_start(name: str) -> bool:
+def _from_a_start(path: Path) -> bool:
     """What a run may have left that ended before it began: nothing that could be resumed, so nothing to be lost."""
-    return name in (LOCK, SCENARIO, PLAN, LEDGER, LEDGER_HEAD) or (name.startswith(".") and name.endswith(".tmp"))
+    name = path.name
+    if name in (LEDGER, LEDGER_HEAD):
+        return _has_released_nothing(path.with_name(LEDGER))
+    return name in (LOCK, SCENARIO, PLAN, "ledger.new") or (name.startswith(".") and name.endswith(".tmp"))
+
+
+def _has_released_nothing(ledger: Path) -> bool:
+    """Whether a ledger ends with its opening; releases are never thrown away."""
+    if not ledger.exists():
+        return True
+    try:
+        return bool(json.loads(ledger.read_bytes().splitlines()[-1])["kind"] == "opening")
+    except (ValueError, KeyError, IndexError, TypeError):
+        return False
 
 
 def existing_folder(folder: Path) -> Path:

@@ -155,7 +155,7 @@ def mean_curve(runs: Sequence[RunRecord]) -> Curve:
     grid = grid[grid >= first]
     held = np.array([accuracy[np.searchsorted(rounds, grid, side="right") - 1] for rounds, accuracy in curves])
     intervals = [Interval.of(column.tolist() if len(runs) > 2 else [column.mean()]) for column in held.T]
-    seconds_a_round = runs[0].summary["uplink_seconds"] / runs[0].summary["rounds"]
+    seconds_a_round = runs[0].summary["uplink_seconds"] / max(1, runs[0].summary["rounds"])
     return Curve(
         rounds=grid,
         seconds=grid * seconds_a_round,

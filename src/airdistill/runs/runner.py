@@ -16,24 +16,14 @@ import tomli_w
 
 from airdistill import __version__
 from airdistill.codesign.plan import Plan
-from airdistill.errors import InputError
 from airdistill.files import write_whole
 from airdistill.jsonable import jsonable
-from airdistill.privacy.ledger import BudgetExceeded, Ledger
+from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
-from airdistill.runs.accounts import (
-    certify,
-    check_ledger_at,
-    ledger_path,
-    mark_of,
-    read_ledger,
-    spent_by_earlier_runs,
-)
+from airdistill.runs.accounts import begin_ledger, certify, mark_of, spent_by_earlier_runs, trusted_ledger
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from airdistill.runs.folder import (
     CERTIFICATE,
-    LEDGER,
-    LEDGER_HEAD,
     PLAN,
     ROUNDS,
     SCENARIO,
@@ -84,7 +74,7 @@ def run(
         given = adapted.model_dump(mode="json", exclude_none=True)
         write_whole(folder / SCENARIO, tomli_w.dumps(given).encode())
         write_json(folder / PLAN, simulation.plan.to_dict())
-        simulation.ledger = _begin_ledger(folder, simulation, before)
+        simulation.ledger = begin_ledger(folder, simulation.ledger.opening, before)
         how = {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()}
         seal(folder, {**how, "inputs": simulation.inputs_digest, "ledger": mark_of(simulation.ledger)})
         return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
@@ -103,10 +93,8 @@ def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
         simulation = Simulation(Plan.from_dict(planned), load_scheme(stored["scheme"]), options)
         if simulation.inputs_digest != stored["inputs"]:
             raise RunError(f"{folder}: cannot be resumed: its dataset or trace has changed since it began")
-        ledger, checkpoint = read_ledger(folder, stored), newest_checkpoint(folder)
-        if checkpoint is not None:
-            check_ledger_at(ledger, checkpoint.ledger["lines"], checkpoint.ledger["digest"])
-        simulation.ledger = ledger.from_round(0 if checkpoint is None else checkpoint.round_index)
+        checkpoint = newest_checkpoint(folder)
+        simulation.ledger = trusted_ledger(folder, 0 if checkpoint is None else checkpoint.round_index)
         with writing(folder):
             if checkpoint is None:
                 return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
@@ -119,19 +107,6 @@ def _fitting(scenario: Scenario, options: RunOptions) -> RunOptions:
     """Secure noise cannot be drawn again: each round is saved, so that a kill costs the budget of one round at most."""
     fitting = options.resolved()
     return replace(fitting, checkpoint_every=1) if scenario.privacy.noise == "secure" else fitting
-
-
-def _begin_ledger(folder: Path, simulation: Simulation, before: Path | None) -> Ledger:
-    if before is not None and ledger_path(before).resolve() == (folder / LEDGER).resolve():
-        raise InputError("--ledger", str(before), "lies in the new run's own folder; choose another --out")
-    for leftover in (folder / LEDGER, folder / LEDGER_HEAD):
-        leftover.unlink(missing_ok=True)  # of a start that ended before it began: nothing was released
-    opening = simulation.ledger.opening
-    if before is None:
-        return Ledger.begin(opening, folder / LEDGER)
-    earlier = ledger_path(before)
-    with locked(earlier.parent):
-        return Ledger.begin(opening, folder / LEDGER, earlier)
 
 
 def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnRound | None) -> RunRecord:
@@ -149,7 +124,7 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
             try:
                 record = jsonable(simulation.advance(), nan_is_null=True)
             except BudgetExceeded as reason:
-                if simulation.round_index == 0:
+                if simulation.ledger.num_releases == 0:
                     raise
                 ended_because = str(reason)
                 break
@@ -165,7 +140,7 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
     if ended_because is not None:
         _checkpoint(folder, simulation, rounds)
     # The last record from the file: a run may have been killed after its last round and before this.
-    last = RunRecord.read(folder).rounds[-1]
+    last = (RunRecord.read(folder).rounds or ({},))[-1]
     write_json(folder / CERTIFICATE, certify(folder).to_dict())
     write_json(folder / SUMMARY, jsonable(_summary(simulation, last, ended_because)))
     return RunRecord.read(folder)
@@ -187,10 +162,10 @@ def _summary(simulation: Simulation, last: dict[str, Any], ended_because: str | 
         "ended_because": ended_because,
         "accuracy": last["accuracy"] if "accuracy" in last else simulation.accuracy(),
         "random_iterate": {"round": simulation.iterate_round, "accuracy": simulation.iterate_accuracy()},
-        "uplink_seconds": last["uplink_seconds"],
-        "planned_joules": last["planned_joules"],
-        "measured_joules": last["measured_joules"],
-        "epsilon_spent": last["epsilon_spent"],
+        "uplink_seconds": simulation.uplink_seconds,
+        "planned_joules": simulation.planned_joules,
+        "measured_joules": simulation.measured_joules,
+        "epsilon_spent": simulation.epsilon_spent(simulation.plan.scenario.privacy.sensitivity),
         "epsilon_by_model": {model: simulation.epsilon_spent(model) for model in SENSITIVITY_MODELS},
         "sensitivity": simulation.plan.scenario.privacy.sensitivity,
         "assumptions": list(simulation.plan.assumptions),

@@ -44,7 +44,7 @@ class Simulation:
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
         self.inputs_digest = _digest(dataset, self._source, plan.num_rounds)
-        self.ledger = Ledger(opening_of(plan, scheme))
+        self.ledger = Ledger(opening_of(plan, scheme, self.inputs_digest))
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
         self.round_index = 0
@@ -76,7 +76,7 @@ class Simulation:
     def _play(self, this: Round) -> Outcome:
         """The scheme's round; where the user's own code fails in it, that is the user's to put right."""
         try:
-            charged = len(self.ledger.releases)
+            charged = self.ledger.num_releases
             outcome = self.scheme.play(this)
         except Exception as error:
             if isinstance(error, AirDistillError) or not self._has_user_code():
@@ -85,7 +85,7 @@ class Simulation:
             raise AirDistillError(f"round {this.index}: your model or scheme failed: {reason}") from error
         if not isinstance(outcome, Outcome):
             raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {outcome!r}")
-        if outcome.heard is not None and len(self.ledger.releases) == charged:
+        if outcome.heard is not None and self.ledger.num_releases == charged:
             rule = "draw its noise with this.noise(design), or say this.release_bare()"
             raise AirDistillError(f"scheme {self.scheme.name}: sent what the ledger knows nothing of; {rule}")
         return outcome
