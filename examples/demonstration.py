@@ -1,4 +1,4 @@
-"""The demonstration of `make run`: plan the `quick` fleet, train it with every kind of scheme, and compare.
+"""The demonstration of `make run`: plan the `quick` fleet, train it with every kind of scheme, certify, and compare.
 
 Run it with `python examples/demonstration.py [ROUNDS [FIELD=VALUE ...]]`; records and report then lie under runs/.
 """
@@ -8,6 +8,7 @@ import sys
 from rich.console import Console
 
 import airdistill as ad
+from airdistill.report.certificate_table import print_certificate
 from airdistill.report.comparison_page import write_comparison_page
 from airdistill.report.comparison_table import print_comparison
 from airdistill.report.plan_table import print_plan
@@ -24,6 +25,8 @@ def main(rounds: int, changes: list[str]) -> None:
         options = RunOptions(eval_every=max(1, rounds // 2), checkpoint_every=rounds)
         record = ad.compare(scenario, SCHEMES, rounds=rounds, options=options, on_progress=bar)
     console.print()
+    proposed = next(run for task, run in record.runs.items() if task.label == "ota_fd")
+    print_certificate(ad.certify(proposed.folder), console)
     print_comparison(record, console)
     console.print(f"Report: {write_comparison_page(record)}", highlight=False, markup=False)
 

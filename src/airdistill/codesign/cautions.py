@@ -81,12 +81,12 @@ def _about_privacy(
         if short.any():
             yield (
                 f"The paper's accountant gives {np.count_nonzero(short)} devices less noise than their (ε, δ) needs; "
-                'use accountant = "exact".'
+                'use accountant = "exact". A run stops when they have spent it.'
             )
     if scenario.privacy.accountant == "paper" and scenario.fleet.sampling != "none":
         yield (
             "The paper's accountant counts the expected number of rounds in which a device takes part; who is drawn "
-            "more often gets less noise than its (ε, δ) needs."
+            "more often gets less noise than its (ε, δ) needs, and a run stops when it has spent that."
         )
     if scenario.privacy.trust == "receiver_noise" and channel_noise_var(scenario) == 0:
         if scenario.radio.transceiver == "paper":
