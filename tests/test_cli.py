@@ -253,6 +253,30 @@ def test_an_audit_that_finds_a_violation_exits_with_one(run, small_file, tmp_pat
         assert json.loads((tmp_path / name / "certificate.json").read_text())["verdict"] == verdict
         assert (tmp_path / name / "audit.html").exists()
     assert "An audit found" in run("certify", tmp_path / "paper")[1]
+    assert "An audit found" in (tmp_path / "paper" / "report.html").read_text()
+
+
+def test_an_audit_written_elsewhere_is_noted_where_the_run_lies(run, small_file, tmp_path):
+    changes = ["--set", "privacy.sensitivity=paper", "--set", "privacy.trust=receiver_noise"]
+    run("run", small_file, "--out", tmp_path / "one", *changes, "--set", "learning.initial_lr=2")
+    fast = ["--transcripts", 2, "--candidates", 4, "--parts", "exact"]
+    assert run("audit", tmp_path / "one", *fast, "--out", tmp_path / "elsewhere")[0] == 1
+    assert "An audit found" in run("certify", tmp_path / "one")[1]
+    run("run", small_file, "--out", tmp_path / "two")
+    code, _, err = run("audit", tmp_path / "one", *fast, "--out", tmp_path / "two")
+    assert code == 2
+    assert "is the folder of another run" in err
+
+
+def test_a_reader_that_goes_away_is_no_violation(small_file, tmp_path):
+    made = [sys.executable, "-m", "airdistill", "run", small_file, "--out", tmp_path / "one"]
+    subprocess.run(made, check=True, capture_output=True)
+    command = [sys.executable, "-m", "airdistill", "certify", tmp_path / "one"]
+    with (tmp_path / "errors").open("wb") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+        process.stdout.close()
+        assert process.wait(timeout=60) == 141
+    assert (tmp_path / "errors").read_bytes() == b""
 
 
 def test_a_scenario_is_audited_without_a_run(run, small_file, tmp_path):

@@ -104,21 +104,45 @@ def test_one_row_of_one_round_without_its_noise_is_caught(tmp_path):
     assert any("row in round 7" in sentence for sentence in found.violations)
 
 
-@pytest.mark.parametrize("again", ["rounds", "rows"])
-def test_noise_that_is_used_again_is_caught(tmp_path, again):
-    """Of the right variance each time, so that only its sums give it away."""
-    world = small_world(tmp_path, "ota_fd", "learning.rounds=4", rounds=4)
+def once_more(noise):
+    return noise
+
+
+def flipped(noise):
+    return -noise
+
+
+def with_random_signs(noise):
+    signs = np.sign(np.random.default_rng(int(1e6 * abs(noise.flat[0]))).normal(size=(1, *noise.shape[1:])))
+    return noise * signs
+
+
+@pytest.mark.parametrize("change", [once_more, flipped, with_random_signs])
+def test_noise_that_is_used_again_in_one_round_of_many_is_caught(tmp_path, change):
+    """Of the right variance each time, so that only the two rounds together give it away."""
+    world = small_world(tmp_path, "ota_fd", "learning.rounds=12", "radio.fading=none", rounds=12)
 
     def source(seed, round_index, design):
-        noise = world.link.seeded_noise(seed, 1 if again == "rounds" else round_index, design)
-        if again == "rows":
-            noise = replace(noise, artificial=np.broadcast_to(noise.artificial[:, :1], noise.artificial.shape))
-        return noise
+        noise = world.link.seeded_noise(seed, 3 if round_index == 9 else round_index, design)
+        return replace(noise, artificial=change(noise.artificial)) if round_index == 9 else noise
 
-    found = attacked(world, trials=60, source=source)
-    assert any(f"sum over {again}" in sentence for sentence in found.violations)
-    other = "rows" if again == "rounds" else "rounds"
-    assert not any(f"sum over {other}" in sentence for sentence in found.violations)
+    found = attacked(world, trials=100, source=source)
+    kind = "squares of rows" if change is with_random_signs else "between rows"
+    assert any(kind in sentence for sentence in found.violations)
+    assert attacked(world, trials=100).violations == ()
+
+
+def test_noise_that_is_the_same_for_all_rows_or_entries_is_caught(tmp_path):
+    world = small_world(tmp_path, "ota_fd", "learning.rounds=4", rounds=4)
+    for axis, kind in [(1, "rows"), (2, "entries")]:
+
+        def source(seed, round_index, design, axis=axis):
+            noise = world.link.seeded_noise(seed, round_index, design)
+            same = np.take(noise.artificial, [0], axis=axis)
+            return replace(noise, artificial=np.broadcast_to(same, noise.artificial.shape))
+
+        found = attacked(world, trials=60, source=source)
+        assert any(f"correlation between {kind}" in sentence for sentence in found.violations)
 
 
 def test_only_counted_noise_is_attacked(tmp_path):

@@ -38,7 +38,9 @@ def test_a_charge_made_smaller_with_its_own_line_put_right_is_noticed(path):
     bodies, lines = list(Chain.read(path).bodies()), lines_of(path)
     for number in (1, 2, 3):
         forged = path.parent / f"forged-{number}.jsonl"
-        Chain.begin(forged, [*bodies[:number], dict(bodies[number], round=9)])
+        chain = Chain.begin(forged, bodies[0])
+        for body in [*bodies[1:number], dict(bodies[number], round=9)]:
+            chain.append(body)
         new_line = lines_of(forged)[number]
         path.write_bytes(b"".join([*lines[:number], new_line, *lines[number + 1 :]]))
         with pytest.raises(LedgerError, match="refused"):
@@ -110,7 +112,7 @@ def test_lines_are_on_the_disk_before_append_returns(tmp_path, monkeypatch):
         real(handle)
 
     monkeypatch.setattr(os, "fsync", note)
-    chain = Chain.begin(tmp_path / "ledger.jsonl", [{"kind": "opening"}])
+    chain = Chain.begin(tmp_path / "ledger.jsonl", {"kind": "opening"})
     assert synced[0].endswith("ledger.new")  # which then takes its place
     assert str(tmp_path) in synced
     synced.clear()
@@ -129,7 +131,7 @@ def test_what_is_no_ledger_is_said_to_be_none(tmp_path):
     (tmp_path / "nothing.head").write_text('{"lines": 1, "digest": ""}')
     with pytest.raises(LedgerError, match="cannot be read"):
         Ledger.read(tmp_path / "nothing.jsonl")
-    Chain.begin(tmp_path / "other.jsonl", [{"kind": "release", "round": 1}])
+    Chain.begin(tmp_path / "other.jsonl", {"kind": "release", "round": 1})
     with pytest.raises(LedgerError, match="is no ledger"):
         Ledger.read(tmp_path / "other.jsonl")
 

@@ -238,6 +238,11 @@ def test_a_ledger_is_gone_on_from_once(tmp_path):
         Ledger.begin(opening(name="third"), tmp_path / "third.jsonl", tmp_path / "first.jsonl")
     with pytest.raises(LedgerError, match="nothing more can be charged"):
         Ledger.read(tmp_path / "first.jsonl").charge(random_release(2))
+    # The same start once more is a fork, too, unless a killed one left its opening in this very folder.
+    with pytest.raises(LedgerError, match=r"another run has gone on from it, in .*repeat it as it was with --out"):
+        Ledger.begin(opening(name="second"), tmp_path / "twin.jsonl", tmp_path / "first.jsonl")
+    with pytest.raises(LedgerError, match="another run has gone on from it"):
+        Ledger.begin(opening(name="third"), tmp_path / "twin.jsonl", tmp_path / "first.jsonl", opening(name="second"))
     assert not (tmp_path / "third.jsonl").exists()
 
 
@@ -279,8 +284,8 @@ def test_a_start_killed_while_it_goes_on_from_a_ledger_forgets_nothing(tmp_path,
         Ledger.begin(opening(name="next"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     monkeypatch.setattr(chain, "write_whole", real)
     assert Ledger.read(tmp_path / "first.jsonl").squared_mu() == pytest.approx(first.squared_mu(), rel=0)
-    (tmp_path / "second.jsonl").unlink()
-    again = Ledger.begin(opening(name="next"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    left = opening(name="next")
+    again = Ledger.begin(opening(name="next"), tmp_path / "second.jsonl", tmp_path / "first.jsonl", left)
     assert again.squared_mu() == pytest.approx(first.squared_mu(), rel=0)
     assert again.num_earlier == 3
 

@@ -17,6 +17,7 @@ import airdistill as ad
 from airdistill.air.secure_release import secure_grid
 from airdistill.channel import channel_source
 from airdistill.codesign.plan import Plan
+from airdistill.privacy import chain
 from airdistill.privacy.ledger import Ledger
 from airdistill.report.progress import print_run
 from airdistill.runs import runner
@@ -378,9 +379,50 @@ def test_a_second_start_that_was_killed_can_be_made_again(tmp_path, monkeypatch,
     assert Ledger.read(tmp_path / "first" / "ledger.jsonl").closed
     with pytest.raises(ad.AirDistillError, match="is neither a run's folder nor the ledger in it"):
         ad.run(more, out=tmp_path / "third", options=FAST, ledger=tmp_path / "second")
+    other = small_scenario(tmp_path, "learning.rounds=4", kind)
+    for wrong, out in [(other, "second"), (more, "fourth")]:  # another scenario; another folder
+        with pytest.raises(ad.AirDistillError, match=r"repeat it as it was with --out .*second"):
+            ad.run(wrong, out=tmp_path / out, options=FAST, ledger=tmp_path / "first")
     record = ad.run(more, out=tmp_path / "second", options=FAST, ledger=tmp_path / "first")
     ledger = Ledger.read(record.folder / "ledger.jsonl")
     assert (ledger.num_earlier, ledger.num_releases) == (6, 3)
+
+
+def test_a_second_start_killed_twice_can_still_be_made_again(tmp_path, monkeypatch):
+    """The second time in the middle of its ledger: the first start's token must not be lost."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    secure = "privacy.noise=secure"
+    ad.run(small_scenario(tmp_path, "privacy.epsilon=4", secure), out=tmp_path / "first", options=FAST)
+    more = small_scenario(tmp_path, "learning.rounds=3", secure)
+    for place, name in [(runner, "seal"), (chain, "write_whole"), (chain.Chain, "_write"), (chain.shutil, "copyfile")]:
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                ad.run(more, out=tmp_path / "second", options=FAST, ledger=tmp_path / "first")
+    record = ad.run(more, out=tmp_path / "second", options=FAST, ledger=tmp_path / "first")
+    ledger = Ledger.read(record.folder / "ledger.jsonl")
+    assert (ledger.num_earlier, ledger.num_releases) == (6, 3)
+
+
+def test_a_ledger_that_knows_less_than_the_records_is_refused(tmp_path):
+    """Cut to its opening before there was a checkpoint, with its head put right."""
+    options = RunOptions(threads=1, eval_every=100, checkpoint_every=100)
+
+    def killed_at_4(record, _):
+        if record["round"] == 4:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=options, on_round=killed_at_4)
+    path = tmp_path / "run" / "ledger.jsonl"
+    digest = Ledger.read(path).chain.digest_at(1)
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    path.with_suffix(".head").write_text(json.dumps({"lines": 1, "digest": digest}))
+    with pytest.raises(ad.AirDistillError, match="round 4 is recorded and was never charged"):
+        ad.certify(tmp_path / "run")
 
 
 def test_going_on_twice_with_other_data_is_refused(tmp_path):
@@ -479,7 +521,17 @@ def test_an_audit_of_another_run_does_not_count(tmp_path):
     assert ad.certify(other.folder).verdict == "does not hold"
 
 
-@pytest.mark.parametrize("content", ["{", "{}\n", "[1]\n"])
+def test_an_audit_that_was_cut_short_while_written_is_not_there(tmp_path):
+    folder = stopped_run(tmp_path)
+    run_audit(folder, "a shift of 26 times the bound")
+    with (folder / "audits.jsonl").open("ab") as file:
+        file.write(b'{"run": "half a li')
+    assert ad.certify(folder).verdict == "does not hold"
+    run_audit(folder)
+    assert len(ad.certify(folder).audit["audits"]) == 2
+
+
+@pytest.mark.parametrize("content", ["{\n", "{}\n", "[1]\n"])
 def test_a_damaged_list_of_audits_is_said_to_be_damaged(tmp_path, content):
     folder = stopped_run(tmp_path)
     (folder / "audits.jsonl").write_text(content)

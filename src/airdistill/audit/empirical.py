@@ -7,8 +7,8 @@ of it what the trust model counts, and attacks the worst pair with the best test
 * the attack's AUC against Φ(μ/√2). For a tiny or a huge μ every noise gives the same AUC, so that the pair is
   also moved along its own line to a distance of μ = 1.5, where the AUC reacts most;
 * the variance of all noise entries over c, which sees a few per cent with few trials, and the lowest of all rows;
-* the variance of sums of noise, over rounds and over rows, against that of independent draws: noise that is used twice
-  hides the first use and gives the second away.
+* the largest correlation between any two rows of any rounds, between entries of a row, and between squares, which no
+  change of sign hides: noise that is used twice hides the first use and gives the second away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import chdtri, ndtr
+from scipy.special import chdtri, ndtr, ndtri
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.exact import transcript_seed
@@ -33,7 +33,17 @@ _MOST_STREAMS = 600_000  # generators that all trials together may start: one fo
 _MOST_NUMBERS = {"seeded": 2 * 10**8, "secure": 2 * 10**6}  # that all trials together may send
 _FEWEST_TRIALS = 20
 _MOST_POINTS = 400  # of a curve that is kept
-_SUM_LOOKS = 10  # widens the intervals of sums, so that all looks together raise a false alarm in well under 1 %
+_MOST_ENTRIES = 100  # of a row whose entries are held against each other
+# Squares have heavy tails: ten standard errors, and from enough draws on.
+_SQUARES_NEED, _SQUARES_ERRORS = 400, 10.0
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """The largest that was measured, and what that of independent draws stays below."""
+
+    value: float
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class EmpiricalAudit:
     variance: Interval
     lowest_row: Interval
     lowest_row_round: int
-    sums: dict[str, Interval]
+    correlations: dict[str, Correlation]
 
     @property
     def expected_auc(self) -> float:
@@ -81,11 +91,11 @@ class EmpiricalAudit:
                     f"Noise lower than counted: the variance {what} is {measured.value:.4f} of the counted one, "
                     f"{measured.high:.4f} at most."
                 )
-        for over, measured in self.sums.items():
-            if not measured.low <= 1 <= measured.high:
+        for between, largest in self.correlations.items():
+            if largest.value > largest.limit:
                 found.append(
-                    f"Noise is used again: its sum over {over} has {measured.value:.3g} times the variance of "
-                    f"independent draws, {measured.low:.3g} to {measured.high:.3g}."
+                    f"Noise is used again: the largest correlation between {between} is {largest.value:.3f}; of "
+                    f"independent draws it stays below {largest.limit:.3f}."
                 )
         return tuple(found)
 
@@ -104,7 +114,7 @@ class EmpiricalAudit:
             "roc": vars(self.roc),
             "variance": vars(self.variance),
             "lowest_row": {**vars(self.lowest_row), "round": self.lowest_row_round},
-            "sums": {over: vars(interval) for over, interval in self.sums.items()},
+            "correlations": {between: vars(measured) for between, measured in self.correlations.items()},
         }
 
 
@@ -188,7 +198,7 @@ def _attack(
 ) -> EmpiricalAudit:
     mu = float(np.sqrt(sum(float((pair.whitened_shift**2).sum()) for pair in pairs)))
     lines, along = _unit_line(pairs, mu), np.zeros((2, num_trials))
-    squares, sums = [np.zeros(len(pair.rows)) for pair in pairs], _Sums()
+    squares, products = [np.zeros(len(pair.rows)) for pair in pairs], _Products()
     for trial in range(num_trials):
         for side in (0, 1):
             seed = transcript_seed(options, f"audit-trial-{side}", trial)
@@ -196,7 +206,7 @@ def _attack(
             for place, residual in enumerate(residuals):
                 along[side, trial] += float((residual * lines[place]).sum())
                 squares[place] += (residual**2).sum(axis=1)
-            sums.add(pairs, residuals)
+            products.add(np.concatenate(residuals))
         on_progress("noise attacked", trial + 1, num_trials)
     entries = 2 * num_trials * world.plan.uplink.vector_length
     row_variances = np.concatenate(squares) / entries
@@ -214,39 +224,49 @@ def _attack(
         variance=variance_interval(float(np.concatenate(squares).sum()), entries * len(row_variances)),
         lowest_row=variance_interval(float(np.concatenate(squares)[lowest]), entries, len(row_variances)),
         lowest_row_round=int(owners[lowest]),
-        sums=sums.intervals(float(row_variances.mean())),
+        correlations=products.correlations(),
     )
 
 
-class _Sums:
-    """Sums of whitened noise over rounds and over rows, each scaled to the variance that independent noise gives it."""
+class _Products:
+    """Products of whitened noise, added up over trials: between all rows of all rounds, and between entries of rows."""
 
     def __init__(self) -> None:
-        self._squares = {"rounds": 0.0, "rows": 0.0}
-        self._sizes = {"rounds": 0, "rows": 0}
+        self._rows = self._squares = self._entries = np.zeros((0, 0))
+        self._num_trials = 0
+        self._length = 0
 
-    def add(self, pairs: list[_PairRound], residuals: list[FloatArray]) -> None:
-        """One trial's residuals `[row, entry]` of every round."""
-        by_row: dict[int, list[FloatArray]] = {}
-        for pair, residual in zip(pairs, residuals, strict=True):
-            self._note("rows", residual)
-            for row, noise in zip(pair.rows.tolist(), residual, strict=True):
-                by_row.setdefault(row, []).append(noise)
-        for noises in by_row.values():
-            self._note("rounds", np.stack(noises))
+    def add(self, noise: FloatArray) -> None:
+        """One trial's `[row of any round, entry]`."""
+        power = (noise**2 - 1) / np.sqrt(2)
+        first = self._num_trials == 0
+        self._rows = noise @ noise.T if first else self._rows + noise @ noise.T
+        self._squares = power @ power.T if first else self._squares + power @ power.T
+        if noise.shape[1] <= _MOST_ENTRIES:
+            self._entries = noise.T @ noise if first else self._entries + noise.T @ noise
+        self._num_trials += 1
+        self._length = noise.shape[1]
 
-    def _note(self, over: str, noise: FloatArray) -> None:
-        if len(noise) > 1:
-            self._squares[over] += float((noise.sum(axis=0) ** 2).sum() / len(noise))
-            self._sizes[over] += noise.shape[1]
+    def correlations(self) -> dict[str, Correlation]:
+        """The largest of each kind, where there are pairs, and what independent draws stay below."""
+        per_row = self._num_trials * self._length
+        found = {"rows": _largest(self._rows, per_row)}
+        if per_row >= _SQUARES_NEED:
+            value = _largest(self._squares, per_row).value
+            found["squares of rows"] = Correlation(value, _SQUARES_ERRORS / float(np.sqrt(per_row)))
+        found["entries"] = _largest(self._entries, self._num_trials * len(self._rows))
+        return {between: measured for between, measured in found.items() if np.isfinite(measured.value)}
 
-    def intervals(self, variance: float) -> dict[str, Interval]:
-        """Over the variance of single entries, so that weak noise does not pass for noise used again."""
-        return {
-            over: variance_interval(self._squares[over] / variance, size, _SUM_LOOKS)
-            for over, size in self._sizes.items()
-            if size
-        }
+
+def _largest(products: FloatArray, num_draws: int) -> Correlation:
+    """Of a symmetric matrix of sums of products; not a number where there is no pair."""
+    scale = np.sqrt(np.maximum(np.diag(products), np.finfo(np.float64).tiny))
+    apart = np.abs(products / np.outer(scale, scale))[~np.eye(len(products), dtype=np.bool_)]
+    if not len(apart):
+        return Correlation(float("nan"), 1.0)
+    # Bonferroni over all pairs; each correlation is normal with variance 1/n to good approximation.
+    limit = -float(ndtri((1 - LEVEL) / 10 / len(apart))) / np.sqrt(num_draws)
+    return Correlation(float(apart.max()), float(min(1.0, limit)))
 
 
 def _unit_line(pairs: list[_PairRound], mu: float) -> list[FloatArray]:

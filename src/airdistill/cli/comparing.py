@@ -57,15 +57,14 @@ def compare_command(
 
 def follow_comparison(start: Callable[[OnProgress], ComparisonRecord], as_json: bool) -> None:
     """Runs with bars on standard error, then shows what there is; exit code 2 if a run failed."""
-    from rich.console import Console
-
     from airdistill.report.comparison_json import comparison_to_dict
     from airdistill.report.comparison_page import write_comparison_page
     from airdistill.report.comparison_table import print_comparison
     from airdistill.report.progress import comparison_bar
+    from airdistill.report.terminal import Terminal
 
     try:
-        with comparison_bar(Console(stderr=True)) as bar:
+        with comparison_bar(Terminal(stderr=True)) as bar:
             record = start(bar)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; what there is was kept: airdistill resume goes on with it\n")
@@ -74,7 +73,7 @@ def follow_comparison(start: Callable[[OnProgress], ComparisonRecord], as_json: 
     if as_json:
         print_json(comparison_to_dict(record))
     else:
-        print_comparison(record, Console())
+        print_comparison(record, Terminal())
         print_text(f"Report: {page}")
     missing = [task for task in record.comparison.tasks if task not in record.runs]
     if missing:

@@ -49,11 +49,10 @@ def plan_command(
     if as_json:
         print_json(made.to_dict())
         return
-    from rich.console import Console
-
     from airdistill.report.plan_table import print_plan
+    from airdistill.report.terminal import Terminal
 
-    print_plan(made, Console(), devices)
+    print_plan(made, Terminal(), devices)
 
 
 def _planned(scenario: Scenario, scheme: str | None, rounds: int | None, ledger: Path | None) -> Plan:

@@ -85,14 +85,13 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
     """Runs with a bar on standard error; Ctrl-C leaves what there is, with exit code 130."""
     import logging
 
-    from rich.console import Console
-
     from airdistill.report.progress import print_run, round_bar
     from airdistill.report.run_page import write_run_page
+    from airdistill.report.terminal import Terminal
 
     logging.basicConfig(format="%(message)s")
     try:
-        with round_bar(Console(stderr=True), label) as on_round:
+        with round_bar(Terminal(stderr=True), label) as on_round:
             record = start(on_round)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; what there is was kept: airdistill resume goes on with it\n")
@@ -101,7 +100,7 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
     if as_json:
         print_json({"folder": str(record.folder), "report": str(page), **record.summary})
     else:
-        print_run(record, Console())
+        print_run(record, Terminal())
 
 
 @app.command("report")
@@ -153,8 +152,7 @@ def bench_command(
     if as_json:
         print_json(measured)
         return
-    from rich.console import Console
-
     from airdistill.report.bench_table import print_bench
+    from airdistill.report.terminal import Terminal
 
-    print_bench(measured, Console())
+    print_bench(measured, Terminal())

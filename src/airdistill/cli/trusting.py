@@ -25,10 +25,9 @@ def certify_command(
 
     Example: airdistill certify runs/quick-ota_fd --devices
     """
-    from rich.console import Console
-
     from airdistill.report.certificate_page import write_certificate
     from airdistill.report.certificate_table import print_certificate
+    from airdistill.report.terminal import Terminal
     from airdistill.runs.accounts import certify
 
     certificate = certify(folder)
@@ -36,7 +35,7 @@ def certify_command(
     if as_json:
         print_json(certificate.to_dict())
         return
-    print_certificate(certificate, Console(), devices)
+    print_certificate(certificate, Terminal(), devices)
     if second_opinion:
         from airdistill.audit.second_opinion import opinion_in_words
 
@@ -70,13 +69,12 @@ def audit_command(
 
     Example: airdistill audit runs/quick-ota_fd --rounds 10
     """
-    from rich.console import Console
-
     from airdistill.audit import AuditOptions, audit
     from airdistill.audit.subject import subject_of
     from airdistill.report.audit_page import write_audit
     from airdistill.report.audit_table import print_audit
     from airdistill.report.progress import stage_bar
+    from airdistill.report.terminal import Terminal
     from airdistill.runs.audits import check_not_anothers
 
     chosen = tuple(part.strip() for part in parts.split(","))
@@ -84,13 +82,13 @@ def audit_command(
     found = subject_of(subject, scheme, changes, device)
     folder = out or found.folder or Path("audits") / f"{found.plan.scenario.name}-{found.scheme.name}"
     check_not_anothers(folder, found.folder)
-    with stage_bar(Console(stderr=True)) as tell:
+    with stage_bar(Terminal(stderr=True)) as tell:
         measured = audit(found.plan, found.scheme, options, found.run_options, tell)
-    page = write_audit(measured, folder)
+    page = write_audit(measured, folder, found.folder)
     if as_json:
         print_json(measured.to_dict())
     else:
-        print_audit(measured, Console())
+        print_audit(measured, Terminal())
         print_text(f"Audit: {page}")
     if measured.violations:
         sys.exit(1)

@@ -7,10 +7,11 @@ the end are noticed too. A line counts once it is on the disk; the head follows 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,19 @@ class Chain:
         self._may_end_torn = True
 
     @classmethod
-    def begin(cls, path: Path, bodies: Sequence[Mapping[str, Any]], after: Chain | None = None) -> Chain:
-        """A new file with these lines, after all lines of another if given; it is there whole or not at all."""
-        if path.exists():
-            raise LedgerError(f"{path}: is there already; a ledger is never begun anew")
+    def begin(cls, path: Path, body: Mapping[str, Any], after: Chain | None = None, num_lines: int = 0) -> Chain:
+        """A new file with this line, after the first lines of another if given. It is there whole or not at all, and
+        takes the place of what was there."""
         aside = path.with_suffix(".new")
         aside.unlink(missing_ok=True)
+        digests: list[str] = []
         if after is not None:
             shutil.copyfile(after.path, aside)
-        chain = cls(aside, [] if after is None else list(after._digests), {})
-        for body in bodies:
-            chain._write(body)
+            lines = itertools.islice(_whole_lines(aside), num_lines)
+            os.truncate(aside, sum(len(line) + 1 for line in lines))
+            digests = after._digests[:num_lines]
+        chain = cls(aside, digests, {})
+        chain._write(body)
         aside.replace(path)
         chain.path = path
         chain._write_head()
@@ -115,6 +118,14 @@ class Chain:
         self._may_end_torn = False
         whole = sum(len(line) + 1 for line in _whole_lines(self.path))
         os.truncate(self.path, whole)
+
+
+def ends_with(path: Path, kind: str) -> bool:
+    """Whether the last line of a file is of that kind; not if there is none that could be read."""
+    try:
+        return bool(json.loads(path.read_bytes().splitlines()[-1])["kind"] == kind)
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return False
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

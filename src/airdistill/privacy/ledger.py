@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
 from airdistill.jsonable import jsonable
-from airdistill.privacy.chain import Chain, LedgerError, digest_of_body
+from airdistill.privacy.chain import Chain, LedgerError, digest_of_body, ends_with
 from airdistill.privacy.release import Release
 from airdistill.privacy.spending import Spending
 from airdistill.privacy.targets import epsilon_of_mu
@@ -81,30 +81,33 @@ class Ledger:
         self.spending = Spending(opening.num_devices)
         self.num_releases = 0  # of this run
         self.num_earlier = 0  # of the same devices' runs before
+        self.last_round = 0  # of this run that was charged
         self.earlier_openings: list[Opening] = []  # of those that released anything
         self._in_memory: list[Release] = []
         self._last_written: Release | None = None
         self._charged_before: deque[Release] = deque()
 
     @classmethod
-    def begin(cls, opening: Opening, path: Path, given: Path | None = None) -> Ledger:
+    def begin(cls, opening: Opening, path: Path, given: Path | None = None, leftover: Opening | None = None) -> Ledger:
         """A new ledger for a run; `given` is the ledger of the same devices' run before, from which it goes on.
 
-        The new file is whole before the given one is closed: whatever a crash leaves, no release is forgotten.
+        The new file is whole before the given one is closed: whatever a crash leaves, no release is forgotten. A start
+        that was killed after that leaves a `leftover` in its folder, and may be made again there, and nowhere else.
         """
-        follower = {"kind": "continued", "by": digest_of_body(opening.to_dict())}
+        if path.exists() and not ends_with(path, "opening"):
+            raise LedgerError(f"{path}: is there already, with releases; a ledger is never begun anew")
         if given is None:
-            Chain.begin(path, [opening.to_dict()])
+            Chain.begin(path, opening.to_dict())
             return cls.read(path)
         before = cls.read(given)
         _check_same_devices(before, opening)
         assert before.chain is not None
-        closed = before.chain.last["kind"] == "continued"
-        if closed and before.chain.last != follower:
-            raise LedgerError(f"{given}: another run has gone on from it; give that run's ledger")
-        Chain.begin(path, [*([] if closed else [follower]), opening.to_dict()], before.chain)
-        if not closed:
-            before.chain.append(follower)
+        if before.closed:
+            opening = _same_start(before.chain, opening, leftover)
+        Chain.begin(path, opening.to_dict(), before.chain, before.chain.num_lines - before.closed)
+        if not before.closed:
+            by = digest_of_body(opening.to_dict())
+            before.chain.append({"kind": "continued", "by": by, "in": str(path.parent)})
         return cls.read(path)
 
     @classmethod
@@ -135,6 +138,7 @@ class Ledger:
                 run = openings[-1]
                 release = Release.from_dict(body, (run.num_devices, run.num_rows), self._last_written)
                 self._last_written = release
+                self.last_round = release.round_index if len(openings) == num_runs else 0
                 self._take_in(release, run, len(openings) < num_runs, recorded_rounds)
 
         self.chain = Chain.read(path, see)
@@ -168,7 +172,7 @@ class Ledger:
             raise LedgerError(f"{self.chain.path}: another run has gone on from it; nothing more can be charged")
         else:
             self.chain.append({"kind": "release", **release.to_dict(self._last_written)})
-        self._last_written = release
+        self._last_written, self.last_round = release, release.round_index
         self._count(release)
 
     def _count(self, release: Release) -> None:
@@ -253,6 +257,19 @@ def spent_before(path: Path, terms: Terms, num_devices: int) -> FloatArray:
     earlier = Ledger.read(path)
     _check_fleet(earlier, terms, num_devices)
     return earlier.spending.squared_mu(terms.sensitivity, terms.trust, terms.relabel)
+
+
+def _same_start(closed: Chain, opening: Opening, leftover: Opening | None) -> Opening:
+    """The opening that closed a ledger, if a start that was killed left it behind and this one is the same."""
+    token = {} if leftover is None or "run" not in leftover.terms else {"run": leftover.terms["run"]}
+    again = replace(opening, terms={**opening.terms, **token})
+    if leftover is None or digest_of_body(again.to_dict()) != closed.last["by"]:
+        folder = closed.last["in"]
+        raise LedgerError(
+            f"{closed.path}: another run has gone on from it, in {folder}: give that run's ledger; if that start was "
+            f"killed before it began, repeat it as it was with --out {folder}"
+        )
+    return again
 
 
 def _openings_in(path: Path) -> list[dict[str, Any]]:

@@ -18,19 +18,19 @@ from airdistill.report.page import Block, Bullets, DataTable, Drawing, Facts, Pa
 from airdistill.report.run_page import write_run_page
 from airdistill.runs.accounts import certify
 from airdistill.runs.audits import note_audit
-from airdistill.runs.folder import AUDIT, RUN, SUMMARY, write_json
+from airdistill.runs.folder import AUDIT, SUMMARY, write_json
 from airdistill.runs.record import RunRecord
 
 
-def write_audit(audit: Audit, folder: Path) -> Path:
-    """`audit.json` and `audit.html` in that folder; certificate and report of a run that lies there take note."""
+def write_audit(audit: Audit, folder: Path, run: Path | None) -> Path:
+    """`audit.json` and `audit.html` in that folder; certificate and report of the run that was audited take note."""
+    if run is not None:
+        note_audit(run, audit.to_dict())
+        write_certificate(certify(run), run)
+        if (run / SUMMARY).exists():
+            write_run_page(RunRecord.read(run))
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / AUDIT, audit.to_dict())
-    if (folder / RUN).exists():
-        note_audit(folder, audit.to_dict())
-        write_certificate(certify(folder), folder)
-    if (folder / SUMMARY).exists():
-        write_run_page(RunRecord.read(folder))
     return write_audit_page(audit, folder / "audit.html")
 
 

@@ -78,7 +78,10 @@ def empirical_rows(found: EmpiricalAudit) -> list[Row]:
         (f"AUC moved to μ = {TESTED_MU:g}", interval(found.tested_auc), f"{found.expected_tested_auc:.3f}"),
         ("noise variance over counted", interval(found.variance), "1"),
         (f"  of the lowest row (round {found.lowest_row_round})", interval(found.lowest_row), "1"),
-        *((f"  of sums over {over}", interval(measured), "1") for over, measured in found.sums.items()),
+        *(
+            (f"largest correlation, {between}", f"{measured.value:.3f}", f"< {measured.limit:.3f}")
+            for between, measured in found.correlations.items()
+        ),
     ]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ from airdistill.arrays import FloatArray
 from airdistill.codesign.plan import Plan
 from airdistill.errors import InputError
 from airdistill.privacy.certificate import Certificate, certificate_of
-from airdistill.privacy.chain import LedgerError
 from airdistill.privacy.ledger import Ledger, Opening, spent_before
 from airdistill.privacy.targets import target_mu
 from airdistill.runs.audits import audits_in
 from airdistill.runs.checkpoint import newest_ledger_marks
 from airdistill.runs.folder import (
     LEDGER,
-    LEDGER_HEAD,
+    ROUNDS,
     RUN,
     RunError,
     digest_of,
@@ -84,26 +83,25 @@ def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
 def begin_ledger(folder: Path, opening: Opening, given: Path | None) -> Ledger:
     """The ledger of a new run in its folder; `given` is an earlier run of the same devices, or its ledger."""
     path = folder / LEDGER
-    if given is not None and ledger_path(given).resolve() == path.resolve():
-        raise InputError("--ledger", str(given), "lies in the new run's own folder; choose another --out")
-    if path.exists():  # of a start that ended before it began: it has released nothing
-        opening = _with_token_of(path, opening)
-        for leftover in (path, folder / LEDGER_HEAD):
-            leftover.unlink(missing_ok=True)
     if given is None:
         return Ledger.begin(opening, path)
     earlier = ledger_path(given)
-    with locked(earlier.parent):
-        return Ledger.begin(opening, path, earlier)
-
-
-def _with_token_of(path: Path, opening: Opening) -> Opening:
-    """With the token of a start that was killed, so that a ledger that it had closed already can be gone on from."""
+    if earlier.resolve() == path.resolve():
+        raise InputError("--ledger", str(given), "lies in the new run's own folder; choose another --out")
     try:
-        token = Ledger.read(path).opening.terms.get("run")
-    except LedgerError:
-        return opening
-    return opening if token is None else replace(opening, terms={**opening.terms, "run": token})
+        with locked(earlier.parent):
+            return Ledger.begin(opening, path, earlier, _leftover(path))
+    except PermissionError as error:
+        raise RunError(f"{error.filename}: cannot be written: a ledger that is gone on from must be closed") from None
+
+
+def _leftover(path: Path) -> Opening | None:
+    """What a start that was killed before it began had opened its ledger with; it has released nothing."""
+    try:
+        stored = json.loads(path.read_bytes().splitlines()[-1])
+        return Opening.from_dict({name: value for name, value in stored.items() if name != "digest"})
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
 
 
 def ledger_path(given: Path) -> Path:
@@ -125,13 +123,27 @@ def trusted_ledger(folder: Path, recorded_rounds: int | None = None) -> Ledger:
     stored, _ = read_sealed(folder)
     if "ledger" not in stored:
         raise RunError(f"{folder}: was begun by airdistill {stored['airdistill']}, which kept no ledger")
-    marks = [stored["ledger"], *newest_ledger_marks(folder)]
+    # Before the ledger: a run that goes on meanwhile charges a round first, and records it then.
+    marks, recorded = [stored["ledger"], *newest_ledger_marks(folder)], _last_round_sent(folder)
     ledger = Ledger.read(folder / LEDGER, recorded_rounds)
     assert ledger.chain is not None
     for mark in marks:
         if ledger.chain.num_lines < mark["lines"] or ledger.chain.digest_at(mark["lines"]) != mark["digest"]:
             raise RunError(f"{ledger.chain.path}: is not the ledger that this run has kept; it was replaced or cut")
+    if recorded > ledger.last_round:
+        raise RunError(f"{ledger.chain.path}: is not whole: round {recorded} is recorded and was never charged")
     return ledger
+
+
+def _last_round_sent(folder: Path) -> int:
+    """The last round of the records in which anything was heard; a line that a crash cut short does not count."""
+    path = folder / ROUNDS
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for line in reversed(lines):
+        record = json.loads(line)
+        if "measured_noise_var" in record:
+            return int(record["round"])
+    return 0
 
 
 def certify(folder: str | Path) -> Certificate:

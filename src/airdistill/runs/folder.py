@@ -15,6 +15,7 @@ from typing import Any
 from airdistill.errors import AirDistillError, InputError
 from airdistill.files import write_whole
 from airdistill.jsonable import json_text
+from airdistill.privacy.chain import ends_with
 
 SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"
 TIMINGS, SUMMARY, LOCK = "timings.jsonl", "summary.json", "lock"
@@ -77,18 +78,9 @@ def _from_a_start(path: Path) -> bool:
     """What a run may have left that ended before it began: nothing that could be resumed, so nothing to be lost."""
     name = path.name
     if name in (LEDGER, LEDGER_HEAD):
-        return _has_released_nothing(path.with_name(LEDGER))
+        ledger = path.with_name(LEDGER)
+        return ends_with(ledger, "opening") if ledger.exists() else True  # releases are never thrown away
     return name in (LOCK, SCENARIO, PLAN, "ledger.new") or (name.startswith(".") and name.endswith(".tmp"))
-
-
-def _has_released_nothing(ledger: Path) -> bool:
-    """Whether a ledger ends with its opening; releases are never thrown away."""
-    if not ledger.exists():
-        return True
-    try:
-        return bool(json.loads(ledger.read_bytes().splitlines()[-1])["kind"] == "opening")
-    except (ValueError, KeyError, IndexError, TypeError):
-        return False
 
 
 def existing_folder(folder: Path) -> Path:

@@ -71,10 +71,10 @@ def run(
     simulation = Simulation(planned, chosen, options)
     folder = new_folder(None if out is None else Path(out), f"{scenario.name}-{chosen.name}")
     with locked(folder), writing(folder):
+        simulation.ledger = begin_ledger(folder, simulation.ledger.opening, before)
         given = adapted.model_dump(mode="json", exclude_none=True)
         write_whole(folder / SCENARIO, tomli_w.dumps(given).encode())
         write_json(folder / PLAN, simulation.plan.to_dict())
-        simulation.ledger = begin_ledger(folder, simulation.ledger.opening, before)
         how = {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()}
         seal(folder, {**how, "inputs": simulation.inputs_digest, "ledger": mark_of(simulation.ledger)})
         return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
