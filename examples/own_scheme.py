@@ -1,6 +1,6 @@
 """Your own scheme in one file: over-the-air distillation whose server projects what it hears onto the simplex.
 
-Run it with `python examples/own_scheme.py [ROUNDS]`, or name it on the command line from this folder:
+Run it with `python examples/own_scheme.py [ROUNDS [FIELD=VALUE ...]]`, or name it on the command line from this folder:
 `airdistill run quick --scheme own_scheme:ProjectedFd`.
 """
 
@@ -34,11 +34,11 @@ class ProjectedFd(Scheme):
         return Outcome(this.learn(onto_simplex(heard.received)), heard)
 
 
-def main(rounds: int) -> None:
+def main(rounds: int, changes: list[str]) -> None:
     for scheme in ("ota_fd", "own_scheme:ProjectedFd"):
-        summary = ad.run(ad.load("quick"), scheme, rounds).summary
+        summary = ad.run(ad.load("quick", changes), scheme, rounds).summary
         print(f"{summary['scheme']:<14} {summary['accuracy']['mean']:.1%} after {summary['rounds']} rounds")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:])
