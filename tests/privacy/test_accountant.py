@@ -116,3 +116,11 @@ def test_an_accountant_is_chosen_by_name():
     assert target_mu(1.0, 1e-5, "paper").tolist() == [paper_mu(1.0, 1e-5)]
     with pytest.raises(ValueError, match="must be one of exact, paper"):
         target_mu(1.0, 1e-5, "guess")
+
+
+@given(st.floats(1e-4, 1.0), st.floats(-12, -2))
+def test_the_exact_epsilon_is_at_most_the_papers_up_to_one(epsilon, log_delta):
+    """What Theorem 2 calls ε is no less than the truth there; at ε = 30 it is less."""
+    delta = 10**log_delta
+    assert gaussian_epsilon(paper_mu(epsilon, delta), delta) <= epsilon
+    assert gaussian_epsilon(paper_mu(30.0, delta), delta) > 30.0
