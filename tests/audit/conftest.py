@@ -1,11 +1,1 @@
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in a run: threads inside so small operations only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from one_thread import one_thread  # noqa: F401 - a fixture for all tests here

@@ -14,7 +14,6 @@ from airdistill.privacy.accountant import gaussian_epsilon
 from airdistill.privacy.concentrated import (
     concentrated_epsilon,
     concentrated_mu,
-    squared_mu_with_closeness,
     sum_closeness,
 )
 
@@ -45,7 +44,9 @@ def shifted(probabilities, shift):
 
 def squared_mu_of(deviations, shift):
     variance = sum(deviation**2 for deviation in deviations)
-    return squared_mu_with_closeness(shift**2 / variance, sum_closeness(deviations), 1)
+    closeness = sum_closeness(deviations)
+    # What a sum costs that is only nearly a discrete Gaussian: min(μ² + 2τd, (μ + τ√d)²) for d = 1 entry.
+    return min(shift**2 / variance + 2 * closeness, (shift / math.sqrt(variance) + closeness) ** 2)
 
 
 def test_epsilon_agrees_with_the_renyi_accountant():
@@ -186,14 +187,3 @@ def test_silent_devices_and_single_summands_cost_nothing():
     assert 0 < sum_closeness(np.full(1000, 8.0)) < 1e-200
     with pytest.raises(ValueError, match="at least √½"):
         sum_closeness([0.7, 3.0])
-
-
-def test_closeness_adds_to_mu_by_hand():
-    assert squared_mu_with_closeness(4.0, 0.0, 10) == 4.0
-    # min(4 + 2·0.01·100, (2 + 0.01·10)²)
-    assert squared_mu_with_closeness(4.0, 0.01, 100) == pytest.approx(4.41)
-    # min(1 + 2·1·1, (1 + 1)²)
-    assert squared_mu_with_closeness(1.0, 1.0, 1) == pytest.approx(3.0)
-    assert squared_mu_with_closeness([4.0, 9.0], 1e-200, 1e6).tolist() == [4.0, 9.0]
-    with pytest.raises(ValueError, match="must not be negative"):
-        squared_mu_with_closeness(-1.0, 0.0, 1)

@@ -107,7 +107,9 @@ def test_what_is_not_enforced_is_only_counted(tmp_path):
 
 
 def test_no_privacy_asked_is_never_exceeded():
-    Ledger(opening(mu=np.inf)).charge(random_release(1, noise=0.0))
+    ledger = Ledger(opening(mu=np.inf))
+    ledger.charge(random_release(1, noise=0.0))
+    assert (ledger.num_releases, ledger.epsilon().tolist()) == (1, [np.inf] * 3)
 
 
 fleets = st.fixed_dictionaries(

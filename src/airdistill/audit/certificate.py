@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from airdistill.arrays import FloatArray, divide_or
+from airdistill.arrays import FloatArray
 from airdistill.audit.world import World
-from airdistill.privacy.forecast import spent_squared_mu
+from airdistill.codesign.release import release_of
 from airdistill.privacy.sensitivity import knowledge_sensitivity
+from airdistill.privacy.spending import Spending
 from airdistill.privacy.targets import epsilon_of_mu
 
 LEMMA_1, CLASS_MEAN, RECORD_GRADIENT = "Lemma 1, √2/B_i", "class mean, √2/B_i^k", "one record, 2C/B_i"
@@ -33,28 +34,21 @@ class Promise:
 
 def promise_of(world: World) -> Promise:
     """The declared sensitivity model with the noise that these very rounds count."""
-    plan, device = world.plan, world.device
-    model, weights = plan.scenario.privacy.sensitivity, world.link.usual_weights()[device]
-    squared = squared_bounds(world, model)[:, device]
+    plan, device, privacy = world.plan, world.device, world.scenario.privacy
+    model = privacy.sensitivity
+    sensitivity = np.stack([plan.uplink.sensitivity(model, this.index)[device] for this in world.rounds])
     mu = certified_mu(world, model)[:, device]
-    sensitivity, noise = divide_or(np.sqrt(squared), weights, 0.0), plan.scenario.privacy.noise
-    return Promise(model, float(plan.fleet.delta[device]), sensitivity, mu, noise)
-
-
-def squared_bounds(world: World, model: str) -> FloatArray:
-    """(w s)² of every round, `[round, device, row]`."""
-    shift = world.plan.uplink.shift(model)
-    return np.stack([shift.at(this.index) for this in world.rounds])
+    return Promise(model, float(plan.fleet.delta[device]), sensitivity, mu, privacy.noise)
 
 
 def certified_mu(world: World, model: str) -> FloatArray:
-    """Of every device after each round, `[round, device]`."""
-    relabel = world.scenario.privacy.relabel
-    cost, spent = np.zeros(()), []
-    for this, squared in zip(world.rounds, squared_bounds(world, model), strict=True):
-        counted = np.broadcast_to(this.design.counted_noise_var, squared.shape)
-        cost = cost + np.where(squared > 0, divide_or(squared, counted, np.inf), 0.0)
-        spent.append(spent_squared_mu(cost, model, relabel))
+    """Of every device after each round, `[round, device]`: as the ledger of a run counts it."""
+    plan, privacy = world.plan, world.scenario.privacy
+    spending, spent = Spending(plan.fleet.num_devices), []
+    for this in world.rounds:
+        release = release_of(plan.uplink, this.design, this.channel, this.index)
+        spending = spending.after(release, plan.uplink.payload)
+        spent.append(spending.squared_mu(model, privacy.trust, privacy.relabel))
     return np.sqrt(np.stack(spent))
 
 

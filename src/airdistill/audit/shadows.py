@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.audit.options import AuditOptions, OnProgress
-from airdistill.audit.world import World, learn, seed_torch
+from airdistill.audit.world import World, learn
 from airdistill.data.partition import partition_dirichlet, partition_iid, partition_shards
 from airdistill.errors import InputError
 from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Learner
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import input_shape, to_tensor
+from airdistill.runs.simulation import seed_torch
 from airdistill.streams import stream
 
 _MOST_OF_A_KIND = 10_000

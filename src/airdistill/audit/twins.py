@@ -10,11 +10,12 @@ import numpy as np
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.link import NoiseSource
 from airdistill.audit.neighbours import Neighbour, Samples
-from airdistill.audit.world import World, learn, seed_torch, vectors_of
+from airdistill.audit.world import World, learn, vectors_of
 from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Learner
 from airdistill.learning.models import build_model, draws_at_random
 from airdistill.learning.samples import input_shape, to_tensor
+from airdistill.runs.simulation import seed_torch
 from airdistill.streams import stream
 
 

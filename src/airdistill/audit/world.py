@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from airdistill.arrays import FloatArray, IntArray
@@ -21,9 +20,9 @@ from airdistill.codesign.plan import Plan
 from airdistill.data.assignment import assign_samples
 from airdistill.data.datasets import Dataset, load_dataset
 from airdistill.learning.fleet import Engine, LearningFleet, check_finite
-from airdistill.learning.learner import Losses, Target
+from airdistill.runs.simulation import seed_torch
 from airdistill.scenario.model import Scenario
-from airdistill.streams import stream
+from airdistill.schemes.base import learn_from, step_size
 
 
 @dataclass(frozen=True)
@@ -95,11 +94,6 @@ def _sum_of_others(link: Link, round_index: int, vectors: FloatArray) -> FloatAr
     return np.asarray(np.einsum("ik,ikd->kd", weights, spoken))
 
 
-def seed_torch(scenario: Scenario, round_index: int) -> None:
-    """For models that draw at random themselves: the draws of the run."""
-    torch.manual_seed(int(stream(scenario.seed, "torch", round_index).integers(2**63)))
-
-
 def vectors_of(fleet: LearningFleet, link: Link) -> FloatArray:
     """What every learner would send, `[learner, row, entry]`."""
     uplink = link.plan.uplink
@@ -118,21 +112,8 @@ def learn(
 ) -> None:
     """The scenario's local update from a broadcast `[row, entry]`; learner n passes over its samples in the order of
     device `devices[n]`."""
-    learning, engine = scenario.learning, fleet.engine
-    lr = float(learning.initial_lr / np.sqrt(round_index))
-    if of_gradient:
-        if np.isfinite(received).all():  # else a device has no channel, and nothing could be sent
-            fleet.descend(received[0], lr)
-        return
-    target = Target.of(received, engine.dtype, engine.device)
-    losses: list[Losses]
-    if learning.local_epochs == 0:
-        losses = fleet.full_batch_step(target, lr, learning.distill_weight)
-    else:
-        orders = [
-            [rng.permutation(learner.num_samples) for _ in range(learning.local_epochs)]
-            for device, learner in zip(devices, fleet.learners, strict=True)
-            for rng in [stream(scenario.seed, "batch-order", round_index, device)]
-        ]
-        losses = fleet.local_epochs(target, lr, learning.distill_weight, orders, learning.batch_size)
-    check_finite(losses, fleet.finite_weights(), round_index)
+    if not of_gradient:
+        losses = learn_from(fleet, scenario, round_index, received, devices)
+        check_finite(losses, fleet.finite_weights(), round_index)
+    elif np.isfinite(received).all():  # else a device has no channel, and nothing could be sent
+        fleet.descend(received[0], step_size(scenario, round_index))

@@ -29,7 +29,7 @@ _MAX_STEPS = 200
 
 def gaussian_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
     """The largest μ whose mechanism is (ε, δ)-DP; a float for numbers, an array for arrays. ε = inf gives inf."""
-    epsilon, delta = _checked(epsilon, delta, "epsilon")
+    epsilon, delta = checked(epsilon, delta, "epsilon")
     finite = np.isfinite(epsilon)
     eps = np.where(finite, epsilon, 1.0)
 
@@ -41,12 +41,12 @@ def gaussian_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
 
     low = np.full(eps.shape, np.log(1e-3)) + np.log(np.minimum(eps, 1.0))
     high = np.full(eps.shape, np.log(10.0)) + 0.5 * np.log1p(eps)
-    return _unwrap(np.where(finite, np.exp(_increasing_root(excess, low, high)), np.inf))
+    return unwrap(np.where(finite, np.exp(increasing_root(excess, low, high)), np.inf))
 
 
 def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
     """The smallest ε ≥ 0 for which a μ-Gaussian-DP mechanism is (ε, δ)-DP. μ = 0 gives 0, μ = inf gives inf."""
-    mu, delta = _checked(mu, delta, "mu", zero_allowed=True)
+    mu, delta = checked(mu, delta, "mu", zero_allowed=True)
     # δ(0, μ) = 2Φ(μ/2) − 1: at or under the target nothing is left to pay.
     free = 2 * ndtr(mu / 2) - 1 <= delta
     ordinary = ~free & np.isfinite(mu)
@@ -62,14 +62,14 @@ def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
     high = np.log(m * m / 2 + m * np.sqrt(2 * np.log(1 / delta)) + 1e-12)
     low = np.full(m.shape, np.log(1e-15))
     # The bracket's upper end is the sound one here: it promises no smaller ε than is true.
-    epsilon = np.exp(_increasing_root(excess, low, high, take_upper=True))
-    return _unwrap(np.where(ordinary, epsilon, np.where(free, 0.0, np.inf)))
+    epsilon = np.exp(increasing_root(excess, low, high, take_upper=True))
+    return unwrap(np.where(ordinary, epsilon, np.where(free, 0.0, np.inf)))
 
 
 def paper_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
     """Theorem 2: μ = ε/√(2 ln(1/δ)). Wasteful for small ε, and not private enough above ε of about 7."""
-    epsilon, delta = _checked(epsilon, delta, "epsilon")
-    return _unwrap(epsilon / np.sqrt(2 * np.log(1 / delta)))
+    epsilon, delta = checked(epsilon, delta, "epsilon")
+    return unwrap(epsilon / np.sqrt(2 * np.log(1 / delta)))
 
 
 def _log_delta(epsilon: FloatArray, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -87,7 +87,7 @@ def _mills(x: FloatArray) -> FloatArray:
     return np.asarray(np.sqrt(np.pi / 2) * erfcx(x / np.sqrt(2)), dtype=np.float64)
 
 
-def _increasing_root(
+def increasing_root(
     excess: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
     low: FloatArray,
     high: FloatArray,
@@ -133,7 +133,7 @@ def _widened(
     return low, high
 
 
-def _checked(
+def checked(
     parameter: ArrayLike, delta: ArrayLike, name: str, zero_allowed: bool = False
 ) -> tuple[FloatArray, FloatArray]:
     parameter, delta = np.broadcast_arrays(np.asarray(parameter, dtype=np.float64), np.asarray(delta, dtype=np.float64))
@@ -146,5 +146,5 @@ def _checked(
     return parameter, delta
 
 
-def _unwrap(values: FloatArray) -> Any:
+def unwrap(values: FloatArray) -> Any:
     return float(values) if values.ndim == 0 else values

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from airdistill.arrays import FloatArray
-from airdistill.privacy.accountant import _checked, _increasing_root, _unwrap
+from airdistill.privacy.accountant import checked, increasing_root, unwrap
 
 _LEAST_VARIANCE = 0.5  # of a summand, in squared grid units: below it the lemma says nothing
 _ROUNDING = 16 * np.finfo(np.float64).eps  # covers the dozen roundings in the conversion
@@ -29,15 +29,15 @@ def concentrated_epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
 
     It is never below the truth: any α gives a bound, and the result is rounded up.
     """
-    mu, delta = _checked(mu, delta, "mu", zero_allowed=True)
+    mu, delta = checked(mu, delta, "mu", zero_allowed=True)
     ordinary = (mu > 0) & np.isfinite(mu)
     epsilon, _ = _converted(np.where(ordinary, mu, 1.0), delta)
-    return _unwrap(np.where(ordinary, np.maximum(epsilon, 0.0), np.where(mu > 0, np.inf, 0.0)))
+    return unwrap(np.where(ordinary, np.maximum(epsilon, 0.0), np.where(mu > 0, np.inf, 0.0)))
 
 
 def concentrated_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
     """The largest μ with `concentrated_epsilon(μ, δ)` ≤ ε; a float for numbers, an array for arrays. inf gives inf."""
-    epsilon, delta = _checked(epsilon, delta, "epsilon")
+    epsilon, delta = checked(epsilon, delta, "epsilon")
     finite = np.isfinite(epsilon)
     eps = np.where(finite, epsilon, 1.0)
 
@@ -51,7 +51,7 @@ def concentrated_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
     root = np.sqrt(2 * -np.log(delta))
     low = np.log(2 * eps / (np.sqrt(root * root + 2 * eps) + root))
     # The bracket's lower end is the sound one: it was seen to cost no more than ε.
-    return _unwrap(np.where(finite, np.exp(_increasing_root(excess, low, low + 1.0)), np.inf))
+    return unwrap(np.where(finite, np.exp(increasing_root(excess, low, low + 1.0)), np.inf))
 
 
 def sum_closeness(deviations: ArrayLike) -> Any:
@@ -72,20 +72,7 @@ def sum_closeness(deviations: ArrayLike) -> Any:
     together = added * (before / np.where(present, before + added, 1.0))
     terms = np.where(present, 5 * np.exp(-2 * np.pi**2 * together), 0.0)
     # Once for the shifted sum and once for the other.
-    return _unwrap(np.asarray(2 * terms.sum(axis=0)))
-
-
-def squared_mu_with_closeness(squared_mu: ArrayLike, closeness: ArrayLike, num_entries: ArrayLike) -> Any:
-    """μ² of a vector of d entries hidden by a sum of discrete Gaussians of closeness τ: min(μ² + 2τd, (μ + τ√d)²).
-
-    Proposition 14 of Kairouz, Liu and Steinke: D_α ≤ min(αμ²/2 + τd, (α/2)(μ + τ√d)²). The first is at most
-    (α/2)(μ² + 2τd) for every α > 1, and for α near 1 no smaller multiple of τd follows from it.
-    """
-    squared, tau, entries = (np.asarray(value, dtype=np.float64) for value in (squared_mu, closeness, num_entries))
-    if not np.all(squared >= 0) or not np.all(tau >= 0) or not np.all(entries >= 0):
-        raise ValueError("squared_mu, closeness and num_entries: must not be negative")
-    apart = squared + 2 * tau * entries
-    return _unwrap(np.asarray(np.minimum(apart, (np.sqrt(squared) + tau * np.sqrt(entries)) ** 2)))
+    return unwrap(np.asarray(2 * terms.sum(axis=0)))
 
 
 def _converted(mu: FloatArray, delta: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -106,7 +93,7 @@ def _converted(mu: FloatArray, delta: FloatArray) -> tuple[FloatArray, FloatArra
     low = np.minimum(0.5 * np.log(log_inverse) - log_mu, half + np.log(-np.expm1(-half)))
     high = np.minimum(0.5 * np.log(2 * log_inverse) - log_mu, log_inverse + np.log(-np.expm1(-log_inverse)))
     with np.errstate(over="ignore"):
-        beta = np.minimum(np.exp(_increasing_root(excess, low, high)), 1e300)
+        beta = np.minimum(np.exp(increasing_root(excess, low, high)), 1e300)
     rho, log_order, beyond = 0.5 * mu * mu, np.log1p(beta), np.log1p(1 / beta)
     bound = rho * (1 + beta) + (log_inverse - log_order) / beta - beyond
     sizes = rho * (1 + beta) + (log_inverse + log_order) / beta + beyond

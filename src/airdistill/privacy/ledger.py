@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
 from airdistill.jsonable import jsonable
 from airdistill.privacy.chain import Chain, LedgerError, digest_of_body, ends_with
+from airdistill.privacy.promises import Terms
 from airdistill.privacy.release import Release
 from airdistill.privacy.spending import Spending
 from airdistill.privacy.targets import epsilon_of_mu
@@ -234,22 +235,6 @@ def _times_over(spent: FloatArray, budget: FloatArray) -> FloatArray:
     """How many times over its budget; no budget was asked for where it is infinite."""
     with np.errstate(invalid="ignore"):
         return np.nan_to_num(spent / budget, nan=0.0)
-
-
-class Terms(Protocol):
-    """How a run counts privacy: the fields of a scenario's privacy section, or of an opening."""
-
-    @property
-    def sensitivity(self) -> str: ...
-
-    @property
-    def trust(self) -> str: ...
-
-    @property
-    def relabel(self) -> bool: ...
-
-    @property
-    def noise(self) -> str: ...
 
 
 def spent_before(path: Path, terms: Terms, num_devices: int) -> FloatArray:

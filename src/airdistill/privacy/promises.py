@@ -56,11 +56,8 @@ class Assumption:
     declared: bool = False
 
 
-class Promise(Protocol):
-    """What a ledger's opening says of it."""
-
-    @property
-    def payload(self) -> str: ...
+class Terms(Protocol):
+    """How a run counts privacy: the fields of a scenario's privacy section, or of a ledger's opening."""
 
     @property
     def sensitivity(self) -> str: ...
@@ -73,6 +70,13 @@ class Promise(Protocol):
 
     @property
     def noise(self) -> str: ...
+
+
+class Promise(Terms, Protocol):
+    """What a ledger's opening says besides."""
+
+    @property
+    def payload(self) -> str: ...
 
     @property
     def terms(self) -> Mapping[str, Any]: ...

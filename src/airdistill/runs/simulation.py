@@ -55,8 +55,7 @@ class Simulation:
         self.round_index += 1
         if self.round_index == self.iterate_round:
             self._iterate = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
-        # For models that draw at random themselves: the same draws whether the run was resumed or not.
-        torch.manual_seed(int(stream(self.plan.scenario.seed, "torch", self.round_index).integers(2**63)))
+        seed_torch(self.plan.scenario, self.round_index)
         this = Round(self.round_index, self.plan.scenario, self.plan, self._source, self.fleet, self.ledger)
         try:
             outcome = self._play(this)
@@ -164,6 +163,11 @@ class Simulation:
         self.round_index = round_index
         self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
         self.measured_joules = numbers["measured_joules"]
+
+
+def seed_torch(scenario: Scenario, round_index: int) -> None:
+    """For models that draw at random themselves: the same draws whether the run was resumed or not."""
+    torch.manual_seed(int(stream(scenario.seed, "torch", round_index).integers(2**63)))
 
 
 def check_has_data(scenario: Scenario) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -49,7 +50,7 @@ class Round:
     @property
     def lr(self) -> float:
         """η_t = η0/√t."""
-        return float(self.scenario.learning.initial_lr / np.sqrt(self.index))
+        return step_size(self.scenario, self.index)
 
     def channel(self) -> ComplexArray:
         """This round's gains, `[device]`."""
@@ -83,16 +84,29 @@ class Round:
 
     def learn(self, received: FloatArray | None) -> list[Losses]:
         """Every device's update: one full-batch step (eq. 4), or the scenario's local epochs."""
-        learning, engine = self.scenario.learning, self.fleet.engine
-        target = None if received is None else Target.of(received, engine.dtype, engine.device)
-        if learning.local_epochs == 0:
-            return self.fleet.full_batch_step(target, self.lr, learning.distill_weight)
-        orders = [
-            [rng.permutation(learner.num_samples) for _ in range(learning.local_epochs)]
-            for device, learner in enumerate(self.fleet.learners)
-            for rng in [stream(self.scenario.seed, "batch-order", self.index, device)]
-        ]
-        return self.fleet.local_epochs(target, self.lr, learning.distill_weight, orders, learning.batch_size)
+        return learn_from(self.fleet, self.scenario, self.index, received, range(len(self.fleet.learners)))
+
+
+def learn_from(
+    fleet: LearningFleet, scenario: Scenario, round_index: int, received: FloatArray | None, devices: Iterable[int]
+) -> list[Losses]:
+    """Every learner's update in a round; learner n takes its batches in the public order of device `devices[n]`."""
+    learning, engine = scenario.learning, fleet.engine
+    lr = step_size(scenario, round_index)
+    target = None if received is None else Target.of(received, engine.dtype, engine.device)
+    if learning.local_epochs == 0:
+        return fleet.full_batch_step(target, lr, learning.distill_weight)
+    orders = [
+        [rng.permutation(learner.num_samples) for _ in range(learning.local_epochs)]
+        for device, learner in zip(devices, fleet.learners, strict=True)
+        for rng in [stream(scenario.seed, "batch-order", round_index, device)]
+    ]
+    return fleet.local_epochs(target, lr, learning.distill_weight, orders, learning.batch_size)
+
+
+def step_size(scenario: Scenario, round_index: int) -> float:
+    """η_t = η0/√t."""
+    return float(scenario.learning.initial_lr / np.sqrt(round_index))
 
 
 class Scheme(ABC):
