@@ -19,7 +19,7 @@ def a_design(amplitude, deviation, channel, rx_scale, energy_slots=1.0):
     signal = np.broadcast_to(np.asarray(amplitude) * unit / math.sqrt(energy_slots), shape)
     noise = np.broadcast_to(np.asarray(deviation) * unit, shape)
     nothing = np.zeros(shape)
-    return RoundDesign(signal, noise, np.asarray(rx_scale), nothing[0], nothing, nothing[0])
+    return RoundDesign(nothing, signal, noise, np.asarray(rx_scale), nothing[0], nothing, nothing[0])
 
 
 CHANNEL = np.array([1e-4 + 2e-4j, -3e-4 + 1e-5j, 2e-4 - 1e-4j])

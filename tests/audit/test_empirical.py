@@ -47,7 +47,7 @@ def test_noise_ten_per_cent_too_low_is_caught_and_right_noise_is_not(tmp_path, s
 def test_a_drawn_device_counts_noise_at_the_weight_that_it_was_drawn_with(tmp_path, trust):
     drawn = ("fleet.sampling=with_replacement", "fleet.sampled_devices=2")
     world = small_world(tmp_path, "ota_fl", f"privacy.trust={trust}", *drawn, rounds=6)
-    weights = [world.link.weights(this.index)[0, 0] for this in world.rounds]
+    weights = [this.design.weights[0, 0] for this in world.rounds]
     assert {0.0, 0.5} <= set(weights)  # it is silent in some rounds, and in others it weighs more than its third
     found = attacked(world)
     assert (found.num_rounds, found.violations) == (np.count_nonzero(weights), ())

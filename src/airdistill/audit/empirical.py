@@ -164,7 +164,7 @@ def _production_source(world: World) -> NoiseSource:
 def _pair_round(world: World, this: AirRound, vectors: FloatArray) -> _PairRound | None:
     """None where the device sends nothing, or nothing that noise is counted for."""
     counted = this.design.counted_noise_var[world.device]
-    now, usual = world.link.weights(this.index)[world.device], world.link.usual_weights()[world.device]
+    now, usual = this.design.weights[world.device], world.link.usual_weights()[world.device]
     rows = np.flatnonzero((now > 0) & np.isfinite(counted) & (counted > 0))
     if not len(rows):
         return None

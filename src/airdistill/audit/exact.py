@@ -188,7 +188,7 @@ def _pair(
     promise: Promise,
     bounds: dict[str, FloatArray],
 ) -> PairAudit:
-    taking_part = np.stack([world.link.weights(this.index)[world.device] > 0 for this in world.rounds])
+    taking_part = np.stack([this.design.weights[world.device] > 0 for this in world.rounds])
     shift = np.sqrt(np.stack([followed.squared_shift[:, place] for followed in transcripts])) * taking_part
     return PairAudit(
         neighbour.relation,

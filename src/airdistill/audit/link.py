@@ -51,16 +51,12 @@ class Link:
     def secure(self) -> bool:
         return self.plan.scenario.privacy.noise == "secure"
 
-    def weights(self, round_index: int) -> FloatArray:
-        """Of every device's vector in the sum, `[device, row]`."""
-        return self.plan.uplink.weights(round_index)
-
     def usual_weights(self) -> FloatArray:
         """The weights that shift bounds and counted noise refer to, `[device, row]`; they differ under sampling."""
         uplink = self.plan.uplink
         if isinstance(uplink, GradientUplink):
             return uplink.participation.usual_weights[:, None]
-        return self.weights(1)
+        return uplink.weights(1)
 
     def seeded_noise(self, seed: int, round_index: int, design: RoundDesign) -> RoundNoise:
         """The `NoiseSource` of simulation: what a run of this plan draws with that seed."""
@@ -89,7 +85,7 @@ class Link:
         received = self._receive_alone(this, own, noise)
         if not self.apart:
             return received
-        return np.asarray(self.weights(this.index)[self.device][:, None] * received[self.device])
+        return np.asarray(this.design.weights[self.device][:, None] * received[self.device])
 
     def receive(self, design: RoundDesign, channel: ComplexArray, vectors: FloatArray, noise: Noise) -> FloatArray:
         """Eqs. (7), (10) to (12) for vectors `[device, row, entry]`: their sum, or each where devices are apart."""

@@ -17,6 +17,7 @@ from airdistill.audit.options import OnProgress
 from airdistill.channel.sources import channel_source
 from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.codesign.plan import Plan
+from airdistill.codesign.transceiver import RoundDesign
 from airdistill.data.assignment import assign_samples
 from airdistill.data.datasets import Dataset, load_dataset
 from airdistill.learning.fleet import Engine, LearningFleet, check_finite
@@ -76,7 +77,7 @@ def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: 
         seed_torch(scenario, index)
         channel = source.round_channel(index)
         design, vectors = plan.design(channel, index), vectors_of(fleet, link)
-        this = AirRound(index, channel, design, _sum_of_others(link, index, vectors))
+        this = AirRound(index, channel, design, _sum_of_others(link, design, vectors))
         noise = link.seeded_noise(scenario.seed, index, design)  # the run's own
         received = link.mean_of(link.receive(design, channel, vectors, noise))
         learn(fleet, scenario, index, received, list(range(len(fleet.learners))), link.of_gradient)
@@ -86,9 +87,9 @@ def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: 
     return World(plan, link, engine, dataset, shares.indices, one_model, tuple(rounds), tuple(broadcasts))
 
 
-def _sum_of_others(link: Link, round_index: int, vectors: FloatArray) -> FloatArray:
+def _sum_of_others(link: Link, design: RoundDesign, vectors: FloatArray) -> FloatArray:
     """Σ_{j≠i} w_j q_j, `[row, entry]`; a class that a device lacks has weight zero and is no number."""
-    weights = link.weights(round_index).copy()
+    weights = design.weights.copy()
     weights[link.device] = 0.0
     spoken = np.where(weights[:, :, None] > 0, vectors, 0.0)
     return np.asarray(np.einsum("ik,ikd->kd", weights, spoken))

@@ -98,6 +98,7 @@ class OrthogonalUplink(KnowledgeUplink):
         inverse_channel = inverse_of(np.asarray(channel, dtype=np.complex128))[:, None]
         counted = noise_var if self._counts_receiver else np.broadcast_to(alone.own_noise_var, weights.shape)
         return RoundDesign(
+            weights=weights,
             signal_gain=scale / np.sqrt(self.num_rows) * inverse_channel,
             noise_gain=np.sqrt(alone.own_noise_var) * scale * inverse_channel,
             rx_scale=scale,

@@ -53,6 +53,7 @@ def design_round_paper(
     )
     effective = divide_or(np.full(cap.shape, channel_noise_var), scale_sq, np.inf)
     design = RoundDesign(
+        weights=links.weights,
         signal_gain=aligned_signal_gain(links, inverse_of(np.asarray(channel)), scale_sq),
         noise_gain=np.broadcast_to(np.complex128(0), required.shape),
         rx_scale=np.sqrt(scale_sq),

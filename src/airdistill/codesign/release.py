@@ -15,7 +15,7 @@ def release_of(uplink: Uplink, design: RoundDesign, channel: ComplexArray, round
     """With the noise that the gains of this design really send."""
     return Release(
         round_index,
-        uplink.weights(round_index),
+        design.weights,
         {model: uplink.sensitivity(model, round_index) for model in SENSITIVITY_MODELS},
         uplink.noise_by_trust(design, channel),
     )

@@ -16,12 +16,14 @@ TOLERANCE = 1e-9  # relative, for limits that a design meets exactly but for rou
 
 @dataclass(frozen=True)
 class RoundDesign:
-    """A round's transceiver: P1, P2 `[device, class]`, λ, v `[class]`, counted noise c `[device, class]`.
+    """A round's transceiver: weights w, P1, P2 `[device, class]`, λ, v `[class]`, counted noise c `[device, class]`.
 
-    A class that cannot be sent (nobody holds it, or a holder has no channel) has scale 0 and infinite noise.
-    `required_noise_var` `[class]` is what privacy asked for: of the strictest device, or of all where each is apart.
+    `weights` are what each device's vector has in the sum of this very round, zero for who stays silent. A class that
+    cannot be sent (nobody holds it, or a holder has no channel) has scale 0 and infinite noise. `required_noise_var`
+    `[class]` is what privacy asked for: of the strictest device, or of all where each is apart.
     """
 
+    weights: FloatArray
     signal_gain: ComplexArray
     noise_gain: ComplexArray
     rx_scale: FloatArray
@@ -79,6 +81,7 @@ def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayL
     # The noise first: its temporaries are gone before the signal's array is made.
     noise_gain = _noise_gain(rule.received_noise(links, required, scale_sq), inverse_channel)
     return RoundDesign(
+        weights=links.weights,
         signal_gain=aligned_signal_gain(links, inverse_channel, scale_sq),
         noise_gain=noise_gain,
         rx_scale=np.sqrt(scale_sq),
