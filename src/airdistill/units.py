@@ -18,7 +18,7 @@ _PREFIXES = {
 }  # fmt: skip
 _DECIBEL_REFERENCE_W = {"dBm": 1e-3, "dBW": 1.0}
 _KIND_OF_UNIT = {"W": "power", "Hz": "frequency", "s": "time", "m": "distance"}
-_EXAMPLES = {"power": "1 mW", "frequency": "915 MHz", "time": "3.6 us", "distance": "100 m"}
+_EXAMPLES = {"power gain": "-100 dB", "power": "1 mW", "frequency": "915 MHz", "time": "3.6 us", "distance": "100 m"}
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\s*")
 
 
@@ -41,11 +41,11 @@ def parse_quantity(value: Any, kind: str) -> float:
 
 
 def _to_si(number: float, unit: str, kind: str) -> float:
-    if unit in _DECIBEL_REFERENCE_W:
-        _check_kind("power", kind, unit)
+    if unit == "dB" or unit in _DECIBEL_REFERENCE_W:
+        _check_kind("power gain" if unit == "dB" else "power", kind, unit)
         if abs(number) > 3000:  # 10**308 is where floats end
             raise ValueError(f"{number:g} {unit} is beyond any radio")
-        return float(_DECIBEL_REFERENCE_W[unit] * 10.0 ** (number / 10.0))
+        return float(_DECIBEL_REFERENCE_W.get(unit, 1.0) * 10.0 ** (number / 10.0))
     for symbol, found_kind in _KIND_OF_UNIT.items():
         prefix = unit.removesuffix(symbol)
         if prefix != unit and prefix in _PREFIXES:
@@ -71,6 +71,11 @@ def _finite(number: float) -> float:
 
 def watts(value: Any) -> float:
     return parse_quantity(value, "power")
+
+
+def power_gain(value: Any) -> float:
+    """Of a channel, |h|²: a number, or in dB."""
+    return parse_quantity(value, "power gain")
 
 
 def hertz(value: Any) -> float:

@@ -78,7 +78,7 @@ def test_the_replay_is_the_run_and_twins_fit_into_it(tmp_path, scheme):
     run = ad.run(world.scenario, scheme, out=tmp_path / "run", options=FLOAT64)
     for this, vectors, heard, line in zip(world.rounds, followed.vectors, world.broadcasts, run.rounds, strict=False):
         noise = world.link.seeded_noise(world.scenario.seed, this.index, this.design)
-        assert world.link.broadcast(this, vectors[0], noise) == pytest.approx(heard, rel=1e-9)
+        assert world.link.received(this, vectors[0], noise) == pytest.approx(heard, rel=1e-9)
         ideal = this.others + this.design.weights[1][:, None] * vectors[0]
         assert ((heard - ideal) ** 2).mean(axis=1) == pytest.approx(np.array(line["measured_noise_var"]), rel=1e-6)
 

@@ -190,4 +190,6 @@ def test_the_search_finds_the_least_whole_number(largest, noise, floor):
         return 1e3 / math.sqrt(t) + max(noise * t, floor) / math.sqrt(t)
 
     values = [objective(t) for t in range(1, largest + 1)]
-    assert objective(least_integer(objective, 1, largest)) <= min(values) * (1 + 1e-12)
+    assert objective(least_integer(lambda points: [objective(point) for point in points], 1, largest)) <= min(
+        values
+    ) * (1 + 1e-12)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from airdistill.air.signal import ideal_knowledge, receive, superpose, superpose_apart, transmit
+from airdistill.air.receivers import Estimate, Receiver
+from airdistill.air.signal import (
+    ideal_knowledge,
+    receive,
+    superpose,
+    superpose_apart,
+    transmit,
+    weighted_sum,
+)
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.streams import stream
@@ -18,8 +26,10 @@ from airdistill.streams import stream
 class Heard:
     """What the server got, `[class, class]`, and how. Powers are of the fleet, averaged over classes and slots.
 
-    `squared_error` ‖r̂ − q‖²/K is the measured variance per entry, `[class]`, next to the predicted one; an error-free
-    exchange has no design, no power and no error, but takes as many slots. A gradient is one row, `[1, parameter]`.
+    `squared_error` ‖r̂ − q'‖²/K is the measured variance per entry, `[class]`, next to the predicted one, q' being the
+    average of those who spoke; `squared_bias` ‖q' − q‖²/K says how far that is from everybody's. An error-free exchange
+    has no design, no power and no error, but takes as many slots. A gradient is one row, `[1, parameter]`. `estimate`
+    is what a receiver made of `received`, if it did anything.
     """
 
     received: FloatArray
@@ -32,6 +42,23 @@ class Heard:
     uplink_seconds: float = 0.0
     planned_joules: float = 0.0
     measured_joules: float = 0.0
+    squared_bias: FloatArray | None = None
+    estimate: Estimate | None = None
+
+    @property
+    def knowledge(self) -> FloatArray:
+        """What the server broadcasts, `[class, class]`."""
+        return self.received if self.estimate is None else self.estimate.knowledge
+
+    def estimated_by(self, receiver: Receiver | None) -> Heard:
+        """The same with a receiver's estimate, if there is a receiver."""
+        if receiver is None:
+            return self
+        return replace(self, estimate=receiver.estimate(self.received, self.predicted_noise_var))
+
+    def estimate_error(self) -> FloatArray:
+        """Mean squared error per entry of what is broadcast against everybody's average, `[class]`."""
+        return np.asarray(((self.knowledge - self.ideal) ** 2).mean(axis=1))
 
 
 def error_free(class_counts: ArrayLike, local_knowledge: FloatArray, slot_s: float) -> Heard:
@@ -62,7 +89,8 @@ def over_the_air(
     transmitted = noise.transmit(design, local_knowledge, local_knowledge.shape[2])
     received = receive(superpose(transmitted, channel, noise.receiver), design.rx_scale)
     ideal = ideal_knowledge(class_counts, local_knowledge)
-    return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size)
+    aimed = weighted_sum(design.weights, local_knowledge)
+    return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size, aimed=aimed)
 
 
 def gradient_over_the_air(
@@ -104,14 +132,20 @@ def _measured(
     transmitted: ComplexArray,
     slot_s: float,
     num_slots: int,
+    aimed: FloatArray | None = None,
 ) -> Heard:
-    """What was planned beside what came out; a device is on the air for as many slots as the sum has entries."""
+    """What was planned beside what came out; a device is on the air for as many slots as the sum has entries.
+
+    `aimed` is the sum of those who spoke, if that may be another than `ideal`.
+    """
     num_rows, length = ideal.shape
+    aimed = ideal if aimed is None else aimed
     planned_w, measured_w = float(design.mean_power_w().sum()), float((np.abs(transmitted) ** 2).sum())
     return Heard(
         received=received,
         ideal=ideal,
-        squared_error=((received - ideal) ** 2).mean(axis=1),
+        squared_error=((received - aimed) ** 2).mean(axis=1),
+        squared_bias=((aimed - ideal) ** 2).mean(axis=1),
         predicted_noise_var=design.effective_noise_var,
         design=design,
         planned_power_w=planned_w / num_rows,
@@ -136,10 +170,11 @@ class Noise(Protocol):
 class RoundNoise:
     """One round's draws: m `[device, class, slot]`, standard Gaussian, and n `[class, slot]`, of the noise power.
 
-    For one device after the other n is `[device, class, slot]`.
+    Where devices add noise on both axes m is complex, each part of it standard Gaussian. For one device after the
+    other n is `[device, class, slot]`.
     """
 
-    artificial: FloatArray
+    artificial: FloatArray | ComplexArray
     receiver: ComplexArray
 
     def transmit(self, design: RoundDesign, vectors: FloatArray, energy_slots: float) -> ComplexArray:
@@ -158,12 +193,15 @@ class RoundNoise:
         receiver = receiver_noise(seed, round_index, design, length, noise_power_w, axis)
         if not design.noise_gain.any():
             return cls(np.broadcast_to(0.0, (num_devices, *shape)), receiver)
-        return cls(_artificial(seed, round_index, num_devices, shape), receiver)
+        artificial = _artificial(seed, "artificial-noise", round_index, num_devices, shape)
+        if design.noise_axes == 1:
+            return cls(artificial, receiver)
+        return cls(artificial + 1j * _artificial(seed, "imaginary-noise", round_index, num_devices, shape), receiver)
 
 
-def _artificial(seed: int, round_index: int, num_devices: int, shape: tuple[int, ...]) -> FloatArray:
+def _artificial(seed: int, purpose: str, round_index: int, num_devices: int, shape: tuple[int, ...]) -> FloatArray:
     return np.stack(
-        [stream(seed, "artificial-noise", round_index, device).standard_normal(shape) for device in range(num_devices)]
+        [stream(seed, purpose, round_index, device).standard_normal(shape) for device in range(num_devices)]
     )
 
 

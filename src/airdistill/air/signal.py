@@ -12,15 +12,19 @@ from airdistill.privacy.sensitivity import aggregation_weights
 
 def ideal_knowledge(class_counts: ArrayLike, local_knowledge: FloatArray) -> FloatArray:
     """Eq. (3): Σ_i w_i^k q_i^k, `[class, class]`, from `[device, class, class]`; not a number where nobody has any."""
-    weights = aggregation_weights(class_counts)
-    held = weights > 0
-    spoken = np.where(held[:, :, None], local_knowledge, 0.0)
-    ideal = np.einsum("ik,ikd->kd", weights, spoken)
-    return np.where(np.asarray(held.any(axis=0))[:, None], ideal, np.nan)
+    return weighted_sum(aggregation_weights(class_counts), local_knowledge)
+
+
+def weighted_sum(weights: FloatArray, vectors: FloatArray) -> FloatArray:
+    """Σ_i w_i^k q_i^k, `[row, entry]`, from `[device, row, entry]`; not a number for a row in which nobody weighs."""
+    held = np.asarray(weights > 0)
+    spoken = np.where(held[:, :, None], vectors, 0.0)
+    total = np.einsum("ik,ikd->kd", weights, spoken)
+    return np.where(np.asarray(held.any(axis=0))[:, None], total, np.nan)
 
 
 def transmit(
-    design: RoundDesign, vectors: FloatArray, artificial_noise: FloatArray, energy_slots: float
+    design: RoundDesign, vectors: FloatArray, artificial_noise: FloatArray | ComplexArray, energy_slots: float
 ) -> ComplexArray:
     """Eq. (7): x = P1 √K q + P2 m, `[device, class, slot]`; a device sends no knowledge of a class it lacks.
 

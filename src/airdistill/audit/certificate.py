@@ -46,7 +46,7 @@ def certified_mu(world: World, model: str) -> FloatArray:
     plan, privacy = world.plan, world.scenario.privacy
     spending, spent = Spending(plan.fleet.num_devices), []
     for this in world.rounds:
-        release = release_of(plan.uplink, this.design, this.channel, this.index)
+        release = release_of(plan.uplink, this.design, this.known, this.index)
         spending = spending.after(release, plan.uplink.payload)
         spent.append(spending.squared_mu(model, privacy.trust, privacy.relabel))
     return np.sqrt(np.stack(spent))

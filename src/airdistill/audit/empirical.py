@@ -157,13 +157,13 @@ def audit_empirically(
 
 
 def _production_source(world: World) -> NoiseSource:
-    channels = {this.index: this.channel for this in world.rounds}
+    channels = {this.index: this.known for this in world.rounds}
     return lambda seed, index, design: world.link.production_noise(seed, index, design, channels[index])
 
 
 def _pair_round(world: World, this: AirRound, vectors: FloatArray) -> _PairRound | None:
     """None where the device sends nothing, or nothing that noise is counted for."""
-    counted = this.design.counted_noise_var[world.device]
+    counted = world.link.counted_noise_var(this)
     now, usual = this.design.weights[world.device], world.link.usual_weights()[world.device]
     rows = np.flatnonzero((now > 0) & np.isfinite(counted) & (counted > 0))
     if not len(rows):

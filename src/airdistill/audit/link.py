@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from airdistill.air.exchange import Noise, RoundNoise
 from airdistill.air.secure_noise import SecureNoise
 from airdistill.air.secure_release import secure_grid
 from airdistill.air.signal import ideal_knowledge, receive, superpose, superpose_apart
-from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.codesign.gradient_uplink import GradientUplink
+from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.plan import Plan
-from airdistill.codesign.transceiver import RoundDesign
+from airdistill.codesign.transceiver import RoundDesign, noise_by_trust
 
 # (seed, round, design) to the noise of that round: artificial and the receiver's.
 NoiseSource: TypeAlias = Callable[[int, int, RoundDesign], Noise]
@@ -23,10 +25,14 @@ NoiseSource: TypeAlias = Callable[[int, int, RoundDesign], Noise]
 
 @dataclass(frozen=True)
 class AirRound:
-    """A round's channel `[device]` and design, and what the other devices add to the sum, `[row, entry]`."""
+    """A round's channel `[device]`, what is known of it, the design, and what the other devices add to the sum.
+
+    `others` is `[row, entry]`.
+    """
 
     index: int
     channel: ComplexArray
+    known: ComplexArray
     design: RoundDesign
     others: FloatArray
 
@@ -63,15 +69,28 @@ class Link:
         radio, length = self.plan.scenario.radio, self.plan.uplink.vector_length
         return RoundNoise.seeded(seed, round_index, design, length, radio.noise_power, radio.noise)
 
-    def production_noise(self, seed: int, round_index: int, design: RoundDesign, channel: ComplexArray) -> Noise:
+    def production_noise(self, seed: int, round_index: int, design: RoundDesign, known: ComplexArray) -> Noise:
         """As a run of this plan draws it: with the seed, or, where the scenario says so, secure and never the same."""
         seeded = self.seeded_noise(seed, round_index, design)
         if not self.secure:
             return seeded
-        return SecureNoise(secure_grid(self.plan, design, channel, round_index), seeded.receiver)
+        return SecureNoise(secure_grid(self.plan, design, known, round_index), seeded.receiver)
 
-    def broadcast(self, this: AirRound, own: FloatArray, noise: Noise) -> FloatArray:
-        """What the server sends to all, `[row, entry]`, when the audited device sends `own`.
+    def counted_noise_var(self, this: AirRound) -> FloatArray:
+        """c of the audited device as it really was, `[row]`, in units in which it has its usual weight.
+
+        Where the channel is known only nearly the design counts on less, to be sure; here the true channel is known.
+        """
+        design, device, uplink = this.design, self.device, self.plan.uplink
+        if not isinstance(uplink, KnowledgeUplink) or uplink.error.exact:
+            return np.asarray(design.counted_noise_var[device])
+        trust = self.plan.scenario.privacy.trust
+        noise = noise_by_trust(design, this.channel, uplink.channel_noise_var)[trust][device]
+        weight = design.weights[device] * np.abs(this.channel[device] / this.known[device])
+        return divide_or(noise, divide_or(weight, uplink.usual_weights[device], 0.0) ** 2, np.inf)
+
+    def received(self, this: AirRound, own: FloatArray, noise: Noise) -> FloatArray:
+        """What the server receives, `[row, entry]`, when the audited device sends `own`.
 
         Everything is linear, so that the others' part can be added after the air.
         """
@@ -123,7 +142,7 @@ class Link:
             return replace(noise, grid=replace(noise.grid, deviation=self._own(noise.grid.deviation)))
         return replace(noise, artificial=self._own(noise.artificial))
 
-    def _own(self, values: FloatArray) -> FloatArray:
+    def _own(self, values: NDArray[Any]) -> NDArray[Any]:
         """Zero for all devices but the audited one."""
         own = np.zeros_like(values)
         own[self.device] = values[self.device]

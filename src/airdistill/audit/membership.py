@@ -119,7 +119,7 @@ def audit_membership(world: World, options: AuditOptions, on_progress: OnProgres
 
 
 def _scores(world: World, pool: Pool, shadows: ShadowKnowledge) -> FloatArray:
-    broadcasts = np.stack(world.broadcasts)
+    broadcasts = np.stack(world.received)
     noise_var = np.stack([this.design.effective_noise_var for this in world.rounds])
     share = 1 / world.plan.fleet.num_devices
     return membership_scores(pool.labels, shadows.holds, shadows.knowledge, broadcasts, noise_var, share)

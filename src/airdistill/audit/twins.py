@@ -10,12 +10,12 @@ import numpy as np
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.link import NoiseSource
 from airdistill.audit.neighbours import Neighbour, Samples
-from airdistill.audit.world import World, learn, vectors_of
+from airdistill.audit.world import World, broadcast_of, learn, vectors_of
 from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Learner
 from airdistill.learning.models import build_model, draws_at_random
 from airdistill.learning.samples import input_shape, to_tensor
-from airdistill.runs.simulation import seed_torch
+from airdistill.runs.simulation import receiver_of, seed_torch
 from airdistill.streams import stream
 
 
@@ -75,14 +75,15 @@ class Twins:
         """One transcript in the world of D: fresh noise in every round, and all learn from the same broadcast."""
         world = self._world
         held = (world.link.usual_weights()[world.device] > 0)[:, None]  # a class that it lacks has no knowledge
-        shifts, kept = [], []
+        shifts, kept, receiver = [], [], receiver_of(world.plan)
         self._restart()
         for this in world.rounds:
             vectors = self._vectors(this.index)
             shifts.append((np.where(held, vectors[1:] - vectors[0], 0.0) ** 2).sum(axis=-1))
             if this.index < len(world.rounds):  # what would be learned after the last broadcast nobody looks at
                 noise = noise_source(noise_seed, this.index, this.design)
-                self._learn(this.index, world.link.broadcast(this, vectors[0], noise))
+                received = world.link.received(this, vectors[0], noise)
+                self._learn(this.index, broadcast_of(receiver, received, this.design))
             if keep_vectors:
                 kept.append(vectors)
             if on_round is not None:

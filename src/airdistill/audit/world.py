@@ -11,24 +11,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from airdistill.arrays import FloatArray, IntArray
+from airdistill.air.receivers import Receiver
+from airdistill.arrays import ComplexArray, FloatArray, IntArray
 from airdistill.audit.link import AirRound, Link
 from airdistill.audit.options import OnProgress
+from airdistill.channel.csi import round_estimate
 from airdistill.channel.sources import channel_source
 from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.codesign.plan import Plan
+from airdistill.codesign.release import release_of
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.data.assignment import assign_samples
 from airdistill.data.datasets import Dataset, load_dataset
 from airdistill.learning.fleet import Engine, LearningFleet, check_finite
-from airdistill.runs.simulation import seed_torch
+from airdistill.runs.simulation import receiver_of, seed_torch
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import learn_from, step_size
 
 
 @dataclass(frozen=True)
 class World:
-    """The replayed rounds, the broadcasts of that replay `[round, row, entry]`, and who holds which samples."""
+    """The replayed rounds, what the server received and broadcast in them, and who holds which samples.
+
+    `received` and `broadcasts` are `[round, row, entry]`; they differ where a receiver makes something of what it gets.
+    """
 
     plan: Plan
     link: Link
@@ -37,6 +43,7 @@ class World:
     indices: tuple[IntArray, ...]
     one_model: bool
     rounds: tuple[AirRound, ...]
+    received: tuple[FloatArray, ...]
     broadcasts: tuple[FloatArray, ...]
 
     @property
@@ -58,7 +65,7 @@ class World:
 
     def counted_noise_var(self) -> FloatArray:
         """c of the audited device, `[round, row]`, in units in which it has its usual weight."""
-        return np.stack([this.design.counted_noise_var[self.device] for this in self.rounds])
+        return np.stack([self.link.counted_noise_var(this) for this in self.rounds])
 
 
 def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: int, on_progress: OnProgress) -> World:
@@ -72,26 +79,44 @@ def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: 
     dataset, source = load_dataset(scenario.data.dataset), channel_source(scenario)
     shares = assign_samples(scenario, dataset.y_train)
     fleet = LearningFleet.of(dataset, shares.indices, scenario.model_names, scenario.seed, engine, one_model)
-    rounds, broadcasts = [], []
+    receiver, rounds, received, broadcasts = receiver_of(plan), [], [], []
+    spent = np.zeros((plan.fleet.num_devices, plan.uplink.num_rows))
     for index in range(1, num_rounds + 1):
         seed_torch(scenario, index)
         channel = source.round_channel(index)
-        design, vectors = plan.design(channel, index), vectors_of(fleet, link)
-        this = AirRound(index, channel, design, _sum_of_others(link, design, vectors))
+        known = round_estimate(scenario, channel, index)
+        design, vectors = plan.design(known, index, spent), vectors_of(fleet, link)
+        spent = spent + _cost(plan, design, known, index)
+        rounds.append(AirRound(index, channel, known, design, _sum_of_others(link, design, channel, known, vectors)))
         noise = link.seeded_noise(scenario.seed, index, design)  # the run's own
-        received = link.mean_of(link.receive(design, channel, vectors, noise))
-        learn(fleet, scenario, index, received, list(range(len(fleet.learners))), link.of_gradient)
-        rounds.append(this)
-        broadcasts.append(received)
+        received.append(link.mean_of(link.receive(design, channel, vectors, noise)))
+        broadcasts.append(broadcast_of(receiver, received[-1], design))
+        learn(fleet, scenario, index, broadcasts[-1], list(range(len(fleet.learners))), link.of_gradient)
         on_progress("the fleet replayed", index, num_rounds)
-    return World(plan, link, engine, dataset, shares.indices, one_model, tuple(rounds), tuple(broadcasts))
+    shared = (tuple(rounds), tuple(received), tuple(broadcasts))
+    return World(plan, link, engine, dataset, shares.indices, one_model, *shared)
 
 
-def _sum_of_others(link: Link, design: RoundDesign, vectors: FloatArray) -> FloatArray:
-    """Σ_{j≠i} w_j q_j, `[row, entry]`; a class that a device lacks has weight zero and is no number."""
+def broadcast_of(receiver: Receiver | None, received: FloatArray, design: RoundDesign) -> FloatArray:
+    """What the server sends to all, `[row, entry]`."""
+    return received if receiver is None else receiver.estimate(received, design.effective_noise_var).knowledge
+
+
+def _cost(plan: Plan, design: RoundDesign, known: ComplexArray, round_index: int) -> FloatArray:
+    """What the ledger of a run would have charged, `[device, row]`: later rounds may have the rest."""
+    privacy = plan.scenario.privacy
+    return release_of(plan.uplink, design, known, round_index).cost(privacy.sensitivity, privacy.trust)
+
+
+def _sum_of_others(
+    link: Link, design: RoundDesign, channel: ComplexArray, known: ComplexArray, vectors: FloatArray
+) -> FloatArray:
+    """Σ_{j≠i} w_j q_j as it arrives, `[row, entry]`; a class that a device lacks has weight zero and is no number."""
     weights = design.weights.copy()
+    if known is not channel:
+        weights *= (channel / known).real[:, None]
     weights[link.device] = 0.0
-    spoken = np.where(weights[:, :, None] > 0, vectors, 0.0)
+    spoken = np.where(weights[:, :, None] != 0, vectors, 0.0)
     return np.asarray(np.einsum("ik,ikd->kd", weights, spoken))
 
 

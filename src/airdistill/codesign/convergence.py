@@ -28,10 +28,16 @@ def effective_noise(class_counts: ArrayLike, effective_noise_var: FloatArray) ->
 
 
 def fleet_effective_noise(class_counts: ArrayLike, effective_noise_var: FloatArray) -> FloatArray:
-    """Σ_iΦ2_i = K Σ_k α_k v_k with α_k = Σ_i B_i^k/B_i, for v `[..., class]`; an unheld class does not count."""
+    """Σ_iΦ2_i = K Σ_k α_k v_k, for v `[..., class]`."""
+    return np.asarray(np.shape(class_counts)[1] * over_fleet(class_counts, effective_noise_var))
+
+
+def over_fleet(class_counts: ArrayLike, of_class: FloatArray) -> FloatArray:
+    """Σ_iΣ_k (B_i^k/B_i) x_k = Σ_k α_k x_k with α_k = Σ_i B_i^k/B_i, for x `[..., class]`; an unheld class does not
+    count."""
     weight = class_shares(class_counts).sum(axis=0)
-    reached = np.where(weight > 0, effective_noise_var, 0.0)
-    return np.asarray(len(weight) * (reached * weight).sum(axis=-1))
+    reached = np.where(weight > 0, of_class, 0.0)
+    return np.asarray((reached * weight).sum(axis=-1))
 
 
 def misalignment(
@@ -89,3 +95,27 @@ def fleet_gap(
     # Without distillation (γ = 0) noise does no harm, not even an infinite one.
     harm = factor * fleet_noise if factor > 0 else 0.0
     return float((start + harm) / np.sqrt(num_rounds))
+
+
+def misalignment_gap(num_rounds: int, constants: LearningConstants, fleet_misalignment: float) -> float:
+    """What Σ_iΦ1_i, the same in every round, adds to Σ_iΩ_i besides its square: A1 S Φ1 T^{-3/2} Σ_t (L1 + 1/η_t)."""
+    if fleet_misalignment == 0:
+        return 0.0
+    # 1/η_t = √t/η0.
+    slopes = num_rounds * constants.grad_lipschitz + _sum_of_roots(num_rounds) / constants.initial_lr
+    factor = constants.misalignment_factor * constants.grad_norm_bound
+    return float(factor * fleet_misalignment * slopes / num_rounds**1.5)
+
+
+def biased_gap(num_rounds: int, constants: LearningConstants, num_devices: int, weighted_error: float) -> float:
+    """Σ_iΩ_i for a receiver with a bias: 3Σf_max/(η0√T) + 6γ²L2² T^{-3/2} Σ_t √t Σ_iE_{i,t}, that sum being given.
+
+    From −η⟨a, a+ξ⟩ + L1η²/2 ‖a+ξ‖² ≤ −η/2 ‖a‖² + η/2 ‖ξ‖² for η ≤ 1/L1, whatever the mean of ξ.
+    """
+    factor = 6 * (constants.distill_weight * constants.model_lipschitz) ** 2
+    harm = factor * weighted_error if factor > 0 else 0.0
+    return fleet_gap(num_rounds, constants, num_devices, 0.0) + float(harm / num_rounds**1.5)
+
+
+def _sum_of_roots(num_rounds: int) -> float:
+    return float(np.sqrt(np.arange(1, num_rounds + 1)).sum())

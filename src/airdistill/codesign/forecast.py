@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,7 @@ class RoundForecast:
     `outage_noise_share` is the part of all noise that falls in the rounds left out. `worst_snr_db` is the received
     signal-to-noise ratio of the weakest device at full power; `channel_snr_db` that of the largest vector (norm 1, or
     the clip) in the noisiest row if privacy asked for nothing. Powers `[device]` are means over classes and draws.
+    `silent_share` of devices and rounds are left out, which moves a device's knowledge by `squared_bias` at most.
     """
 
     num_draws: int
@@ -43,6 +45,8 @@ class RoundForecast:
     inverse_counted_noise: FloatArray
     power_holds_share: float
     privacy_holds_share: float
+    squared_bias: float
+    silent_share: float
 
 
 def forecast_round(
@@ -61,6 +65,7 @@ def forecast_round(
     held = tally.held
     channel_floor = uplink.channel_floor(channels)[:, held]
     again = np.arange(len(tally.required_noise_var)) % len(channels)
+    bias = uplink.over_fleet(uplink.squared_bias(channels)) / fleet.num_devices
     binds = float((tally.required_noise_var[:, held] > channel_floor[again]).mean())
     strongest = np.abs(channels) ** 2 * fleet.peak_power_w
     numbers_sent = uplink.num_rows * uplink.vector_length
@@ -84,6 +89,8 @@ def forecast_round(
         inverse_counted_noise=tally.inverse_counted_noise,
         power_holds_share=tally.power_holds_share,
         privacy_holds_share=tally.privacy_holds_share,
+        squared_bias=float(bias.mean()),
+        silent_share=tally.silent_share,
     )
 
 
@@ -91,7 +98,7 @@ def forecast_round(
 class _Tally:
     """Over the draws: v and what privacy asked `[draw, row]`; means |P1|², |P2|² `[device]` and 1/c `[device, row]`.
 
-    `held` says which rows anybody sends, `[row]`.
+    `held` says which rows anybody sends, `[row]`; `silent_share` how many of those who could speak did not.
     """
 
     noise_var: FloatArray
@@ -102,21 +109,32 @@ class _Tally:
     inverse_counted_noise: FloatArray
     power_holds_share: float
     privacy_holds_share: float
+    silent_share: float
 
 
 def _tally(uplink: Uplink, fleet: RealisedFleet, channels: ComplexArray, num_rounds: int) -> _Tally:
-    required = uplink.required(num_rounds)
+    """Rounds in turn, as often over as there are draws for; what they cost so far is carried over."""
     num_draws = uplink.num_planned(len(channels), num_rounds)
+    rounds = _rounds_to_play(num_draws, num_rounds)
+    shift, nothing = uplink.shift(uplink.model), np.zeros((fleet.num_devices, uplink.num_rows))
+    spent = nothing if uplink.carry_over else None
     noise_var, asked = np.empty((num_draws, uplink.num_rows)), np.empty((num_draws, uplink.num_rows))
     signal_power_w, noise_power_w = np.zeros(fleet.num_devices), np.zeros(fleet.num_devices)
-    inverse_counted = np.zeros(required.shape)
-    power_holds = privacy_holds = 0
-    for draw in range(num_draws):
-        drawn = uplink.design(channels[draw % len(channels)], num_rounds, draw % num_rounds + 1)
+    inverse_counted = nothing.copy()
+    power_holds = privacy_holds = silent = 0
+    for draw, (round_index, lasts) in enumerate(rounds):
+        if spent is not None and round_index == 1:
+            spent = nothing
+        required = uplink.required_at(num_rounds, round_index, spent)
+        drawn = uplink.design(channels[draw % len(channels)], num_rounds, round_index, spent)
         noise_var[draw], asked[draw] = drawn.effective_noise_var, drawn.required_noise_var
         signal_power_w += (np.abs(drawn.signal_gain) ** 2).mean(axis=1) / num_draws
-        noise_power_w += (np.abs(drawn.noise_gain) ** 2).mean(axis=1) / num_draws
-        inverse_counted += divide_or(np.ones(()), drawn.counted_noise_var, np.inf) / num_draws
+        noise_power_w += drawn.noise_power_w().mean(axis=1) / num_draws
+        inverse = divide_or(np.ones(()), drawn.counted_noise_var, np.inf)
+        inverse_counted += inverse / num_draws
+        if spent is not None:
+            spent = spent + lasts * _cost(shift.at(round_index), inverse)
+        silent += int(np.count_nonzero(~drawn.weights.any(axis=1)))
         power_holds += bool((drawn.power_slack(fleet.peak_power_w) >= -TOLERANCE).all())
         privacy_holds += bool((drawn.privacy_slack(required) >= -TOLERANCE).all())
     return _Tally(
@@ -128,7 +146,21 @@ def _tally(uplink: Uplink, fleet: RealisedFleet, channels: ComplexArray, num_rou
         inverse_counted,
         power_holds / num_draws,
         privacy_holds / num_draws,
+        silent / (num_draws * fleet.num_devices),
     )
+
+
+def _rounds_to_play(num_draws: int, num_rounds: int) -> list[tuple[int, int]]:
+    """For each draw a round from 1 to T, and for how many rounds it stands: over and over, or in even steps."""
+    if num_rounds <= num_draws:
+        return [(draw % num_rounds + 1, 1) for draw in range(num_draws)]
+    starts = np.linspace(0, num_rounds, num_draws + 1).astype(np.int64)
+    return [(int(start) + 1, int(end - start)) for start, end in itertools.pairwise(starts)]
+
+
+def _cost(squared_shift: FloatArray, inverse_noise: FloatArray) -> FloatArray:
+    """(w s)²/c, and nothing where nothing moves."""
+    return np.where(squared_shift > 0, squared_shift * np.where(squared_shift > 0, inverse_noise, 0.0), 0.0)
 
 
 def _share(part: float, whole: float) -> float:

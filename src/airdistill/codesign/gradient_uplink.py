@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
@@ -40,6 +40,7 @@ class GradientUplink:
 
     kind = "gradient"
     payload = "gradient"
+    carry_over = False
     num_rows = 1
 
     @property
@@ -69,6 +70,14 @@ class GradientUplink:
 
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
         return noise_by_trust(design, channel, self.channel_noise_var)
+
+    def required_at(
+        self,
+        num_rounds: int,
+        round_index: int,  # noqa: ARG002
+        spent: FloatArray | None = None,  # noqa: ARG002
+    ) -> FloatArray:
+        return self.required(num_rounds)
 
     def linear_from(self, max_rounds: int) -> int:
         return min(1, max_rounds)
@@ -118,6 +127,9 @@ class GradientUplink:
 
         return noise_var
 
+    def squared_bias(self, channels: ComplexArray) -> FloatArray:
+        return np.zeros((len(channels), 1))
+
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
         if self.participation.num_draws is None:
             return self._links(channels, self.participation.usual_weights).channel_floor
@@ -130,19 +142,25 @@ class GradientUplink:
             return num_draws
         return num_rounds * max(1, round(num_draws / num_rounds))
 
-    def design(self, channel: ComplexArray, num_rounds: int, round_index: int) -> RoundDesign:
+    def design(
+        self,
+        channel: ComplexArray,
+        num_rounds: int,
+        round_index: int,
+        spent: FloatArray | None = None,  # noqa: ARG002
+    ) -> RoundDesign:
         weights = self.participation.weights(round_index)
         heard = np.where(weights > 0, channel, 0)
         required = self._required_at(num_rounds, weights)
         drawn = design_links(self._links(channel, weights), heard, required, self.trust)
-        # As if the device had its usual weight, so that rounds of different weights can be added up.
-        relative = (weights / self.participation.usual_weights)[:, None] ** 2
-        counted = divide_or(np.broadcast_to(drawn.counted_noise_var, relative.shape), relative, np.inf)
-        return RoundDesign(**{**vars(drawn), "counted_noise_var": counted})
+        return drawn.at_usual_weights(self.participation.usual_weights[:, None])
 
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
         """M·D·v: every device gets the same gradient."""
         return np.asarray(self.fleet.num_devices * self.num_parameters * noise_var[..., 0])
+
+    def over_fleet(self, of_row: FloatArray) -> FloatArray:
+        return np.asarray(self.fleet.num_devices * of_row[..., 0])
 
     def noise_factor(self, constants: LearningConstants) -> float:
         return constants.gradient_noise_factor

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.channel.csi import ChannelError
 from airdistill.codesign.constants import LearningConstants
-from airdistill.codesign.convergence import fleet_effective_noise
+from airdistill.codesign.convergence import fleet_effective_noise, over_fleet
+from airdistill.codesign.demand import Demand
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
 from airdistill.codesign.paper_rounds import paper_rounds
 from airdistill.codesign.paper_transceiver import design_round_paper, privacy_stringency
-from airdistill.codesign.transceiver import RoundDesign, design_round, effective_noise_var, noise_by_trust
-from airdistill.codesign.trust import trust_model
+from airdistill.codesign.silence import speaks, squared_bias_bound, weights_of_speakers
+from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var, noise_by_trust
+from airdistill.codesign.trust import FleetNoise, TrustModel, trust_model
 from airdistill.privacy.sensitivity import (
     SENSITIVITY_MODELS,
     AccumulatedShift,
     TrajectoryDynamics,
     aggregation_weights,
-    required_for_shift,
 )
 
 
 @dataclass(frozen=True)
 class KnowledgeUplink:
-    """K vectors of K entries from every device, on top of each other; K² slots."""
+    """K vectors of K entries from every device, on top of each other; K² slots.
+
+    Devices whose |h|² is below `truncation` are silent in a round. Channels are known up to `error`. With `carry_over`
+    what a round leaves of its share of μ² goes to the later ones; with `split_budget` a joint model's budget is shared
+    out over the classes by what they are worth, given the noise `floor` `[class]` that they have anyway.
+    """
 
     fleet: RealisedFleet
     channel_noise_var: float
@@ -37,6 +44,11 @@ class KnowledgeUplink:
     relabel: bool
     dynamics: TrajectoryDynamics
     transceiver: str = "optimal"
+    truncation: float = 0.0
+    error: ChannelError = field(default_factory=ChannelError)
+    carry_over: bool = False
+    split_budget: bool = False
+    floor: FloatArray | None = None
 
     kind = "knowledge"
     payload = "knowledge"
@@ -55,8 +67,15 @@ class KnowledgeUplink:
         return self.fleet.num_classes**2
 
     @cached_property
-    def _own_shift(self) -> AccumulatedShift:
-        return self.shift(self.model)
+    def demand(self) -> Demand:
+        return Demand(
+            self.fleet, self.model, self.relabel, self.dynamics, self.split_budget, self._counts_alone, self.floor
+        )
+
+    @property
+    def _counts_alone(self) -> bool:
+        """Whether a device counts on noise of its own."""
+        return self.trust == "own_noise"
 
     def shift(self, model: str) -> AccumulatedShift:
         return AccumulatedShift(self.fleet.class_counts, model, self.dynamics)
@@ -65,50 +84,140 @@ class KnowledgeUplink:
     def _shifts(self) -> dict[str, AccumulatedShift]:
         return {model: self.shift(model) for model in SENSITIVITY_MODELS}
 
-    def weights(self, round_index: int) -> FloatArray:  # noqa: ARG002
+    @cached_property
+    def usual_weights(self) -> FloatArray:
+        """Of a round in which everybody speaks, `[device, class]`."""
         return aggregation_weights(self.fleet.class_counts)
 
-    def sensitivity(self, model: str, round_index: int) -> FloatArray:
-        return divide_or(np.sqrt(self._shifts[model].at(round_index)), self.weights(round_index), 0.0)
+    def weights(self, round_index: int) -> FloatArray:  # noqa: ARG002
+        return self.usual_weights
 
-    def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
-        return noise_by_trust(design, channel, self.channel_noise_var)
+    def sensitivity(self, model: str, round_index: int) -> FloatArray:
+        return divide_or(np.sqrt(self._shifts[model].at(round_index)), self.usual_weights, 0.0)
 
     def linear_from(self, max_rounds: int) -> int:
-        return self._own_shift.linear_from(max_rounds)
+        return self.demand.shift.linear_from(max_rounds)
 
     def required(self, num_rounds: int) -> FloatArray:
-        shift = self._own_shift.after(num_rounds)
-        return required_for_shift(shift, self.fleet.class_counts, self.fleet.mu, self.model, self.relabel)
+        return self.demand.of_rounds(num_rounds)
+
+    def required_at(self, num_rounds: int, round_index: int, spent: FloatArray | None = None) -> FloatArray:
+        if spent is None or not self.carry_over:
+            return self.demand.of_rounds(num_rounds)
+        return self.demand.of_rest(num_rounds, round_index, spent)
 
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
         strictest: FloatArray = self.required(num_rounds).max(axis=0)
         return strictest
 
+    @property
+    def _rule(self) -> TrustModel:
+        return trust_model(self.trust, self.channel_noise_var)
+
+    @property
+    def _noise_axes(self) -> int:
+        """Where channels are not exact a signal slips off the real axis; noise that others add must cover both.
+
+        A device's own noise slips with its signal.
+        """
+        return 1 if self.error.exact or not isinstance(self._rule, FleetNoise) else 2
+
     def _links(self, channels: ComplexArray) -> Links:
-        return Links.of(self.fleet.class_counts, channels, self.fleet.peak_power_w, self.channel_noise_var)
+        """Of channels `[..., device]` as they are known; who is silent has no power to offer."""
+        weights = weights_of_speakers(self.usual_weights, channels, self.truncation)
+        return Links.weighted(
+            weights,
+            float(self.fleet.num_classes),
+            self._heard(channels),
+            self.fleet.peak_power_w,
+            self.channel_noise_var,
+            self._noise_axes,
+        )
+
+    def _heard(self, channels: ComplexArray) -> ComplexArray:
+        return channels if self.truncation == 0 else np.where(speaks(channels, self.truncation), channels, 0)
+
+    def _asked(self, links: Links, required: FloatArray) -> FloatArray:
+        """Noise at usual weights as a round must have it: for the weights that it has, and for signals that slip."""
+        if self.truncation > 0:
+            required = required * divide_or(links.weights, self.usual_weights, 0.0) ** 2
+        return required if self.error.exact else required * self._slip_margin
+
+    @property
+    def _slip_margin(self) -> float:
+        """How many times louder over its cover a signal can arrive than planned, in variance.
+
+        A signal inverted by ĥ = h(1+e) arrives 1/|1+e| ≤ 1/(1−e_q) times as strong, others' noise at least 1/(1+e_q)
+        times; the receiver's noise is what it is, and a device's own noise slips with its signal.
+        """
+        if self.error.exact or self._counts_alone:
+            return 1.0
+        limit = self.error.limit
+        others = 1 + limit if isinstance(self._rule, FleetNoise) else 1.0
+        return (others / (1 - limit)) ** 2
+
+    def _predicted(self, links: Links, asked: FloatArray, noise_var: FloatArray) -> FloatArray:
+        """v with what slipping adds: devices' noise arrives E|1/(1+e)|² = 1 + slip as strong, and half of the slip of
+        every device's vector (of norm 1 at most) is on the decision axis."""
+        if self.error.exact:
+            return noise_var
+        added = self._rule.artificial_noise_var(asked) + 0.5 * links.signal_share
+        return np.asarray(noise_var + self.error.slip * added)
 
     def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
-        links, rule = self._links(channels), trust_model(self.trust, self.channel_noise_var)
-        return lambda num_rounds: effective_noise_var(links, self.required(num_rounds), rule)
+        links, rule = self._links(channels), self._rule
+
+        def noise_var(num_rounds: int) -> FloatArray:
+            asked = self._asked(links, self.required(num_rounds))
+            return self._predicted(links, asked, effective_noise_var(links, asked, rule))
+
+        return noise_var
+
+    def squared_bias(self, channels: ComplexArray) -> FloatArray:
+        return squared_bias_bound(self.usual_weights, channels, self.truncation)
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
         return self._links(channels).channel_floor
 
-    def design(self, channel: ComplexArray, num_rounds: int, round_index: int) -> RoundDesign:  # noqa: ARG002
+    def design(
+        self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
+    ) -> RoundDesign:
         fleet, noise_var = self.fleet, self.channel_noise_var
         if self.transceiver == "paper":
             stringency = privacy_stringency(fleet.class_counts, fleet.epsilon, fleet.delta)
             power_w = fleet.peak_power_w
             return design_round_paper(fleet.class_counts, channel, power_w, noise_var, stringency, num_rounds)
-        required = self.required(num_rounds)
-        return design_round(fleet.class_counts, channel, fleet.peak_power_w, noise_var, required, self.trust)
+        links = self._links(channel)
+        asked = self._asked(links, self.required_at(num_rounds, round_index, spent))
+        drawn = design_links(links, self._heard(channel), asked, self.trust)
+        if not self.error.exact:
+            drawn = replace(
+                drawn,
+                effective_noise_var=self._predicted(links, asked, drawn.effective_noise_var),
+                counted_noise_var=drawn.counted_noise_var / self._slip_margin,
+            )
+        return drawn if self.truncation == 0 else drawn.at_usual_weights(self.usual_weights)
+
+    def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
+        """From the channel as it is known: what is certain to be there up to the limit of its error."""
+        if self.error.exact:
+            return noise_by_trust(design, channel, self.channel_noise_var)
+        limit = self.error.limit
+        kept = (1 - limit) ** 2
+        counted = noise_by_trust(design, channel, 0.0)
+        # Noise on one axis covers only what slips as it does: a device's own.
+        others = counted["fleet_noise"] * kept / (1 + limit) ** 2 if design.noise_axes == 2 else counted["own_noise"]
+        receiver = divide_or(np.array(kept * self.channel_noise_var), design.rx_scale**2, np.inf)
+        return {"receiver_noise": others + receiver, "fleet_noise": others, "own_noise": counted["own_noise"]}
 
     def num_planned(self, num_draws: int, num_rounds: int) -> int:  # noqa: ARG002
         return num_draws
 
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
         return fleet_effective_noise(self.fleet.class_counts, noise_var)
+
+    def over_fleet(self, of_row: FloatArray) -> FloatArray:
+        return over_fleet(self.fleet.class_counts, of_row)
 
     def noise_factor(self, constants: LearningConstants) -> float:
         return constants.noise_factor

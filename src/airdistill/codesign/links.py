@@ -16,16 +16,18 @@ from airdistill.privacy.sensitivity import aggregation_weights
 class Links:
     """One round or many at once: a leading `...` axis counts channel draws.
 
-    `weights` w_i^k `[device, class]`; `power_w` |h_i|²P_i `[..., device]`; `channel_noise_var` is the variance of
-    the receiver's noise on the decision axis. `energy_slots` is how many slots share the energy of one sent vector, in
-    units of its largest squared norm: K for knowledge, D/C² for a gradient of D entries clipped at C. A gradient is
-    one vector, so that its class axis has length 1.
+    `weights` w_i^k `[device, class]`, or `[..., device, class]` where they differ; `power_w` |h_i|²P_i `[..., device]`;
+    `channel_noise_var` is the variance of the receiver's noise on the decision axis. `energy_slots` is how many slots
+    share the energy of one sent vector, in units of its largest squared norm: K for knowledge, D/C² for a gradient of D
+    entries clipped at C. A gradient is one vector, so that its class axis has length 1. `noise_axes` is 2 where devices
+    must add their noise on both axes: it then costs twice the power.
     """
 
     weights: FloatArray
     power_w: FloatArray
     channel_noise_var: float
     energy_slots: float
+    noise_axes: int = 1
 
     @classmethod
     def of(
@@ -43,20 +45,21 @@ class Links:
         channel: ComplexArray,
         peak_power_w: ArrayLike,
         channel_noise_var: float,
+        noise_axes: int = 1,
     ) -> Links:
         """From weights that are given."""
         power_w = np.abs(np.asarray(channel)) ** 2 * np.asarray(peak_power_w, dtype=np.float64)
-        if power_w.shape[-1] != len(weights):
-            raise ValueError(f"channel of {power_w.shape[-1]} devices: the weights have {len(weights)}")
+        if power_w.shape[-1] != weights.shape[-2]:
+            raise ValueError(f"channel of {power_w.shape[-1]} devices: the weights have {weights.shape[-2]}")
         if not np.isfinite(power_w).all() or not (power_w >= 0).all():
             raise ValueError("channel and peak_power_w: must be finite, and the power not negative")
         if not channel_noise_var >= 0:
             raise ValueError(f"channel_noise_var = {channel_noise_var}: must not be negative")
-        return cls(weights, power_w, float(channel_noise_var), energy_slots)
+        return cls(weights, power_w, float(channel_noise_var), energy_slots, noise_axes)
 
     @property
     def num_classes(self) -> int:
-        return int(self.weights.shape[1])
+        return int(self.weights.shape[-1])
 
     @cached_property
     def inverse_cap(self) -> FloatArray:
@@ -65,15 +68,20 @@ class Links:
         K is the energy slots.
         """
         rows = self.power_w.reshape(-1, self.power_w.shape[-1])
-        limits = np.stack([self._inverse_cap_of(row) for row in rows])
+        limits = np.stack([self._inverse_cap_of(*pair) for pair in zip(self._weight_rows(), rows, strict=True)])
         return limits.reshape(*self.power_w.shape[:-1], self.num_classes)
 
-    def _inverse_cap_of(self, power_w: FloatArray) -> FloatArray:
+    def _weight_rows(self) -> FloatArray:
+        """`[draw, device, class]`, without a copy."""
+        shape = (*self.power_w.shape, self.num_classes)
+        return np.broadcast_to(self.weights, shape).reshape(-1, *shape[-2:])
+
+    def _inverse_cap_of(self, weights: FloatArray, power_w: FloatArray) -> FloatArray:
         if np.all(power_w > 0):
-            per_device = self.weights / np.sqrt(power_w)[:, None]
+            per_device = weights / np.sqrt(power_w)[:, None]
         else:
-            per_device = divide_or(self.weights, np.broadcast_to(np.sqrt(power_w)[:, None], self.weights.shape), np.inf)
-            per_device[self.weights == 0] = 0.0
+            per_device = divide_or(weights, np.broadcast_to(np.sqrt(power_w)[:, None], weights.shape), np.inf)
+            per_device[weights == 0] = 0.0
         return np.asarray(per_device.max(axis=0) ** 2 / self.energy_slots)
 
     @property
@@ -84,5 +92,5 @@ class Links:
 
     @cached_property
     def signal_share(self) -> FloatArray:
-        """Σ_i (w_i^k)²/K, `[class]`: the received power that the signal takes at λ = 1."""
-        return np.asarray(np.einsum("ik,ik->k", self.weights, self.weights) / self.energy_slots)
+        """Σ_i (w_i^k)²/K, `[class]` or `[..., class]`: the received power that the signal takes at λ = 1."""
+        return np.asarray(np.einsum("...ik,...ik->...k", self.weights, self.weights) / self.energy_slots)

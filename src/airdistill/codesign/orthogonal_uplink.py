@@ -14,7 +14,6 @@ import numpy as np
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.transceiver import RoundDesign, inverse_of, noise_by_trust
-from airdistill.privacy.sensitivity import aggregation_weights
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,20 @@ class OrthogonalUplink(KnowledgeUplink):
         return self.fleet.num_devices * self.fleet.num_classes**2
 
     @property
-    def _weights(self) -> FloatArray:
-        return aggregation_weights(self.fleet.class_counts)
-
-    @property
     def _counts_receiver(self) -> bool:
         return self.trust == "receiver_noise" and self.channel_noise_var > 0
 
-    def _alone(self, channels: ComplexArray, num_rounds: int | None) -> _AloneDesign:
-        """The optimum of section 1 for fleets of one device; `num_rounds` None asks for no privacy."""
-        weights = self._weights
+    @property
+    def _counts_alone(self) -> bool:
+        return True
+
+    def _alone(self, channels: ComplexArray, asked: FloatArray | None) -> _AloneDesign:
+        """The optimum of section 1 for fleets of one device; without `asked` `[device, class]` no privacy is."""
+        weights = self.usual_weights
         required = np.zeros(weights.shape)
-        if num_rounds is not None:
+        if asked is not None:
             # Of q_i itself, not of its share in the mean.
-            required = divide_or(self.required(num_rounds), weights**2, 0.0)
+            required = divide_or(asked, weights**2, 0.0)
         power_w = (np.abs(channels) ** 2 * self.fleet.peak_power_w)[..., None]
         least = divide_or(np.array(1.0 / self.num_rows), np.broadcast_to(power_w, (*power_w.shape[:-1], 1)), np.inf)
         if self._counts_receiver:
@@ -69,14 +68,14 @@ class OrthogonalUplink(KnowledgeUplink):
 
     def _of_the_mean(self, noise_var: FloatArray) -> FloatArray:
         """v_k = Σ_i (w_i^k)² v_ik, `[..., class]`; infinite for a class that nobody holds."""
-        weights = self._weights
+        weights = self.usual_weights
         weighed = weights**2 * np.where(weights > 0, noise_var, 0.0)
         return np.where(weights.any(axis=0), weighed.sum(axis=-2), np.inf)
 
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
         """In slots of its own a device has its own noise and the receiver's."""
         apart = noise_by_trust(design, channel, self.channel_noise_var)
-        sent, squared = design.rx_scale > 0, self._weights**2
+        sent, squared = design.rx_scale > 0, self.usual_weights**2
         # As if it stood in the mean, where the device's shift has weight w.
         return {trust: np.where(sent, squared * np.where(sent, noise, 0.0), np.inf) for trust, noise in apart.items()}
 
@@ -85,13 +84,16 @@ class OrthogonalUplink(KnowledgeUplink):
         return np.asarray(self.required(num_rounds).sum(axis=0))
 
     def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
-        return lambda num_rounds: self._of_the_mean(self._alone(channels, num_rounds).noise_var)
+        return lambda num_rounds: self._of_the_mean(self._alone(channels, self.required(num_rounds)).noise_var)
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
         return self._of_the_mean(self._alone(channels, None).noise_var)
 
-    def design(self, channel: ComplexArray, num_rounds: int, round_index: int) -> RoundDesign:  # noqa: ARG002
-        alone, weights = self._alone(channel, num_rounds), self._weights
+    def design(
+        self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
+    ) -> RoundDesign:
+        required, weights = self.required_at(num_rounds, round_index, spent), self.usual_weights
+        alone = self._alone(channel, required)
         noise_var = np.broadcast_to(alone.noise_var, weights.shape)
         sent = (weights > 0) & np.isfinite(noise_var)
         scale = np.sqrt(np.where(sent, divide_or(np.ones(()), alone.inverse_scale_sq, 0.0), 0.0))
@@ -105,5 +107,5 @@ class OrthogonalUplink(KnowledgeUplink):
             effective_noise_var=self._of_the_mean(noise_var),
             # As if it stood in the mean, where the device's shift has weight w.
             counted_noise_var=np.where(sent, weights**2 * np.where(sent, counted, 0.0), np.inf),
-            required_noise_var=self.privacy_noise_var(num_rounds),
+            required_noise_var=np.asarray(required.sum(axis=0)),
         )

@@ -17,7 +17,7 @@ from airdistill.codesign.links import Links
 from airdistill.codesign.transceiver import TOLERANCE, RoundDesign, aligned_signal_gain, inverse_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PaperRoundDesign(RoundDesign):
     """A design with what the paper's rule chose, and whether its own constraints hold."""
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.csi import planning_estimates
 from airdistill.channel.sources import channel_source
 from airdistill.codesign.cautions import assumptions_of, warnings_of
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, realise_fleet
 from airdistill.codesign.forecast import RoundForecast, forecast_round
+from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.rounds import GapObjective, RoundsChoice
+from airdistill.codesign.tracking import ProjectedError, ReceiverError, TrackingError
 from airdistill.codesign.transceiver import RoundDesign
+from airdistill.codesign.truncation import best_truncation, typical_floor
 from airdistill.codesign.uplink import Uplink
-from airdistill.codesign.uplinks import uplink_for
+from airdistill.codesign.uplinks import Choices, uplink_for
 from airdistill.privacy.forecast import epsilon_of_shift
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import epsilon_of_mu
@@ -58,9 +62,12 @@ class Plan:
         """The counted noise per entry that every round must have, `[device, class]`."""
         return self.uplink.required(self.num_rounds)
 
-    def design(self, channel: ComplexArray, round_index: int = 1) -> RoundDesign:
-        """The gains of a round with this channel `[device]`; with device sampling, of that very round."""
-        return self.uplink.design(channel, self.num_rounds, round_index)
+    def design(self, channel: ComplexArray, round_index: int = 1, spent: FloatArray | None = None) -> RoundDesign:
+        """The gains of a round with this channel `[device]` as it is known; with device sampling, of that very round.
+
+        `spent` `[device, row]` is what the rounds before have cost, where that is carried over.
+        """
+        return self.uplink.design(channel, self.num_rounds, round_index, spent)
 
     def power_slack(self, channel: ComplexArray) -> FloatArray:
         """1 − power/limit in a round with this channel, `[device, class]`."""
@@ -93,7 +100,7 @@ def plan(
     """Plans a scenario:
 
     1. draw the fleet: counts, powers, privacy targets and the μ that they grant;
-    2. draw the channels to plan with, from a stream of their own;
+    2. draw the channels to plan with, from a stream of their own, and say who is silent in which;
     3. find the number of rounds under each rule, and choose;
     4. design every drawn round for that number, and sum up noise, power and time;
     5. forecast every device's ε at the end under each sensitivity model;
@@ -103,8 +110,8 @@ def plan(
     `spent_squared_mu` `[device]` is what earlier runs of the same devices have spent: the plan has the rest.
     """
     fleet = realise_fleet(scenario, spent_squared_mu)
-    sent = uplink_for(uplink, scenario, fleet, num_parameters)
-    channels = channel_source(scenario).planning_channels(NUM_DRAWS)
+    channels = planning_estimates(scenario, channel_source(scenario).planning_channels(NUM_DRAWS))
+    sent = _choose_uplink(scenario, fleet, uplink, num_parameters, channels)
     objective = gap_objective(scenario, sent, channels)
     rounds = _choose_rounds(scenario, objective)
     radio = scenario.radio
@@ -117,7 +124,7 @@ def plan(
         fleet=fleet,
         rounds=rounds,
         forecast=forecast,
-        convergence_gap=objective.gap_at(rounds.chosen, forecast.effective_noise * fleet.num_devices),
+        convergence_gap=_gap(objective, rounds.chosen, forecast, fleet),
         epsilon_by_model=epsilon_by_model,
         assumptions=assumptions_of(scenario, sent),
         warnings=(
@@ -140,10 +147,50 @@ def _about_earlier_runs(
     )
 
 
-def gap_objective(scenario: Scenario, uplink: Uplink, channels: ComplexArray) -> GapObjective:
-    """The gap as a function of T for these draws `[draw, device]`."""
-    constants = LearningConstants.of_scenario(scenario)
-    return GapObjective.over(uplink, channels, constants, scenario.radio.outage)
+def _choose_uplink(
+    scenario: Scenario, fleet: RealisedFleet, kind: str, num_parameters: int | None, channels: ComplexArray
+) -> Uplink:
+    """The uplink with what the scenario leaves to the planner: who is silent when, and how a budget is shared out."""
+
+    def choice(truncation: float, draws: ComplexArray) -> Uplink:
+        made = uplink_for(kind, scenario, fleet, num_parameters, Choices(truncation))
+        # Where the receiver's noise counts, classes have some anyway.
+        if isinstance(made, KnowledgeUplink) and made.split_budget and privacy.trust == "receiver_noise":
+            return replace(made, floor=typical_floor(made, draws))
+        return made
+
+    privacy, learning, asked = scenario.privacy, scenario.learning, scenario.radio.truncation
+    if asked != "optimal" or kind != "knowledge":
+        return choice(asked if isinstance(asked, float) else 0.0, channels)
+    threshold = best_truncation(
+        channels,
+        lambda threshold, draws: gap_objective(scenario, choice(threshold, draws), draws),
+        fleet.num_classes,
+        learning.rounds if isinstance(learning.rounds, int) else None,
+        learning.max_rounds,
+    )
+    return choice(threshold, channels)
+
+
+def gap_objective(
+    scenario: Scenario, uplink: Uplink, channels: ComplexArray, receiver: str | None = None
+) -> GapObjective:
+    """The gap as a function of T for these draws `[draw, device]`, with the scenario's receiver or another."""
+    constants, learning = LearningConstants.of_scenario(scenario), scenario.learning
+    name = receiver or learning.receiver
+    errors: dict[str, ReceiverError] = {
+        "projected": ProjectedError(),
+        "tracking": TrackingError(learning.knowledge_drift),
+    }
+    error = errors.get(name) if uplink.payload == "knowledge" else None
+    return GapObjective.over(uplink, channels, constants, scenario.radio.outage, error)
+
+
+def _gap(objective: GapObjective, num_rounds: int, forecast: RoundForecast, fleet: RealisedFleet) -> float:
+    """Of the very rounds that were forecast, where nothing but their mean noise counts."""
+    if objective.receiver is not None or objective.squared_bias.any():
+        return objective.gap(num_rounds)
+    return objective.gap_at(num_rounds, forecast.effective_noise * fleet.num_devices)
 
 
 def _choose_rounds(scenario: Scenario, objective: GapObjective) -> RoundsChoice:

@@ -12,9 +12,10 @@ from airdistill import __version__
 from airdistill.arrays import FloatArray
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.forecast import RoundForecast
+from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.rounds import RoundsChoice
-from airdistill.codesign.uplinks import uplink_for
+from airdistill.codesign.uplinks import Choices, uplink_for
 from airdistill.jsonable import jsonable
 from airdistill.scenario.loading import validated
 
@@ -38,7 +39,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         {
             "airdistill": __version__,
             "name": plan.scenario.name,
-            "uplink": {"kind": plan.uplink.kind, "vector_length": plan.uplink.vector_length},
+            "uplink": {"kind": plan.uplink.kind, "vector_length": plan.uplink.vector_length, **_choices_of(plan)},
             "rounds": asdict(plan.rounds),
             **{name: forecast.pop(name) for name in _AT_TOP},
             "convergence_gap": plan.convergence_gap,
@@ -82,8 +83,20 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
         epsilon_by_model={model: _array([device["epsilon_at_end"][model] for device in devices]) for model in models},
         assumptions=tuple(stored["assumptions"]),
         warnings=tuple(stored["warnings"]),
-        uplink=uplink_for(sent["kind"], scenario, fleet, sent["vector_length"]),
+        uplink=uplink_for(sent["kind"], scenario, fleet, sent["vector_length"], _stored_choices(sent)),
     )
+
+
+def _choices_of(plan: Plan) -> dict[str, Any]:
+    if not isinstance(plan.uplink, KnowledgeUplink):
+        return {}
+    return {"truncation": plan.uplink.truncation, "floor": [] if plan.uplink.floor is None else plan.uplink.floor}
+
+
+def _stored_choices(sent: dict[str, Any]) -> Choices:
+    """Plans of before there was a choice have none."""
+    floor = sent.get("floor") or None
+    return Choices(sent.get("truncation", 0.0), None if floor is None else _array(floor))
 
 
 def _number(value: Any) -> Any:

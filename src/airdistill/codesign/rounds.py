@@ -6,8 +6,8 @@ mean of 1/|h|² does not exist, so the planner leaves out the worst `outage` sha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -16,14 +16,16 @@ from numpy.typing import ArrayLike
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray
 from airdistill.codesign.constants import LearningConstants
-from airdistill.codesign.convergence import fleet_gap
+from airdistill.codesign.convergence import biased_gap, fleet_gap, misalignment_gap
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
+from airdistill.codesign.tracking import ReceiverError
 from airdistill.codesign.uplink import Uplink
 from airdistill.privacy.sensitivity import TrajectoryDynamics
 
 DEFAULT_OUTAGE = 0.05
 _COARSE_STEPS = 40
+_FINE_STEPS = 12
 
 
 @dataclass(frozen=True)
@@ -78,19 +80,31 @@ def exact_rounds(
 
 @dataclass(frozen=True)
 class GapObjective:
-    """Σ_iΩ_i as a function of the number of rounds, for one uplink; `noise_var(T)` is v `[draw, row]`."""
+    """Σ_iΩ_i as a function of the number of rounds, for one uplink; `noise_var(T)` is v `[draw, row]`.
+
+    `squared_bias` `[draw, row]` is that of leaving silent devices out. `receiver` says what becomes of noise and bias;
+    without one the estimate is as received, which has no bias of its own: Theorem 1.
+    """
 
     uplink: Uplink
     constants: LearningConstants
     noise_var: Callable[[int], FloatArray]
     outage: float = DEFAULT_OUTAGE
+    squared_bias: FloatArray = field(default_factory=lambda: np.zeros((1, 1)))
+    receiver: ReceiverError | None = None
 
     @classmethod
     def over(
-        cls, uplink: Uplink, channels: ComplexArray, constants: LearningConstants, outage: float = DEFAULT_OUTAGE
+        cls,
+        uplink: Uplink,
+        channels: ComplexArray,
+        constants: LearningConstants,
+        outage: float = DEFAULT_OUTAGE,
+        receiver: ReceiverError | None = None,
     ) -> GapObjective:
         """For channel draws `[draw, device]`."""
-        return cls(uplink, constants, uplink.noise_over(channels), outage)
+        noise_var = cache(uplink.noise_over(channels))
+        return cls(uplink, constants, noise_var, outage, uplink.squared_bias(channels), receiver)
 
     def with_constants_scaled(self, factor: float) -> GapObjective:
         """The same fleet if L1 and L2 were so many times as large."""
@@ -103,12 +117,35 @@ class GapObjective:
 
     def gap(self, num_rounds: int) -> float:
         """Σ_iΩ_i after T rounds."""
-        per_draw = self.uplink.fleet_noise(self.noise_var(num_rounds))
-        noise = float(per_draw[below_outage(per_draw, self.outage)].mean())
-        return self.gap_at(num_rounds, noise)
+        return self.gaps([num_rounds])[0]
+
+    def gaps(self, candidates: Sequence[int]) -> list[float]:
+        """Σ_iΩ_i for each of several T, which a filter is followed through together."""
+        if self.receiver is None:
+            return [self._unbiased_gap(num_rounds) for num_rounds in candidates]
+        noise_vars = [self.noise_var(num_rounds) for num_rounds in candidates]
+        sums = self.receiver.weighted_sums(noise_vars, self.squared_bias, candidates, self.uplink.vector_length)
+        errors = self.uplink.over_fleet(sums)
+        return [
+            biased_gap(num_rounds, self.constants, self._num_devices, float(error))
+            for num_rounds, error in zip(candidates, errors, strict=True)
+        ]
+
+    def _unbiased_gap(self, num_rounds: int) -> float:
+        noise = self.uplink.fleet_noise(self.noise_var(num_rounds))
+        # The mean square of a bias, not the square of its mean: in (29) Jensen's inequality runs the wrong way.
+        per_draw = noise + self.uplink.over_fleet(self.squared_bias)
+        kept = below_outage(per_draw, self.outage)
+        return self.gap_at(num_rounds, float(per_draw[kept].mean())) + self._bias_gap(num_rounds, kept)
+
+    def _bias_gap(self, num_rounds: int, kept: BoolArray) -> float:
+        if not self.squared_bias.any():
+            return 0.0
+        first = float(self.uplink.over_fleet(np.sqrt(self.squared_bias))[kept].mean())
+        return misalignment_gap(num_rounds, self.constants, first)
 
     def gap_at(self, num_rounds: float, fleet_noise: float) -> float:
-        """Σ_iΩ_i after T rounds that each have this Σ_iΦ_i."""
+        """Σ_iΩ_i after T rounds that each have this Σ_iΦ_i, received as it is."""
         factor = self.uplink.noise_factor(self.constants)
         return fleet_gap(num_rounds, self.constants, self._num_devices, fleet_noise, factor)
 
@@ -130,9 +167,9 @@ class GapObjective:
     def best_rounds(self, max_rounds: int) -> int:
         """Searched where the requirement grows linearly, for there the gap is convex in √T; scanned before that."""
         linear_from = self.uplink.linear_from(max_rounds)
-        best_later = least_integer(self.gap, linear_from, max_rounds)
+        best_later = least_integer(self.gaps, linear_from, max_rounds)
         candidates: list[int] = [*range(1, linear_from), best_later]
-        return min(candidates, key=lambda num_rounds: (self.gap(num_rounds), num_rounds))
+        return min(zip(self.gaps(candidates), candidates, strict=True))[1]
 
 
 def below_outage(noise_per_draw: FloatArray, outage: float) -> BoolArray:
@@ -143,20 +180,19 @@ def below_outage(noise_per_draw: FloatArray, outage: float) -> BoolArray:
     return kept
 
 
-def least_integer(objective: Callable[[int], float], smallest: int, largest: int) -> int:
+def least_integer(objective: Callable[[Sequence[int]], Sequence[float]], smallest: int, largest: int) -> int:
     """The whole number in smallest..largest where the objective is least; the smallest of several.
 
-    A coarse geometric grid finds the valley, so that a small dent in a nearly convex curve cannot catch the search;
-    thirds of the bracket are then dropped until a handful is left.
+    The objective is asked about several at once. A coarse geometric grid finds the valley, so that a small dent in a
+    nearly convex curve cannot catch the search; finer grids around the least point follow until nothing is left out.
     """
-    value = cache(objective)
-    grid = sorted({round(point) for point in np.geomspace(smallest, largest, _COARSE_STEPS)})
-    best = min(range(len(grid)), key=lambda index: (value(grid[index]), index))
-    low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
-    while high - low > 8:
-        third = (high - low) // 3
-        if value(low + third) <= value(high - third):
-            high -= third
-        else:
-            low += third
-    return min(range(low, high + 1), key=lambda point: (value(point), point))
+    grid: list[int] = sorted(set(np.geomspace(smallest, largest, _COARSE_STEPS).round().astype(np.int64).tolist()))
+    while True:
+        values = objective(grid)
+        best = min(range(len(grid)), key=lambda index: (values[index], index))
+        around = grid[max(0, best - 1) : best + 2]
+        low, high = around[0], around[-1]
+        if high - low < len(around):
+            return grid[best]
+        finer = np.linspace(low, high, _FINE_STEPS).round().astype(np.int64).tolist()
+        grid = sorted({*finer, grid[best]})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,7 +20,8 @@ class RoundDesign:
 
     `weights` are what each device's vector has in the sum of this very round, zero for who stays silent. A class that
     cannot be sent (nobody holds it, or a holder has no channel) has scale 0 and infinite noise. `required_noise_var`
-    `[class]` is what privacy asked for: of the strictest device, or of all where each is apart.
+    `[class]` is what privacy asked for: of the strictest device, or of all where each is apart. With two `noise_axes`
+    a device's noise is complex, as strong on either axis.
     """
 
     weights: FloatArray
@@ -30,10 +31,21 @@ class RoundDesign:
     effective_noise_var: FloatArray
     counted_noise_var: FloatArray
     required_noise_var: FloatArray
+    noise_axes: int = 1
+
+    def noise_power_w(self) -> FloatArray:
+        """|P2|² on the real axis, or on both, `[device, class]`."""
+        return np.asarray(self.noise_axes * np.abs(self.noise_gain) ** 2)
 
     def mean_power_w(self) -> FloatArray:
         """|P1|² + |P2|², the bound of eq. (8) on the power averaged over a class's slots, `[device, class]`."""
-        return np.asarray(np.abs(self.signal_gain) ** 2 + np.abs(self.noise_gain) ** 2)
+        return np.asarray(np.abs(self.signal_gain) ** 2 + self.noise_power_w())
+
+    def at_usual_weights(self, usual: FloatArray) -> RoundDesign:
+        """The same with c as if each device had its usual weight, so that rounds of other weights can be added up."""
+        relative = divide_or(self.weights, usual, 0.0) ** 2
+        counted = divide_or(np.broadcast_to(self.counted_noise_var, relative.shape), relative, np.inf)
+        return replace(self, counted_noise_var=counted)
 
     def power_slack(self, peak_power_w: ArrayLike) -> FloatArray:
         """1 − (|P1|² + |P2|²)/P_i of eq. (9), `[device, class]`: negative where the limit is broken."""
@@ -88,6 +100,7 @@ def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayL
         effective_noise_var=effective,
         counted_noise_var=rule.counted_noise_var(required, effective),
         required_noise_var=np.asarray(required.max(axis=0)),
+        noise_axes=links.noise_axes,
     )
 
 

@@ -5,7 +5,7 @@ four questions with the closed form that minimises v_k = (Σ_j|h_jP2_j|² + σ_n
 formulas stands for `Links.energy_slots`):
 
 1. `inverse_scale_sq`: 1/λ_k², `[..., class]`;
-2. `artificial_noise_var`: how much of v_k the devices add, `[class]`;
+2. `artificial_noise_var`: how much of v_k the devices add, `[class]`, or `[..., class]` for requirements by draw;
 3. `received_noise`: who adds it, |h_jP2_j|² `[device, class]`;
 4. `counted_noise_var`: what each device may count, `[device, class]`.
 """
@@ -39,10 +39,10 @@ class ReceiverNoise:
 
     def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
         # λ² = min(cap, σ_n²/req)
-        return np.asarray(np.maximum(links.inverse_cap, required.max(axis=0) / links.channel_noise_var))
+        return np.asarray(np.maximum(links.inverse_cap, required.max(axis=-2) / links.channel_noise_var))
 
     def artificial_noise_var(self, required: FloatArray) -> FloatArray:
-        return np.zeros(required.shape[1])
+        return np.zeros(required.shape[-1])
 
     def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:  # noqa: ARG002
         return np.broadcast_to(0.0, required.shape)
@@ -55,13 +55,14 @@ class FleetNoise:
     """The server owns the receiver: only what the devices add counts, and everyone helps to add it."""
 
     def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
-        # λ² = min(cap, Σ_j|h_j|²P_j/(req + Σ_j w_j²/K))
-        needed = np.where(links.signal_share > 0, required.max(axis=0) + links.signal_share, 0.0)
+        # λ² = min(cap, Σ_j|h_j|²P_j/(req + Σ_j w_j²/K)), with 2 req where noise goes on both axes.
+        noise = links.noise_axes * required.max(axis=-2)
+        needed = np.where(links.signal_share > 0, noise + links.signal_share, 0.0)
         total_w = links.power_w.sum(axis=-1)[..., None]
         return np.maximum(links.inverse_cap, _quotient(needed, total_w))
 
     def artificial_noise_var(self, required: FloatArray) -> FloatArray:
-        return np.asarray(required.max(axis=0))
+        return np.asarray(required.max(axis=-2))
 
     def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:
         # In proportion to the power that its signal leaves a device: |h_j|²P_j − λ²w_j²/K.
@@ -84,16 +85,17 @@ class OwnNoise:
         # λ² = min_i K|h_i|²P_i/(w_i² + K req_ik)
         needed = links.weights**2
         needed /= links.energy_slots
-        needed += required
+        needed = needed + required
         rows = links.power_w.reshape(-1, links.power_w.shape[-1])
-        step = max(1, _CHUNK // needed.size)
+        step = max(1, _CHUNK // (needed.shape[-1] * needed.shape[-2]))
         chunks = [
-            _quotient(needed, rows[start : start + step, :, None]).max(axis=-2) for start in range(0, len(rows), step)
+            _quotient(needed if needed.ndim == 2 else needed[part], rows[part, :, None]).max(axis=-2)
+            for part in (slice(start, start + step) for start in range(0, len(rows), step))
         ]
         return np.concatenate(chunks).reshape(*links.power_w.shape[:-1], links.num_classes)
 
     def artificial_noise_var(self, required: FloatArray) -> FloatArray:
-        return np.asarray(required.sum(axis=0))
+        return np.asarray(required.sum(axis=-2))
 
     def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:  # noqa: ARG002
         return required * scale_sq

@@ -22,6 +22,14 @@ class Uplink(Protocol):
     payload: str
 
     @property
+    def model(self) -> str:
+        """The sensitivity model that it is planned for."""
+
+    @property
+    def carry_over(self) -> bool:
+        """Whether its design depends on what the rounds before have cost."""
+
+    @property
     def num_rows(self) -> int: ...
 
     @property
@@ -39,6 +47,9 @@ class Uplink(Protocol):
     def required(self, num_rounds: int) -> FloatArray:
         """The counted noise per entry that T rounds require in each, `[device, row]`."""
 
+    def required_at(self, num_rounds: int, round_index: int, spent: FloatArray | None = None) -> FloatArray:
+        """The same of one round, when the rounds before have cost `spent` `[device, row]`."""
+
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
         """v if the channel were perfect and privacy all that asks for noise, `[row]`."""
 
@@ -48,14 +59,26 @@ class Uplink(Protocol):
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
         """v if privacy asked for nothing, `[draw, row]`."""
 
-    def design(self, channel: ComplexArray, num_rounds: int, round_index: int) -> RoundDesign:
-        """The gains of round `round_index` of T with this channel `[device]`."""
+    def squared_bias(self, channels: ComplexArray) -> FloatArray:
+        """How far the sum of those who speak can be from everybody's, squared, `[draw, row]`."""
+
+    def design(
+        self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
+    ) -> RoundDesign:
+        """The gains of round `round_index` of T with this channel `[device]` as it is known.
+
+        `spent` `[device, row]` is what the rounds before have cost of μ²; without it, or where nothing is carried over,
+        all rounds are alike.
+        """
 
     def num_planned(self, num_draws: int, num_rounds: int) -> int:
         """How many rounds to forecast from, with so many channel draws."""
 
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
         """Σ_iΦ_i, from v `[..., row]`."""
+
+    def over_fleet(self, of_row: FloatArray) -> FloatArray:
+        """The sum over devices of what each row means to each, from x `[..., row]`."""
 
     def noise_factor(self, constants: LearningConstants) -> float:
         """What Φ is multiplied with in the gap."""

@@ -83,6 +83,8 @@ class Ledger:
         self.num_releases = 0  # of this run
         self.num_earlier = 0  # of the same devices' runs before
         self.last_round = 0  # of this run that was charged
+        # (w s)²/c of this run so far under the declared models, `[device, row]`: what a design may carry over.
+        self.cost_of_run = np.zeros((opening.num_devices, opening.num_rows))
         self.earlier_openings: list[Opening] = []  # of those that released anything
         self._in_memory: list[Release] = []
         self._last_written: Release | None = None
@@ -178,6 +180,7 @@ class Ledger:
 
     def _count(self, release: Release) -> None:
         self.spending = self.spending.after(release, self.opening.payload)
+        self.cost_of_run = self.cost_of_run + release.cost(self.opening.sensitivity, self.opening.trust)
         self.num_releases += 1
 
     def history(self) -> Iterator[tuple[str, Release]]:

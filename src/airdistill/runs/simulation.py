@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from airdistill.air.exchange import Heard
+from airdistill.air.receivers import Receiver, make_receiver
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.codesign.plan import Plan
 from airdistill.data.assignment import assign_samples
@@ -25,7 +27,7 @@ from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.streams import stream
 
-_ITERATE = "iterate."
+_ITERATE, _RECEIVER = "iterate.", "receiver."
 
 
 class Simulation:
@@ -45,6 +47,7 @@ class Simulation:
         self._source = channel_source(scenario)
         self.inputs_digest = _digest(dataset, self._source, plan.num_rounds)
         self.ledger = Ledger(opening_of(plan, scheme, self.inputs_digest))
+        self._receiver = receiver_of(plan)
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
         self.round_index = 0
@@ -56,7 +59,9 @@ class Simulation:
         if self.round_index == self.iterate_round:
             self._iterate = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
         seed_torch(self.plan.scenario, self.round_index)
-        this = Round(self.round_index, self.plan.scenario, self.plan, self._source, self.fleet, self.ledger)
+        this = Round(
+            self.round_index, self.plan.scenario, self.plan, self._source, self.fleet, self.ledger, self._receiver
+        )
         try:
             outcome = self._play(this)
         except BudgetExceeded:
@@ -129,6 +134,8 @@ class Simulation:
                 "measured_noise_var": heard.squared_error.tolist(),
                 "planned_power_w": heard.planned_power_w,
                 "measured_power_w": heard.measured_power_w,
+                **_about_silence(heard),
+                **_about_estimate(heard),
             }
         return record | {
             "uplink_seconds": self.uplink_seconds,
@@ -145,6 +152,8 @@ class Simulation:
         """Tensors and numbers from which `restore` goes on to the same bytes."""
         tensors = dict(self.fleet.state())
         tensors |= {_ITERATE + name: tensor for name, tensor in (self._iterate or {}).items()}
+        if self._receiver is not None:
+            tensors |= {_RECEIVER + name: torch.from_numpy(array) for name, array in self._receiver.state().items()}
         numbers = {
             "uplink_seconds": self.uplink_seconds,
             "planned_joules": self.planned_joules,
@@ -158,11 +167,44 @@ class Simulation:
             self.fleet.load_state({name: tensor for name, tensor in tensors.items() if name[0].isdigit()})
         except RuntimeError as error:
             raise AirDistillError(f"the model is not the one that the run began with: {error}") from None
-        iterate = {name.removeprefix(_ITERATE): tensor for name, tensor in tensors.items() if name.startswith(_ITERATE)}
-        self._iterate = iterate or None
+        self._iterate = _part_of(tensors, _ITERATE) or None
+        if self._receiver is not None:
+            remembered = _part_of(tensors, _RECEIVER)
+            self._receiver.restore({name: tensor.numpy() for name, tensor in remembered.items()})
         self.round_index = round_index
         self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
         self.measured_joules = numbers["measured_joules"]
+
+
+def receiver_of(plan: Plan) -> Receiver | None:
+    """The scenario's receiver at the start of a run; gradients are taken as they come."""
+    learning, uplink = plan.scenario.learning, plan.uplink
+    if uplink.payload != "knowledge":
+        return None
+    return make_receiver(learning.receiver, uplink.num_rows, uplink.vector_length, learning.knowledge_drift)
+
+
+def _about_silence(heard: Heard) -> dict[str, Any]:
+    """Who was left out, and how far the others' average was from everybody's; nothing where all spoke."""
+    if heard.design is None or heard.squared_bias is None:
+        return {}
+    silent = np.flatnonzero(~heard.design.weights.any(axis=1))
+    return {"silent_devices": silent.tolist(), "measured_bias": heard.squared_bias.tolist()} if len(silent) else {}
+
+
+def _about_estimate(heard: Heard) -> dict[str, Any]:
+    """The error of what is broadcast, per entry, and what the receiver thinks of it; nothing if it is as received."""
+    if heard.estimate is None:
+        return {}
+    expected = heard.estimate.expected_error
+    return {
+        "estimate_error": heard.estimate_error().tolist(),
+        "expected_error": None if expected is None else expected.tolist(),
+    }
+
+
+def _part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def seed_torch(scenario: Scenario, round_index: int) -> None:

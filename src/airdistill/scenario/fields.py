@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, GetCoreSchemaHandler, PlainValidator
 from pydantic_core import CoreSchema, core_schema
 
 from airdistill.scenario.per_device import PerDevice, parse_per_device
-from airdistill.units import hertz, metres, seconds, watts
+from airdistill.units import hertz, metres, power_gain, seconds, watts
 
 Parser = Callable[[Any], float]
 
@@ -96,6 +96,10 @@ def _rounds(value: Any) -> int | str:
     return value  # type: ignore[no-any-return]
 
 
+def _truncation(value: Any) -> float | str:
+    return "optimal" if value == "optimal" else _not_negative(_in_reach(power_gain))(value)
+
+
 class _PerDeviceRule:
     """Teaches pydantic to read a `PerDevice` whose entries pass `parse_one`, and to write it as it was given."""
 
@@ -115,6 +119,7 @@ NotNegative = Annotated[float, BeforeValidator(_not_negative(_in_reach(_number))
 Power = Annotated[float, BeforeValidator(_not_negative(_in_reach(watts)))]
 Frequency = Annotated[float, BeforeValidator(_positive(_in_reach(hertz)))]
 Time = Annotated[float, BeforeValidator(_positive(_in_reach(seconds)))]
+Truncation = Annotated[Literal["optimal"] | float, PlainValidator(_truncation)]
 Rounds = Annotated[Literal["optimal", "paper"] | int, PlainValidator(_rounds)]
 
 WattsPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(_in_reach(watts)))]

@@ -33,6 +33,7 @@ from airdistill.scenario.fields import (
     Rounds,
     SamplesPerDevice,
     Time,
+    Truncation,
     WattsPerDevice,
 )
 from airdistill.scenario.per_device import PerDevice
@@ -123,6 +124,18 @@ class Radio(_Section):
     transceiver: Literal["optimal", "paper"] = Field(
         "optimal", description="optimal for the trust model; or eqs. (18)-(20) as printed, which can fail"
     )
+    truncation: Truncation = Field(
+        0.0, description='power gain |h|² below which a device is silent in a round: 0, a number, "-100 dB", or optimal'
+    )
+    csi_error_db: Number | None = Field(
+        None,
+        ge=-300,
+        le=0,
+        description="power of the relative error of channel estimates, dB; by default there is none",
+    )
+    csi_quantile: Number = Field(
+        0.999, gt=0, lt=1, description="quantile at which that error is cut off: privacy is promised up to there"
+    )
 
 
 class Privacy(_Section):
@@ -142,6 +155,12 @@ class Privacy(_Section):
         "seeded",
         description="the devices' noise. seeded: reproducible, for simulation only; secure: discrete, from the system",
     )
+    carry_over: StrictBool = Field(
+        False, description="what a round protects beyond its share is left to the later rounds"
+    )
+    class_budget: Literal["equal", "optimal"] = Field(
+        "equal", description="joint models (trajectory, device): how a device's budget is shared out over its classes"
+    )
 
 
 class Learning(_Section):
@@ -160,7 +179,13 @@ class Learning(_Section):
     local_epochs: StrictInt = Field(1, ge=0, description="passes over the data a round; 0: one full-batch step")
     batch_size: StrictInt = Field(60, ge=1, description="samples in a minibatch")
     clip_norm: Positive = Field(1.0, description="per-sample gradient clip of federated learning")
-    receiver: Literal["linear"] = Field("linear", description="how the server estimates the knowledge")
+    receiver: Literal["linear", "projected", "tracking"] = Field(
+        "linear",
+        description="how the server estimates the knowledge: as received, on the simplex, or filtered over rounds",
+    )
+    knowledge_drift: Positive = Field(
+        1e-3, description="tracking: variance per entry by which knowledge is first thought to move in a round"
+    )
 
 
 class Constants(_Section):
@@ -209,12 +234,23 @@ class Scenario(_Section):
         self._check_device_lists()
         self._check_paper_transceiver()
         self._check_noise()
+        self._check_csi_error()
         return self
 
     def _check_noise(self) -> None:
         if self.privacy.noise == "secure" and self.privacy.trust == "receiver_noise":
             rule = 'under trust "receiver_noise" the devices make no noise; trust fleet_noise or own_noise'
             raise InputError("privacy.noise", self.privacy.noise, rule)
+
+    def _check_csi_error(self) -> None:
+        if self.radio.csi_error_db is None:
+            return
+        if self.privacy.noise == "secure" and self.privacy.trust != "own_noise":
+            rule = "signals that slip leave the common grid of secure noise; trust own_noise, or use seeded noise"
+            raise InputError("radio.csi_error_db", self.radio.csi_error_db, rule)
+        if self.privacy.trust == "receiver_noise" and self.radio.noise == "real":
+            rule = 'a signal that slips leaves the real axis, and noise = "real" has no noise there to count'
+            raise InputError("radio.csi_error_db", self.radio.csi_error_db, rule)
 
     def _check_fleet(self) -> None:
         grouped = sum(group.count for group in self.fleet.groups)
@@ -268,3 +304,8 @@ class Scenario(_Section):
             if getattr(self.privacy, field) != value:
                 rule = f"the paper's transceiver is built for {field} = {value} alone"
                 raise InputError(f"privacy.{field}", getattr(self.privacy, field), rule)
+        plain = {"radio.truncation": (self.radio.truncation, 0), "radio.csi_error_db": (self.radio.csi_error_db, None)}
+        plain["privacy.carry_over"] = (self.privacy.carry_over, False)
+        for name, (given, wanted) in plain.items():
+            if given != wanted:
+                raise InputError(name, given, "the paper's transceiver knows nothing of it")

@@ -10,9 +10,11 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from airdistill.air.exchange import Heard, Noise, RoundNoise, receiver_noise
+from airdistill.air.receivers import Receiver
 from airdistill.air.secure_noise import SecureNoise
 from airdistill.air.secure_release import release_on_grid, secure_grid
 from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.csi import round_estimate
 from airdistill.channel.sources import ChannelSource
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.release import bare_release, release_of
@@ -46,6 +48,7 @@ class Round:
     source: ChannelSource
     fleet: LearningFleet
     ledger: Ledger
+    receiver: Receiver | None = None
 
     @property
     def lr(self) -> float:
@@ -56,22 +59,26 @@ class Round:
         """This round's gains, `[device]`."""
         return self.source.round_channel(self.index)
 
+    def known_channel(self) -> ComplexArray:
+        """What devices and server know of it."""
+        return round_estimate(self.scenario, self.channel(), self.index)
+
     def design(self) -> RoundDesign:
-        """This round's gains."""
-        return self.plan.design(self.channel(), self.index)
+        """This round's transceiver, from the channel as it is known and what the rounds before have left."""
+        return self.plan.design(self.known_channel(), self.index, self.ledger.cost_of_run)
 
     def noise(self, design: RoundDesign) -> Noise:
         """This round's artificial and receiver noise, once the ledger has charged what the design sends.
 
         `BudgetExceeded` if a device cannot pay for it.
         """
-        radio, length = self.scenario.radio, self.plan.uplink.vector_length
+        radio, length, known = self.scenario.radio, self.plan.uplink.vector_length, self.known_channel()
         drawn_as = (self.scenario.seed, self.index, design, length, radio.noise_power, radio.noise)
         if self.scenario.privacy.noise == "secure":
-            grid = secure_grid(self.plan, design, self.channel(), self.index)
-            self.ledger.charge(release_on_grid(self.plan.uplink, grid, design, self.channel(), self.index))
+            grid = secure_grid(self.plan, design, known, self.index)
+            self.ledger.charge(release_on_grid(self.plan.uplink, grid, design, known, self.index))
             return SecureNoise(grid, receiver_noise(*drawn_as))
-        self.ledger.charge(release_of(self.plan.uplink, design, self.channel(), self.index))
+        self.ledger.charge(release_of(self.plan.uplink, design, known, self.index))
         return RoundNoise.seeded(*drawn_as)
 
     def release_bare(self) -> None:

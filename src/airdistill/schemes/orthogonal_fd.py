@@ -14,5 +14,5 @@ class OrthogonalFd(Scheme):
     def play(self, this: Round) -> Outcome:
         counts, knowledge, design = this.plan.fleet.class_counts, this.local_knowledge(), this.design()
         noise, slot = this.noise(design), this.scenario.radio.slot
-        heard = one_after_another(counts, knowledge, design, this.channel(), noise, slot)
-        return Outcome(this.learn(heard.received), heard)
+        heard = one_after_another(counts, knowledge, design, this.channel(), noise, slot).estimated_by(this.receiver)
+        return Outcome(this.learn(heard.knowledge), heard)

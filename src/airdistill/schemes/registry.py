@@ -8,6 +8,7 @@ import re
 from airdistill.errors import InputError
 from airdistill.plugins import load_object
 from airdistill.scenario.model import NAME_PATTERN
+from airdistill.schemes.airdistill import AirDistill
 from airdistill.schemes.base import Scheme
 from airdistill.schemes.fd_error_free import FdErrorFree
 from airdistill.schemes.fedavg import FedAvg
@@ -21,7 +22,18 @@ from airdistill.schemes.ota_fl_fixed import OtaFlFixed
 
 SCHEMES: dict[str, type[Scheme]] = {
     scheme.name: scheme
-    for scheme in (OtaFd, OtaFdFixed, OrthogonalFd, FdErrorFree, LocalOnly, OtaFl, OtaFlFixed, FedSgd, FedAvg)
+    for scheme in (
+        AirDistill,
+        OtaFd,
+        OtaFdFixed,
+        OrthogonalFd,
+        FdErrorFree,
+        LocalOnly,
+        OtaFl,
+        OtaFlFixed,
+        FedSgd,
+        FedAvg,
+    )
 }
 
 

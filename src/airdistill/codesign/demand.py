@@ -1,0 +1,90 @@
+"""The counted noise that privacy demands of shared knowledge: for all rounds alike, or from what is left to spend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from airdistill.arrays import FloatArray
+from airdistill.codesign.class_budget import noise_for_budget, own_noise_for_budget
+from airdistill.codesign.convergence import class_shares
+from airdistill.codesign.fleet import RealisedFleet
+from airdistill.privacy.ledger import BudgetExceeded
+from airdistill.privacy.sensitivity import (
+    JOINT_MODELS,
+    AccumulatedShift,
+    TrajectoryDynamics,
+    classes_moved,
+    required_for_shift,
+)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a sensitivity model demands of a fleet, `[device, class]`, at every device's usual weight.
+
+    `split` says that a joint model's budget is shared out over the classes to make Σ_k α_k v_k least, and not equally.
+    With `alone` each device counts on noise of its own. `floor` `[class]` is noise that is there anyway.
+    """
+
+    fleet: RealisedFleet
+    model: str
+    relabel: bool
+    dynamics: TrajectoryDynamics
+    split: bool = False
+    alone: bool = False
+    floor: FloatArray | None = None
+
+    @cached_property
+    def shift(self) -> AccumulatedShift:
+        return AccumulatedShift(self.fleet.class_counts, self.model, self.dynamics)
+
+    @cached_property
+    def _shift_so_far(self) -> AccumulatedShift:
+        # One of its own: going back and forth between early and late rounds would start over each time.
+        return AccumulatedShift(self.fleet.class_counts, self.model, self.dynamics)
+
+    def of_rounds(self, num_rounds: int) -> FloatArray:
+        """The same in each of T rounds."""
+        shift, fleet = self.shift.after(num_rounds), self.fleet
+        if self.split and self.model in JOINT_MODELS:
+            return self._split(shift, fleet.mu**2)
+        return required_for_shift(shift, fleet.class_counts, fleet.mu, self.model, self.relabel)
+
+    def of_rest(self, num_rounds: int, round_index: int, spent: FloatArray) -> FloatArray:
+        """In round t of T, when the rounds before have cost `spent` `[device, class]`: the carry-over.
+
+        req_ik(t) = n_i Σ_{τ≥t}(w s)²/(μ_i² − spent), spent per class, or pooled for joint models. If every later round
+        then spends its share at most, no device ever spends more than μ_i².
+        """
+        rest = self.shift.after(num_rounds)
+        if round_index > 1:
+            rest = rest - self._shift_so_far.after(round_index - 1)
+        squared_mu = self.fleet.mu**2
+        if self.model in JOINT_MODELS:
+            left = squared_mu - spent.sum(axis=1)
+            _check_left(left)
+            if self.split:
+                return self._split(rest, left)
+            share = classes_moved(self.fleet.class_counts, self.model, self.relabel)
+            return np.asarray(rest * (share / left)[:, None])
+        share = classes_moved(self.fleet.class_counts, self.model, self.relabel)
+        left = (squared_mu / share)[:, None] - spent
+        _check_left(left.min(axis=1))
+        return np.asarray(rest / left)
+
+    def _split(self, shift: FloatArray, budget: FloatArray) -> FloatArray:
+        importance = class_shares(self.fleet.class_counts).sum(axis=0)
+        if self.alone:
+            return own_noise_for_budget(shift, budget, importance)
+        needed = noise_for_budget(shift, budget, importance, self.floor)
+        # A floor may be infinite for a class that cannot be sent; nothing is demanded of it.
+        return np.where((shift > 0) & np.isfinite(needed), needed, 0.0)
+
+
+def _check_left(left: FloatArray) -> None:
+    if not (left > 0).all():
+        device = int(np.argmin(left))
+        raise BudgetExceeded(f"device {device} has nothing left of its privacy budget: it can pay for no more rounds")
