@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+DEFAULT_SCHEME = "airdistill"
 
 if TYPE_CHECKING:
     from airdistill.codesign.plan import Plan, plan

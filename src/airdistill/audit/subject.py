@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from airdistill import DEFAULT_SCHEME
 from airdistill.codesign.plan import Plan
 from airdistill.errors import InputError
 from airdistill.runs.accounts import trusted_ledger
@@ -14,8 +15,6 @@ from airdistill.scenario.loading import load
 from airdistill.schemes.base import Scheme
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.registry import load_scheme
-
-_DEFAULT_SCHEME = "ota_fd"
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ def subject_of(
     """A run's folder, or a scenario with a scheme and changes; `device` is cpu, cuda or auto."""
     folder = Path(name)
     if not (folder / RUN).is_file():
-        chosen = load_scheme(scheme or _DEFAULT_SCHEME)
+        chosen = load_scheme(scheme or DEFAULT_SCHEME)
         plan = plan_scheme(chosen, as_run_by(chosen, load(name, changes or [])))
         return Subject(plan, chosen, RunOptions(device=device or "cpu").resolved(), None)
     for option, given in [("--scheme", scheme), ("--set", changes)]:

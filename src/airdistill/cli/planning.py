@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,13 +47,17 @@ def plan_command(
         from airdistill.report.plan_figure import plot_gap
 
         plot_gap(made, plot)
+    from airdistill.codesign.outlook import outlook_of
+    from airdistill.jsonable import jsonable
+
+    outlook = outlook_of(made, with_steps=ledger is None)
     if as_json:
-        print_json(made.to_dict())
+        print_json(made.to_dict() | {"outlook": None if outlook is None else jsonable(asdict(outlook))})
         return
     from airdistill.report.plan_table import print_plan
     from airdistill.report.terminal import Terminal
 
-    print_plan(made, Terminal(), devices)
+    print_plan(made, Terminal(), devices, outlook)
 
 
 def _planned(scenario: Scenario, scheme: str | None, rounds: int | None, ledger: Path | None) -> Plan:

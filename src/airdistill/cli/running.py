@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from airdistill import DEFAULT_SCHEME
 from airdistill.cli.app import app, print_json, print_summaries, print_text
 from airdistill.cli.comparing import follow_comparison
 from airdistill.cli.options import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @app.command("run")
 def run_command(
     scenario: ScenarioArgument,
-    scheme: SchemeOption = "ota_fd",
+    scheme: SchemeOption = DEFAULT_SCHEME,
     changes: SetOption = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Plan and run so many rounds.")] = None,
     out: Annotated[

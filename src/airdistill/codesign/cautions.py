@@ -7,17 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from airdistill.arrays import FloatArray
+from airdistill.channel.csi import ChannelError
 from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, unheld_classes
 from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.rounds import RoundsChoice
 from airdistill.codesign.uplink import Uplink
 from airdistill.privacy.promises import (
-    EXACT_CHANNELS,
     NOISE,
     PUBLIC,
     RELABEL,
     SAMPLING,
     basis,
+    channels_in_words,
     neighbours,
     trust_in_words,
 )
@@ -36,7 +37,8 @@ def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
     lines.append(trust_in_words(privacy.trust, uplink.kind))
     if scenario.fleet.sampling != "none":
         lines.append(SAMPLING)
-    lines += [PUBLIC, EXACT_CHANNELS, NOISE[privacy.noise]]
+    error = ChannelError.of(scenario)
+    lines += [PUBLIC, channels_in_words(error.limit, privacy.trust), NOISE[privacy.noise]]
     if scenario.learning.local_epochs > 0 and not gradient:
         lines.append("The gap bounds one full-batch step a round; with local epochs it is a proxy.")
     return tuple(lines)
@@ -117,10 +119,10 @@ def _about_channel(scenario: Scenario, forecast: RoundForecast) -> Iterator[str]
     if not np.isfinite(forecast.effective_noise) and channel_noise_var(scenario) > 0:
         yield "In more rounds than the outage leaves out a class cannot be received at all: a holder has no channel."
     elif np.isfinite(forecast.effective_noise) and forecast.outage_noise_share > 0.5:
-        yield (
-            f"The worst {scenario.radio.outage:.0%} of rounds carry {forecast.outage_noise_share:.0%} of the noise: "
-            "let devices in a deep fade stay silent."
-        )
+        carried = f"{forecast.outage_noise_share:.0%} of the noise"
+        remedy = ': let devices in a deep fade stay silent (radio.truncation = "optimal")'
+        advice = "" if forecast.silent_share > 0 else remedy
+        yield f"The worst {scenario.radio.outage:.0%} of rounds carry {carried}{advice}."
     if forecast.power_holds_share < 1:
         yield f"The power limit (9) breaks in {1 - forecast.power_holds_share:.0%} of rounds."
     if forecast.privacy_holds_share < 1:

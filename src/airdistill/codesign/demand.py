@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,7 @@ from airdistill.privacy.sensitivity import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Demand:
     """What a sensitivity model demands of a fleet, `[device, class]`, at every device's usual weight.
 
@@ -36,6 +36,7 @@ class Demand:
     split: bool = False
     alone: bool = False
     floor: FloatArray | None = None
+    _latest: tuple[tuple[int, int], FloatArray, FloatArray] | None = field(default=None, init=False, compare=False)
 
     @cached_property
     def shift(self) -> AccumulatedShift:
@@ -50,8 +51,14 @@ class Demand:
         """The same in each of T rounds."""
         shift, fleet = self.shift.after(num_rounds), self.fleet
         if self.split and self.model in JOINT_MODELS:
+            if self.floor is None and self.shift.linear_from(num_rounds) == 1:
+                return num_rounds * self._split_of_one_round
             return self._split(shift, fleet.mu**2)
         return required_for_shift(shift, fleet.class_counts, fleet.mu, self.model, self.relabel)
+
+    @cached_property
+    def _split_of_one_round(self) -> FloatArray:
+        return self._split(self.shift.after(1), self.fleet.mu**2)
 
     def of_rest(self, num_rounds: int, round_index: int, spent: FloatArray) -> FloatArray:
         """In round t of T, when the rounds before have cost `spent` `[device, class]`: the carry-over.
@@ -59,6 +66,13 @@ class Demand:
         req_ik(t) = n_i Σ_{τ≥t}(w s)²/(μ_i² − spent), spent per class, or pooled for joint models. If every later round
         then spends its share at most, no device ever spends more than μ_i².
         """
+        asked_for = (num_rounds, round_index)
+        if self._latest is None or self._latest[0] != asked_for or self._latest[1] is not spent:
+            # A round's forecast and its design ask the same, and sharing a budget out takes milliseconds.
+            self._latest = (asked_for, spent, self._of_rest(num_rounds, round_index, spent))
+        return self._latest[2]
+
+    def _of_rest(self, num_rounds: int, round_index: int, spent: FloatArray) -> FloatArray:
         rest = self.shift.after(num_rounds)
         if round_index > 1:
             rest = rest - self._shift_so_far.after(round_index - 1)

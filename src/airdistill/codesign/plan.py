@@ -110,8 +110,8 @@ def plan(
     `spent_squared_mu` `[device]` is what earlier runs of the same devices have spent: the plan has the rest.
     """
     fleet = realise_fleet(scenario, spent_squared_mu)
-    channels = planning_estimates(scenario, channel_source(scenario).planning_channels(NUM_DRAWS))
-    sent = _choose_uplink(scenario, fleet, uplink, num_parameters, channels)
+    channels = planning_draws(scenario)
+    sent = choose_uplink(scenario, fleet, uplink, num_parameters, channels)
     objective = gap_objective(scenario, sent, channels)
     rounds = _choose_rounds(scenario, objective)
     radio = scenario.radio
@@ -147,7 +147,12 @@ def _about_earlier_runs(
     )
 
 
-def _choose_uplink(
+def planning_draws(scenario: Scenario) -> ComplexArray:
+    """The channels to plan with, as they would be known, `[draw, device]`."""
+    return planning_estimates(scenario, channel_source(scenario).planning_channels(NUM_DRAWS))
+
+
+def choose_uplink(
     scenario: Scenario, fleet: RealisedFleet, kind: str, num_parameters: int | None, channels: ComplexArray
 ) -> Uplink:
     """The uplink with what the scenario leaves to the planner: who is silent when, and how a budget is shared out."""

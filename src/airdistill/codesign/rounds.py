@@ -138,6 +138,15 @@ class GapObjective:
         kept = below_outage(per_draw, self.outage)
         return self.gap_at(num_rounds, float(per_draw[kept].mean())) + self._bias_gap(num_rounds, kept)
 
+    def squared_error(self, num_rounds: int) -> float:
+        """Σ_k (B_i^k/B_i) E‖r̂^k − q^k‖², mean over devices and rounds; of a receiver with a bias, a bound on it."""
+        noise_var = self.noise_var(num_rounds)
+        if self.receiver is None:
+            per_draw = self.uplink.fleet_noise(noise_var) + self.uplink.over_fleet(self.squared_bias)
+            return float(per_draw[below_outage(per_draw, self.outage)].mean()) / self._num_devices
+        error = self.receiver.mean_error(noise_var, self.squared_bias, num_rounds, self.uplink.vector_length)
+        return float(self.uplink.over_fleet(error)) / self._num_devices
+
     def _bias_gap(self, num_rounds: int, kept: BoolArray) -> float:
         if not self.squared_bias.any():
             return 0.0
@@ -162,7 +171,7 @@ class GapObjective:
 
     @property
     def _num_devices(self) -> int:
-        return len(self.uplink.required(1))
+        return len(self.uplink.weights(1))
 
     def best_rounds(self, max_rounds: int) -> int:
         """Searched where the requirement grows linearly, for there the gap is convex in √T; scanned before that."""

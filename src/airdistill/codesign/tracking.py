@@ -44,6 +44,9 @@ class ReceiverError(Protocol):
         `noise_vars` holds v `[draw, class]` for each T; the rounds meet the draws in turn. `length` is K.
         """
 
+    def mean_error(self, noise_var: FloatArray, squared_bias: FloatArray, num_rounds: int, length: int) -> FloatArray:
+        """E_t of every class, mean over T rounds, `[class]`."""
+
 
 class ProjectedError:
     """Projection on the simplex brings no point of it further away, and leaves nothing more than its diameter."""
@@ -51,11 +54,19 @@ class ProjectedError:
     def weighted_sums(
         self, noise_vars: Sequence[FloatArray], squared_bias: FloatArray, num_rounds: Sequence[int], length: int
     ) -> FloatArray:
-        sums = []
-        for noise_var, rounds in zip(noise_vars, num_rounds, strict=True):
-            error = np.minimum(length * noise_var + squared_bias, LARGEST_SQUARED_ERROR)
-            sums.append(np.sqrt(np.arange(1, rounds + 1)).sum() * error.mean(axis=0))
-        return np.stack(sums)
+        errors = [self.mean_error(noise_var, squared_bias, 1, length) for noise_var in noise_vars]
+        roots = [np.sqrt(np.arange(1, rounds + 1)).sum() for rounds in num_rounds]
+        return np.asarray(np.stack(errors) * np.array(roots)[:, None])
+
+    def mean_error(
+        self,
+        noise_var: FloatArray,
+        squared_bias: FloatArray,
+        num_rounds: int,  # noqa: ARG002
+        length: int,
+    ) -> FloatArray:
+        error = np.minimum(length * noise_var + squared_bias, LARGEST_SQUARED_ERROR)
+        return np.asarray(error.mean(axis=0))
 
 
 class TrackingError:
@@ -70,7 +81,6 @@ class TrackingError:
         return self._played(noise_vars, squared_bias, num_rounds, length, np.sqrt)
 
     def mean_error(self, noise_var: FloatArray, squared_bias: FloatArray, num_rounds: int, length: int) -> FloatArray:
-        """E_t of every class, mean over the rounds, `[class]`."""
         played = self._played([noise_var], squared_bias, [num_rounds], length, lambda _: 1.0)
         return np.asarray(played[0] / num_rounds)
 

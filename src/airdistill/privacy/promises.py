@@ -8,6 +8,10 @@ from typing import Any, Protocol
 
 PUBLIC = "Class counts, weights, gains, scales, the number of rounds, initial weights and batch order are public."
 EXACT_CHANNELS = "Channels are known exactly when a round starts."
+_NEARLY_KNOWN = (
+    "Channels are known up to a relative error of {limit:.3g} when a round starts; an error beyond it would tell more."
+)
+_SLIPS_ALONG = "Channels may be known only nearly: a device's own noise slips with its signal."
 SAMPLING = (
     "The server knows who takes part: every round in which a device does is counted in full, and sampling amplifies "
     "nothing."
@@ -98,6 +102,13 @@ def basis(model: str, payload: str) -> str:
     return _GRADIENT_BASIS if payload == "gradient" and model != "device" else _BASIS[model]
 
 
+def channels_in_words(error_limit: float, trust: str) -> str:
+    """What is taken for granted of the channel estimates."""
+    if error_limit == 0:
+        return EXACT_CHANNELS
+    return _SLIPS_ALONG if trust == "own_noise" else _NEARLY_KNOWN.format(limit=error_limit)
+
+
 def trust_in_words(trust: str, uplink: str) -> str:
     return _ALONE if uplink == "orthogonal_knowledge" and trust == "fleet_noise" else TRUST[trust]
 
@@ -135,6 +146,8 @@ def _about_noise(promise: Promise) -> Iterator[Assumption]:
         yield Assumption("honest fleet", TRUST["fleet_noise"])
     if promise.trust == "receiver_noise" or not (promise.trust == "own_noise" or alone):
         # A device's own noise slips with its signal, so that it needs no exact channel.
-        yield Assumption("exact channels", EXACT_CHANNELS)
+        limit = float(promise.terms.get("csi_error_limit", 0.0))
+        name = "exact channels" if limit == 0 else "bounded channel error"
+        yield Assumption(name, channels_in_words(limit, promise.trust))
     if promise.noise == "seeded":
         yield Assumption("secret seed", NOISE["seeded"])

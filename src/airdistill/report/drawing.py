@@ -36,10 +36,11 @@ class Look:
 
 
 LOOKS = {
+    "airdistill": Look(GREEN, "-", "D"),
     "ota_fd": Look(BLUE, "-", "o"),
     "ota_fd_fixed": Look(SKY, "-", "s"),
     "orthogonal_fd": Look(PURPLE, "-", "P"),
-    "fd_error_free": Look(GREEN, "-", "^"),
+    "fd_error_free": Look(GREEN, "--", "^"),
     "local_only": Look(GREY, ":", ""),
     "ota_fl": Look(RED, "--", "D"),
     "ota_fl_fixed": Look(ORANGE, "--", "v"),

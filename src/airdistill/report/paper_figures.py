@@ -20,6 +20,7 @@ _NOISE_LOOKS = {
     "ota_fl_fixed_same_link": Look(ORANGE, ":", "v"),
     "orthogonal_fd_fixed": Look(PURPLE, "-", "P"),
     "own_noise_fixed": Look(BLACK, "-.", "*"),
+    "airdistill_fixed": LOOKS["airdistill"],
 }
 _NOISE_NAMES = {
     "ota_fd": "FD, T optimised",
@@ -30,12 +31,16 @@ _NOISE_NAMES = {
     "ota_fl_fixed_same_link": "FL on FD's link, T constant",
     "orthogonal_fd_fixed": "FD one after the other",
     "own_noise_fixed": "FD, own noise alone",
+    "airdistill_fixed": "airdistill, what its receiver leaves",
 }
 _PAPERS = ("ota_fd", "ota_fd_fixed", "ota_fl", "ota_fl_fixed")
 _PANELS = {
     "raw, as the paper plots it": (_PAPERS, "noise"),
     "in units of the gradient": ((*_PAPERS, "ota_fl_same_link", "ota_fl_fixed_same_link"), "gradient_noise"),
-    "shared and unshared noise": (("ota_fd_fixed", "orthogonal_fd_fixed", "own_noise_fixed"), "noise"),
+    "T constant: unshared, shared, tracked": (
+        ("ota_fd_fixed", "orthogonal_fd_fixed", "own_noise_fixed", "airdistill_fixed"),
+        "noise",
+    ),
 }
 
 

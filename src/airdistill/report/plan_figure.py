@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from airdistill.channel.sources import channel_source
-from airdistill.codesign.plan import NUM_DRAWS, Plan, gap_objective
+from airdistill.codesign.plan import Plan, gap_objective, planning_draws
 from airdistill.errors import InputError
 from airdistill.files import write_whole
 from airdistill.report.drawing import BLUE, ORANGE, RED, legend_below, new_figure, rendered
@@ -53,6 +52,5 @@ def _curve(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     largest = max(plan.rounds.largest, plan.num_rounds)
     marked = {1, largest, plan.rounds.exact, plan.num_rounds}
     points = sorted(marked | {round(point) for point in np.geomspace(1, largest, 120)})
-    channels = channel_source(plan.scenario).planning_channels(NUM_DRAWS)
-    objective = gap_objective(plan.scenario, plan.uplink, channels)
-    return np.array(points), np.array([objective.gap(point) for point in points])
+    objective = gap_objective(plan.scenario, plan.uplink, planning_draws(plan.scenario))
+    return np.array(points), np.array(objective.gaps(points))

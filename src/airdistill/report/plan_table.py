@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from airdistill.arrays import FloatArray
+from airdistill.codesign.knowledge_uplink import KnowledgeUplink
+from airdistill.codesign.outlook import Outlook
 from airdistill.codesign.plan import Plan
 from airdistill.report.words import number
 from airdistill.units import with_prefix
@@ -18,8 +20,11 @@ from airdistill.units import with_prefix
 MOST_ROWS = 12  # more devices or classes than this are summed up
 
 
-def print_plan(plan: Plan, console: Console, all_devices: bool = False) -> None:
-    """The whole answer: rounds, what binds, noise, power, time, energy, privacy, assumptions, warnings."""
+def print_plan(plan: Plan, console: Console, all_devices: bool = False, outlook: Outlook | None = None) -> None:
+    """The whole answer: rounds, what binds, noise, power, time, energy, privacy, assumptions, warnings.
+
+    With an outlook, also the receivers side by side and what each step of the co-design brings.
+    """
     console.print(
         f"[bold]Plan of {escape(plan.scenario.name)}[/bold]", escape(fleet_in_words(plan)), sep="\n", highlight=False
     )
@@ -29,6 +34,14 @@ def print_plan(plan: Plan, console: Console, all_devices: bool = False) -> None:
         f"median of {plan.forecast.num_draws} channel draws"
     )
     console.print(_noise_table(plan))
+    if outlook is not None:
+        console.print(f"[bold]Receivers[/bold] at T = {plan.num_rounds}")
+        console.print(_receivers_table(plan, outlook))
+    if outlook is not None and outlook.steps:
+        console.print(
+            f"[bold]What each step brings[/bold] at T = {plan.num_rounds}, the same (ε, δ), sensitivity, trust and link"
+        )
+        console.print(_steps_table(outlook))
     console.print("[bold]Privacy at the end[/bold]: exact ε at each device's δ under every sensitivity model")
     console.print(_privacy_table(plan, all_devices))
     console.print("[bold]This rests on[/bold]", bullets(plan.assumptions, "·"))
@@ -85,6 +98,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{number(forecast.effective_noise_median)}, {number(forecast.effective_noise_quantile)}",
         ),
         ("Convergence gap ΣΩ", number(plan.convergence_gap)),
+        *_silence_rows(plan),
         (
             "Transmit power",
             f"signal {_watts(forecast.signal_power_w)}, noise {_watts(forecast.noise_power_w)} a device",
@@ -93,6 +107,16 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
         ("Uplink energy", f"{with_prefix(plan.uplink_joules, 'J')} in all, for the whole fleet"),
         ("Weakest device", f"{forecast.worst_snr_db:.1f} dB SNR at full power (median round)"),
     ]
+
+
+def _silence_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Nothing where everybody always speaks."""
+    uplink, forecast = plan.uplink, plan.forecast
+    if not isinstance(uplink, KnowledgeUplink) or uplink.truncation == 0:
+        return []
+    level = f"{10 * np.log10(uplink.truncation):.1f} dB"
+    share = f"{forecast.silent_share:.2%} of devices and rounds; squared bias at most {number(forecast.squared_bias)}"
+    return [("Silent", f"below |h|² = {level}: {share}")]
 
 
 def _watts(power_w: FloatArray) -> str:
@@ -116,6 +140,45 @@ def _noise_table(plan: Plan) -> Table:
         return table
     for name, pick in SUMMARIES.items():
         table.add_row(name, number(pick(required)), number(pick(got)))
+    return table
+
+
+def _receivers_table(plan: Plan, outlook: Outlook) -> Table:
+    own = plan.scenario.learning.receiver
+    rows = [
+        (
+            f"{receiver.name}*" if receiver.name == own else receiver.name,
+            number(receiver.squared_error),
+            number(receiver.convergence_gap),
+            str(receiver.best_rounds),
+        )
+        for receiver in outlook.receivers
+    ]
+    table = starred_table(("receiver", "squared error", "gap ΣΩ", "its best T"), rows)
+    table.caption = (
+        "* the scenario's. Gap: Theorem 1 for linear, the bound for biased receivers for the others;\n"
+        "error: expected for linear, bounds before projection for the others"
+    )
+    return table
+
+
+def _steps_table(outlook: Outlook) -> Table:
+    first = outlook.steps[0].noise_var
+    rows = [
+        (
+            step.name if place == 0 else f"+ {step.name}",
+            number(step.noise_var),
+            number(first / step.noise_var) if step.noise_var > 0 else "∞",
+        )
+        for place, step in enumerate(outlook.steps)
+    ]
+    table = starred_table(("step", "noise variance", "times below the first"), rows)
+    table.caption = (
+        "mean of all but the worst rounds, which silence is there for; --scheme airdistill takes all steps,\n"
+        "and its receiver filters what is left"
+    )
+    if not outlook.steps[0].holds:
+        table.caption = "the paper's accountant leaves less noise here than (ε, δ) needs"
     return table
 
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
-from airdistill.channel.sources import channel_source
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.fleet import RealisedFleet, realise_fleet
-from airdistill.codesign.plan import NUM_DRAWS, gap_objective
-from airdistill.codesign.rounds import GapObjective, below_outage
-from airdistill.codesign.uplinks import uplink_for
+from airdistill.codesign.plan import choose_uplink, gap_objective, planning_draws
+from airdistill.codesign.rounds import GapObjective
 from airdistill.privacy.targets import target_mu
 from airdistill.reproduce.recipes import on_fd_terms
 from airdistill.scenario.loading import changed
@@ -43,7 +41,7 @@ class NoiseCurve:
 
 
 def noise_curves(scenario: Scenario) -> dict[str, NoiseCurve]:
-    """The paper's four curves, the same on one link for all, and noise that is not shared; by label."""
+    """The paper's four curves, the same on one link for all, noise that is not shared, and our own answer; by label."""
     one_link = on_fd_terms(scenario)
     own_noise = changed(scenario, {"privacy": {"trust": "own_noise"}})
     wanted = {
@@ -55,6 +53,7 @@ def noise_curves(scenario: Scenario) -> dict[str, NoiseCurve]:
         "ota_fl_fixed_same_link": ("ota_fl_fixed", one_link),
         "orthogonal_fd_fixed": ("orthogonal_fd", _at_fixed_rounds(scenario)),
         "own_noise_fixed": ("ota_fd", _at_fixed_rounds(own_noise)),
+        "airdistill_fixed": ("airdistill", _at_fixed_rounds(scenario)),
     }
     return {label: noise_curve(label, scheme, given) for label, (scheme, given) in wanted.items()}
 
@@ -68,10 +67,10 @@ def noise_curve(label: str, scheme: str, scenario: Scenario, epsilons: FloatArra
     chosen = load_scheme(scheme)
     adapted = as_run_by(chosen, scenario)
     size = num_parameters(adapted) if chosen.uplink == "gradient" else None
-    channels = channel_source(adapted).planning_channels(NUM_DRAWS)
+    channels = planning_draws(adapted)
     fleet, points = realise_fleet(adapted), []
     for epsilon in epsilons:
-        sent = uplink_for(chosen.uplink, adapted, _asking(fleet, float(epsilon), adapted), size)
+        sent = choose_uplink(adapted, _asking(fleet, float(epsilon), adapted), chosen.uplink, size, channels)
         points.append(_point(gap_objective(adapted, sent, channels), adapted, channels))
     rounds, noise, limited, binds = np.array(points).T
     constants = LearningConstants.of_scenario(adapted)
@@ -86,11 +85,10 @@ def _asking(fleet: RealisedFleet, epsilon: float, scenario: Scenario) -> Realise
 
 
 def _point(objective: GapObjective, scenario: Scenario, channels: ComplexArray) -> tuple[float, float, float, float]:
-    """T, the mean Φ of a device over rounds below the outage, T̂, and how often privacy asks for more than the air."""
+    """T, a device's mean Φ below the outage (or what a receiver leaves of it), T̂, and how often privacy binds."""
     uplink, asked = objective.uplink, scenario.learning.rounds
     num_rounds = asked if isinstance(asked, int) else objective.best_rounds(scenario.learning.max_rounds)
-    per_draw = uplink.fleet_noise(objective.noise_var(num_rounds)) / scenario.num_devices
-    noise = float(per_draw[below_outage(per_draw, objective.outage)].mean())
+    noise = objective.squared_error(num_rounds)
     binds = float((uplink.privacy_noise_var(num_rounds) > uplink.channel_floor(channels)).mean())
     return float(num_rounds), noise, objective.privacy_limited_rounds(), binds
 

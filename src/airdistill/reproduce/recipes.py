@@ -12,6 +12,7 @@ from airdistill.scenario.model import Scenario
 
 FIGURE_SCENARIOS = ("paper", "paper-literal")
 PROPOSED = "ota_fd"
+OWN = "airdistill"
 SAME_TERMS_FL, SAME_TERMS_FD = "ota_fl_on_fd_terms", "ota_fd_on_fl_terms"
 
 
@@ -83,13 +84,14 @@ def _times(factor: float, scenario: Scenario) -> float | list[float]:
 
 
 def accuracy_arms(scenario: Scenario, step: str, baseline_rounds: int) -> tuple[Arm, ...]:
-    """The paper's systems, what it leaves out, and with tuned steps both sides on each other's terms.
+    """The paper's systems, our own, what the paper leaves out, and with tuned steps both sides on each other's terms.
 
     Every device passes once over its samples a round in all of them. What has no privacy to plan for runs for
     `baseline_rounds`. On the other's terms nobody's printed step size was meant.
     """
     arms = (
         Arm.of(PROPOSED, scenario),
+        Arm.of(OWN, scenario, scenario.learning.fixed_rounds),
         Arm.of("fd_error_free", scenario, baseline_rounds),
         Arm.of("local_only", scenario, baseline_rounds),
         Arm.of("ota_fd_fixed", scenario),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from airdistill.arrays import FloatArray
+from airdistill.channel.csi import ChannelError
 from airdistill.codesign.plan import Plan
 from airdistill.errors import InputError
 from airdistill.privacy.certificate import Certificate, certificate_of
@@ -72,6 +73,7 @@ def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
         "planned_rounds": plan.num_rounds,
         "sampling": scenario.fleet.sampling,
         "transceiver": scenario.radio.transceiver,
+        "csi_error_limit": ChannelError.of(scenario).limit,
         "constants": scenario.constants.model_dump(),
     }
     if scenario.privacy.noise == "secure":

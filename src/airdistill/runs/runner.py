@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from airdistill import __version__
+from airdistill import DEFAULT_SCHEME, __version__
 from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
 from airdistill.jsonable import jsonable
@@ -53,7 +53,7 @@ OnRound = Callable[[dict[str, Any], int], None]
 
 def run(
     scenario: Scenario,
-    scheme: str = "ota_fd",
+    scheme: str = DEFAULT_SCHEME,
     rounds: int | None = None,
     out: str | Path | None = None,
     options: RunOptions | None = None,
