@@ -76,18 +76,17 @@ class Demand:
         rest = self.shift.after(num_rounds)
         if round_index > 1:
             rest = rest - self._shift_so_far.after(round_index - 1)
-        squared_mu = self.fleet.mu**2
-        if self.model in JOINT_MODELS:
-            left = squared_mu - spent.sum(axis=1)
-            _check_left(left)
-            if self.split:
-                return self._split(rest, left)
-            share = classes_moved(self.fleet.class_counts, self.model, self.relabel)
-            return np.asarray(rest * (share / left)[:, None])
-        share = classes_moved(self.fleet.class_counts, self.model, self.relabel)
-        left = (squared_mu / share)[:, None] - spent
-        _check_left(left.min(axis=1))
-        return np.asarray(rest / left)
+        # Who asked for no privacy may have spent without limit, and has no less left.
+        squared_mu = self.fleet.mu[:, None] ** 2
+        counted = np.where(np.isinf(squared_mu), 0.0, spent)
+        share = classes_moved(self.fleet.class_counts, self.model, self.relabel)[:, None]
+        if self.model not in JOINT_MODELS:
+            left = squared_mu / share - counted
+            _check_left(left.min(axis=1))
+            return np.asarray(rest / left)
+        left = squared_mu - counted.sum(axis=1, keepdims=True)
+        _check_left(left[:, 0])
+        return self._split(rest, left[:, 0]) if self.split else np.asarray(rest * (share / left))
 
     def _split(self, shift: FloatArray, budget: FloatArray) -> FloatArray:
         importance = class_shares(self.fleet.class_counts).sum(axis=0)
