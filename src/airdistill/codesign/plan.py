@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from airdistill.codesign.uplinks import uplink_for
 from airdistill.privacy.forecast import epsilon_of_shift
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import epsilon_of_mu
+from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 
 NUM_DRAWS = 200
@@ -144,6 +146,17 @@ def gap_objective(scenario: Scenario, uplink: Uplink, channels: ComplexArray) ->
     """The gap as a function of T for these draws `[draw, device]`."""
     constants = LearningConstants.of_scenario(scenario)
     return GapObjective.over(uplink, channels, constants, scenario.radio.outage)
+
+
+def rounds_with(scenario: Scenario, choices: Iterable[Mapping[str, float]]) -> list[RoundsChoice]:
+    """The rounds of knowledge for each choice of constants, by their names in a scenario; fleet and channels stay."""
+    fleet, channels = realise_fleet(scenario), channel_source(scenario).planning_channels(NUM_DRAWS)
+    found = []
+    for constants in choices:
+        varied = changed(scenario, {"constants": constants})
+        objective = gap_objective(varied, uplink_for("knowledge", varied, fleet, None), channels)
+        found.append(_choose_rounds(varied, objective))
+    return found
 
 
 def _choose_rounds(scenario: Scenario, objective: GapObjective) -> RoundsChoice:
