@@ -66,13 +66,15 @@ class Public(PilotData):
 
     source = "public"
 
-    def __init__(self, scenario: Scenario, counts: IntArray, samples: NDArray[np.generic], labels: IntArray) -> None:
+    def __init__(
+        self, scenario: Scenario, counts: IntArray, name: str, samples: NDArray[np.generic], labels: IntArray
+    ) -> None:
         super().__init__(scenario, counts)
         self._pool = _dataset(samples, labels)
         self._of_class = [np.flatnonzero(labels == klass) for klass in range(counts.shape[1])]
         for klass, members in enumerate(self._of_class):
             if len(members) == 0 and counts[:, klass].any():
-                raise InputError("--data", "public", f"has no sample of class {klass}, which devices hold")
+                raise InputError("--data", name, f"has no sample of class {klass}, which devices hold")
 
     def draw(self, repeat: int, devices: list[int]) -> tuple[Dataset, list[IntArray]]:
         indices = []
@@ -91,7 +93,7 @@ class Private(PilotData):
 
     source = "private"
 
-    def draw(self, repeat: int, devices: list[int]) -> tuple[Dataset, list[IntArray]]:  # noqa: ARG002 - they are few
+    def draw(self, repeat: int, devices: list[int]) -> tuple[Dataset, list[IntArray]]:  # noqa: ARG002 - always the same
         dataset = load_dataset(self._scenario.data.dataset)
         held = assign_samples(self._scenario, dataset.y_train).indices
         return dataset, [held[device] for device in devices]
@@ -106,7 +108,7 @@ def pilot_data(scenario: Scenario, data: str, counts: IntArray) -> PilotData:
         return Private(scenario, counts)
     own = load_dataset(scenario.data.dataset)
     if data == "public":
-        return Public(scenario, counts, own.x_test, own.y_test)
+        return Public(scenario, counts, data, own.x_test, own.y_test)
     return _public_from(data, scenario, counts, own)
 
 
@@ -124,7 +126,7 @@ def _public_from(data: str, scenario: Scenario, counts: IntArray, own: Dataset) 
     if kinds[0] != kinds[1]:
         told = [f"{kind} of shape {shape}" for shape, kind in kinds]
         raise InputError("--data", data, f"its samples are {told[0]}, the scenario's {told[1]}")
-    return Public(scenario, counts, given.x_train, given.y_train)
+    return Public(scenario, counts, data, given.x_train, given.y_train)
 
 
 def _dataset(samples: NDArray[np.generic], labels: IntArray) -> Dataset:

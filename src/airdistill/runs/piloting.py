@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Context
 from functools import cached_property
 from statistics import median
@@ -195,7 +195,8 @@ class _Repeat:
         seed = int(stream(scenario.seed, "pilot", number).integers(2**63))
         self._scenario = changed(scenario, {"seed": seed})
         models, num_classes = [scenario.model_names[device] for device in chosen], counts.shape[1]
-        self._fleet = LearningFleet.of(dataset, indices, models, seed, options.engine(), num_classes=num_classes)
+        engine = replace(options.engine(), stacked=False)  # devices are measured one by one
+        self._fleet = LearningFleet.of(dataset, indices, models, seed, engine, num_classes=num_classes)
         self._counts = np.stack([np.bincount(dataset.y_train[held], minlength=num_classes) for held in indices])
         self._watches = [
             Watch(learner, scenario.learning.distill_weight, stream(seed, "pilot-slopes", 0, device))
