@@ -78,7 +78,7 @@ def test_scenarios_are_listed(run):
 
 def test_version_and_help(run):
     assert run("--version")[1].strip() == __version__
-    for command in ([], ["plan"], ["scenarios"], ["scenarios", "show"]):
+    for command in ([], ["plan"], ["pilot"], ["scenarios"], ["scenarios", "show"]):
         code, out, _ = run(*command, "--help")
         assert code == 0
         assert "Usage" in out
@@ -187,6 +187,53 @@ def small_file(tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(tomli_w.dumps(small_scenario(tmp_path).model_dump(mode="json", exclude_none=True)))
     return path
+
+
+def test_a_pilot_writes_a_scenario_that_can_be_planned(run, small_file, tmp_path):
+    small, out = ["--rounds", 1, "--repeats", 1], tmp_path / "measured.toml"
+    code, shown, err = run("pilot", small_file, *small, "--data", "private", "--out", out)
+    assert (code, err) == (0, "")
+    for words in ("Pilot of quick", "L1", "f_max", "T*", "as declared", "not private", f"Scenario: {out}"):
+        assert words in " ".join(shown.split()), words
+    assert max(map(len, shown.splitlines()[:-1])) <= 80  # but for the path at the end
+    made = json.loads(run("plan", out, "--json")[1])
+    assert made["scenario"]["constants"]["source"] == "private"
+    assert any("pilot was not private" in warning for warning in made["warnings"])
+    code, _, err = run("pilot", small_file, "--out", out)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "exists already" in err
+    _, shown, _ = run("pilot", small_file, *small, "--data", "private", "--json")
+    told = json.loads(shown)
+    assert told["scenario"]["constants"] == made["scenario"]["constants"]
+    assert told["written"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "nowhere.npz"], "--data"),
+        (["--devices", 4], "--devices"),
+        (["--rounds", 0], "--rounds"),
+        (["--out", "no/folder/measured.toml"], "--out"),
+        (["--set", "constants.source=guessed"], "constants.source"),
+    ],
+)
+def test_a_pilot_refuses_bad_input_in_one_line(run, small_file, arguments, words):
+    code, out, err = run("pilot", small_file, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_a_pilot_that_is_stopped_leaves_nothing(run, small_file, tmp_path, monkeypatch):
+    from airdistill.runs import piloting
+
+    def stop(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(piloting, "check_finite", stop)
+    code, out, err = run("pilot", small_file, "--out", tmp_path / "measured.toml")
+    assert (code, out, err) == (130, "", "stopped; nothing was written\n")
+    assert not list(tmp_path.glob("*measured*"))
 
 
 def test_run_trains_and_says_where_the_record_lies(run, small_file, tmp_path):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airdistill.errors import AirDistillError
     from airdistill.privacy.certificate import Certificate
     from airdistill.privacy.ledger import BudgetExceeded
-    from airdistill.runs import ComparisonRecord, RunRecord, certify, compare, resume, run
+    from airdistill.runs import ComparisonRecord, PilotRecord, RunRecord, certify, compare, pilot, resume, run
     from airdistill.scenario import Scenario, load
 
 __all__ = [
@@ -27,12 +27,14 @@ __all__ = [
     "BudgetExceeded",
     "Certificate",
     "ComparisonRecord",
+    "PilotRecord",
     "Plan",
     "RunRecord",
     "Scenario",
     "certify",
     "compare",
     "load",
+    "pilot",
     "plan",
     "resume",
     "run",
@@ -44,12 +46,14 @@ _HOMES = {
     "BudgetExceeded": "airdistill.privacy.ledger",
     "Certificate": "airdistill.privacy.certificate",
     "ComparisonRecord": "airdistill.runs.comparison",
+    "PilotRecord": "airdistill.runs.piloting",
     "Plan": "airdistill.codesign.plan",
     "RunRecord": "airdistill.runs.record",
     "Scenario": "airdistill.scenario",
     "certify": "airdistill.runs.accounts",
     "compare": "airdistill.runs.comparison",
     "load": "airdistill.scenario",
+    "pilot": "airdistill.runs.piloting",
     "plan": "airdistill.codesign.plan",
     "resume": "airdistill.runs.runner",
     "run": "airdistill.runs.runner",

@@ -206,6 +206,8 @@ def test_rounds_follow_the_rule_asked_for():
         ("paper", ["privacy.epsilon=1"], "limit of 2000 rounds"),
         ("quick", ["radio.fading=real_gaussian"], "of rounds carry"),
         ("paper", ["privacy.sensitivity=trajectory"], "only under its assumptions"),
+        ("quick", ["constants.source=private"], "pilot was not private"),
+        ("quick", ["constants.source=public", "privacy.sensitivity=trajectory"], "only the largest that it saw"),
     ],
 )
 def test_what_a_reader_must_not_miss_is_said(base, changes, words):
@@ -225,6 +227,21 @@ def test_a_noiseless_world_and_a_dead_channel_can_be_planned():
     dead = ad.plan(ad.load("quick", ["fleet.devices=2", "radio.gains=[[0, 0], [1e-6, 0]]"]))
     assert dead.to_dict()["effective_noise"] is None
     assert any("cannot be received at all" in warning for warning in dead.warnings)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("declared", "taken to be public"),
+        ("synthetic", "synthetic data"),
+        ("public", "declared public"),
+        ("private", "not covered by the guarantee"),
+    ],
+)
+def test_a_plan_says_where_its_constants_come_from(source, words):
+    plan = ad.plan(ad.load("quick", [f"constants.source={source}"]))
+    assert sum(words in line for line in plan.assumptions) == 1
+    assert any("pilot" in warning for warning in plan.warnings) == (source == "private")
 
 
 def test_a_plan_says_what_it_assumes(plans):

@@ -91,6 +91,28 @@ def test_what_can_turn_out_false_is_named_in_the_verdict(changes, named):
     assert declared == ["public counts and batch order", "public pilot"]
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("declared", "taken to be public"), ("synthetic", "synthetic data"), ("public", "declared public")],
+)
+def test_a_pilot_without_private_data_is_part_of_the_promise(source, words):
+    constants = TERMS["constants"] | {"source": source}
+    terms = {"trust": "own_noise", "noise": "secure", "terms": TERMS | {"constants": constants}}
+    certificate = certified(1e4, **terms)
+    assert certificate.verdict == "holds"
+    assert words in next(each.sentence for each in certificate.assumptions if each.name == "public pilot")
+
+
+def test_a_pilot_on_private_data_never_plainly_holds():
+    constants = TERMS["constants"] | {"source": "private"}
+    terms = {"trust": "own_noise", "noise": "secure", "terms": TERMS | {"constants": constants}}
+    certificate = certified(1e4, **terms)
+    assert certificate.verdict_in_words == "holds under assumptions (harmless pilot)"
+    assert any("pilot was not private" in reason for reason in certificate.reasons)
+    assert any("not covered by the guarantee" in each.sentence for each in certificate.assumptions)
+    assert not any("pilot" in reason for reason in certified(1e4, trust="own_noise", noise="secure").reasons)
+
+
 @pytest.mark.parametrize("model", ["paper", "class_mean"])
 @pytest.mark.parametrize("trust", TRUST_MODELS)
 def test_paper_and_class_mean_never_plainly_hold(model, trust):

@@ -3,11 +3,11 @@
 Imports stand inside the commands, so that `--help` answers at once.
 """
 
-from airdistill.cli import comparing, planning, running, trusting  # noqa: F401 - registers the commands
+from airdistill.cli import comparing, piloting, planning, running, trusting  # noqa: F401 - registers the commands
 from airdistill.cli.app import app, main
 
 # `--help` lists them in the order in which a newcomer needs them, not in that of the imports.
-_ORDER = ("plan", "run", "resume", "compare", "reproduce", "certify", "audit", "report", "schemes", "bench")
+_ORDER = ("plan", "pilot", "run", "resume", "compare", "reproduce", "certify", "audit", "report", "schemes", "bench")
 app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))
 
 __all__ = ["app", "main"]

@@ -14,6 +14,7 @@ from airdistill.codesign.rounds import RoundsChoice
 from airdistill.codesign.uplink import Uplink
 from airdistill.privacy.promises import (
     NOISE,
+    PILOT,
     PUBLIC,
     RELABEL,
     SAMPLING,
@@ -38,7 +39,8 @@ def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
     if scenario.fleet.sampling != "none":
         lines.append(SAMPLING)
     error = ChannelError.of(scenario)
-    lines += [PUBLIC, channels_in_words(error.limit, privacy.trust), NOISE[privacy.noise]]
+    lines += [PUBLIC, PILOT[scenario.constants.source]]
+    lines += [channels_in_words(error.limit, privacy.trust), NOISE[privacy.noise]]
     if scenario.learning.local_epochs > 0 and not gradient:
         lines.append("The gap bounds one full-batch step a round; with local epochs it is a proxy.")
     return tuple(lines)
@@ -55,6 +57,7 @@ def warnings_of(
     """What a reader of the plan must not miss."""
     return (
         *_about_privacy(scenario, fleet, uplink, epsilon_by_model),
+        *_about_pilot(scenario, uplink),
         *_about_payload(fleet, uplink, forecast),
         *_about_channel(scenario, forecast),
         *_about_rounds(scenario, rounds),
@@ -95,6 +98,20 @@ def _about_privacy(
             yield "The receiver is noiseless, and the paper's transceiver adds no noise: it can send nothing privately."
         else:
             yield "The receiver is noiseless, so that none of its noise can be counted: planned as fleet_noise."
+
+
+def _about_pilot(scenario: Scenario, uplink: Uplink) -> Iterator[str]:
+    source = scenario.constants.source
+    if source == "private":
+        yield (
+            "The pilot was not private: it measured the learning constants on the devices' own data, and no noise of "
+            "this plan hides what they and the number of rounds tell of it. Pilot on synthetic or public data."
+        )
+    if source != "declared" and scenario.privacy.sensitivity == "trajectory" and uplink.payload == "knowledge":
+        yield (
+            'Sensitivity "trajectory" needs bounds, and a pilot\'s L1, L2 and S are only the largest that it saw: '
+            "declare larger ones that are known to hold."
+        )
 
 
 def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from airdistill.codesign.uplinks import Choices, uplink_for
 from airdistill.privacy.forecast import epsilon_of_shift
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import epsilon_of_mu
+from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 
 NUM_DRAWS = 200
@@ -196,6 +198,17 @@ def _gap(objective: GapObjective, num_rounds: int, forecast: RoundForecast, flee
     if objective.receiver is not None or objective.squared_bias.any():
         return objective.gap(num_rounds)
     return objective.gap_at(num_rounds, forecast.effective_noise * fleet.num_devices)
+
+
+def rounds_with(scenario: Scenario, choices: Iterable[Mapping[str, float]]) -> list[RoundsChoice]:
+    """The rounds of knowledge for each choice of constants, by their names in a scenario; fleet and channels stay."""
+    fleet, channels = realise_fleet(scenario), planning_draws(scenario)
+    found = []
+    for constants in choices:
+        varied = changed(scenario, {"constants": constants})
+        objective = gap_objective(varied, choose_uplink(varied, fleet, "knowledge", None, channels), channels)
+        found.append(_choose_rounds(varied, objective))
+    return found
 
 
 def _choose_rounds(scenario: Scenario, objective: GapObjective) -> RoundsChoice:

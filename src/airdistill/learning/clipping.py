@@ -8,7 +8,7 @@ parameters take a general way: torch.func's vmap over a few samples at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from airdistill.errors import AirDistillError
 
 _HELD_NUMBERS = 1 << 24  # of per-sample gradients at once on the general way
+LossesOf = Callable[[Tensor, Tensor], Tensor]  # from logits [sample, class] and labels [sample], each sample's own
 
 
 @dataclass(frozen=True)
@@ -37,27 +38,22 @@ def clipped_sum(model: nn.Module, samples: Tensor, labels: Tensor, clip_norm: fl
 
     Each sample's gradient is shortened to `clip_norm` at most. Nothing is fetched from a GPU.
     """
-    taps = _taps(model)
-    if taps is None:
+    traced = _traced(model, samples.flatten(0, 1), labels.flatten(), _cross_entropies)
+    if traced is None:
         return _in_general(model, samples, labels, clip_norm)
-    called: list[_Call] = []
-    hooks = [layer.register_forward_hook(_note(called, rule)) for layer, rule in taps]
-    try:
-        losses = cross_entropy(model(samples.flatten(0, 1)), labels.flatten(), reduction="none")
-    finally:
-        for hook in hooks:
-            hook.remove()
-    # A layer used twice or not at all, or overwritten in place, has a gradient that is no longer one product.
-    if len(called) != len(taps) or not all(call.stands() for call in called):
-        return _in_general(model, samples, labels, clip_norm)
-    slopes = torch.autograd.grad(losses.sum(), [call.output for call in called])
     with torch.no_grad():
-        parts = [call.rule(call.layer, call.input, slope) for call, slope in zip(called, slopes, strict=True)]
-        norm = torch.stack([part.squared_norm for part in parts]).sum(dim=0).sqrt()
-        factor = _clip_factor(norm, clip_norm).view_as(labels)
-        sums = {id(parameter): total for part in parts for parameter, total in part.weighted_sums(factor)}
+        factor = _clip_factor(traced.norms(), clip_norm).view_as(labels)
+        sums = {id(parameter): total for part in traced.parts for parameter, total in part.weighted_sums(factor)}
         gradient = torch.cat([sums[id(parameter)].flatten(1) for parameter in trainable(model)], dim=1)
-        return ClippedSum(gradient, losses.detach().view_as(labels).sum(dim=1))
+        return ClippedSum(gradient, traced.losses.view_as(labels).sum(dim=1))
+
+
+def gradient_norms(model: nn.Module, samples: Tensor, labels: Tensor, losses_of: LossesOf) -> Tensor:
+    """The norm of every sample's own gradient, `[sample]`."""
+    traced = _traced(model, samples, labels, losses_of)
+    if traced is not None:
+        return traced.norms()
+    return torch.cat([flat.norm(dim=1) for flat, _ in _one_by_one(model, samples, labels, losses_of)])
 
 
 @torch.no_grad()
@@ -76,6 +72,10 @@ def check_samples_apart(model: nn.Module, samples: Tensor) -> None:
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits, labels, reduction="none")
 
 
 def _clip_factor(norm: Tensor, clip_norm: float) -> Tensor:
@@ -106,6 +106,38 @@ class _Call:
         """Whether input and output are still what they were, and of a form that the rule knows."""
         plain = type(self.layer) is not nn.Linear or self.input.ndim == 2
         return plain and self.versions == (self.input._version, self.output._version)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """One forward and one backward pass: every layer's per-sample gradients, and the losses `[sample]`."""
+
+    parts: list[_Part]
+    losses: Tensor
+
+    def norms(self) -> Tensor:
+        return torch.stack([part.squared_norm for part in self.parts]).sum(dim=0).sqrt()
+
+
+def _traced(model: nn.Module, samples: Tensor, labels: Tensor, losses_of: LossesOf) -> _Traced | None:
+    """None for a model that the rules do not cover."""
+    taps = _taps(model)
+    if taps is None:
+        return None
+    called: list[_Call] = []
+    hooks = [layer.register_forward_hook(_note(called, rule)) for layer, rule in taps]
+    try:
+        losses = losses_of(model(samples), labels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    # A layer used twice or not at all, or overwritten in place, has a gradient that is no longer one product.
+    if len(called) != len(taps) or not all(call.stands() for call in called):
+        return None
+    slopes = torch.autograd.grad(losses.sum(), [call.output for call in called])
+    with torch.no_grad():
+        parts = [call.rule(call.layer, call.input, slope) for call, slope in zip(called, slopes, strict=True)]
+    return _Traced(parts, losses.detach())
 
 
 def _note(called: list[_Call], rule: _Rule) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -190,21 +222,27 @@ def _patches(layer: nn.Conv2d, given: Tensor) -> Tensor:
 
 
 def _in_general(model: nn.Module, samples: Tensor, labels: Tensor, clip_norm: float) -> ClippedSum:
-    """Any layers: per-sample gradients by vmap, group by group, as many at a time as memory should hold."""
-    moving = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-    def loss_of_one(parameters: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(model, parameters, (sample[None],))
-        return cross_entropy(logits, label[None])
-
-    one_by_one = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-    size = sum(tensor.numel() for tensor in moving.values())
-    step = max(1, _HELD_NUMBERS // size)
+    """Any layers, group by group."""
+    size = sum(parameter.numel() for parameter in trainable(model))
     gradient, loss = samples.new_zeros(len(samples), size), samples.new_zeros(len(samples))
     for group in range(len(samples)):
-        for some, some_labels in zip(torch.split(samples[group], step), torch.split(labels[group], step), strict=True):
-            gradients, losses = one_by_one(moving, some, some_labels)
-            flat = torch.cat([gradients[name].flatten(1) for name in moving], dim=1)
+        for flat, losses in _one_by_one(model, samples[group], labels[group], _cross_entropies):
             gradient[group] += _clip_factor(flat.norm(dim=1), clip_norm) @ flat
             loss[group] += losses.sum()
     return ClippedSum(gradient, loss)
+
+
+def _one_by_one(
+    model: nn.Module, samples: Tensor, labels: Tensor, losses_of: LossesOf
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Per-sample gradients `[sample, parameter]` and losses `[sample]` by vmap, as many as memory should hold."""
+    moving = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    def loss_of_one(parameters: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
+        return losses_of(functional_call(model, parameters, (sample[None],)), label[None]).squeeze(0)
+
+    at_once = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+    step = max(1, _HELD_NUMBERS // sum(tensor.numel() for tensor in moving.values()))
+    for some, some_labels in zip(torch.split(samples, step), torch.split(labels, step), strict=True):
+        gradients, losses = at_once(moving, some, some_labels)
+        yield torch.cat([gradients[name].flatten(1) for name in moving], dim=1), losses

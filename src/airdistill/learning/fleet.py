@@ -79,19 +79,21 @@ class LearningFleet:
         seed: int,
         engine: Engine,
         one_model: bool = False,
+        num_classes: int | None = None,
     ) -> LearningFleet:
         """Every device with its samples and its own initial weights, from the stream (model-weights, 0, device).
 
-        With `one_model` all start from the weights of device 0.
+        With `one_model` all start from the weights of device 0. Models have an output for each of `num_classes`, by
+        default those of the dataset.
         """
-        shape = input_shape(dataset.x_train)
+        shape, num_classes = input_shape(dataset.x_train), num_classes or dataset.num_classes
         samples = to_tensor(dataset.x_train, engine.dtype, engine.device)
         learners = []
         for device, held in enumerate(indices):
             rng = stream(seed, "model-weights", 0, 0 if one_model else device)
-            model = build_model(models[device], shape, dataset.num_classes, rng, engine.dtype).to(engine.device)
+            model = build_model(models[device], shape, num_classes, rng, engine.dtype).to(engine.device)
             own = samples[torch.from_numpy(held).to(engine.device)]
-            learners.append(Learner(model, own, dataset.y_train[held], dataset.num_classes, engine.chunk_samples))
+            learners.append(Learner(model, own, dataset.y_train[held], num_classes, engine.chunk_samples))
         if any(draws_at_random(learner.model) for learner in learners):
             # PyTorch's generator is one for all threads: only one thread draws from it in the same order each time.
             engine = replace(engine, workers=1)

@@ -33,6 +33,13 @@ class Target:
         return cls(torch.from_numpy(rows).to(device, dtype), torch.from_numpy(known).to(device, dtype))
 
 
+def distillations(logits: Tensor, labels: Tensor, target: Target) -> Tensor:
+    """‖G(u) − r̂‖² of eq. (1) for each sample, `[sample]`; zero in a class that nothing was received of."""
+    predictions = log_softmax(logits, dim=1).exp()
+    squared = ((predictions - target.rows[labels]) ** 2).sum(dim=1)
+    return squared * target.known[labels]
+
+
 @dataclass(frozen=True)
 class Losses:
     """The two means of eq. (1) over a device's samples; the distillation term without its weight γ."""
@@ -130,9 +137,7 @@ class Learner:
         if target is None or distill_weight == 0:
             torch.autograd.backward(training)
             return Losses(float(training.detach()), 0.0)
-        predictions = log_softmax(logits, dim=1).exp()
-        squared = ((predictions - target.rows[labels]) ** 2).sum(dim=1)
-        distillation = share * (squared * target.known[labels]).mean()
+        distillation = share * distillations(logits, labels, target).mean()
         torch.autograd.backward(training + distill_weight * distillation)
         return Losses(float(training.detach()), float(distillation.detach()))
 

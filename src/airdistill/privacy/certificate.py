@@ -21,6 +21,7 @@ from airdistill.privacy.promises import (
     assumptions_behind,
     basis,
     neighbours,
+    pilot_source,
     trust_in_words,
 )
 from airdistill.privacy.release import TRUST_MODELS
@@ -221,6 +222,8 @@ def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str,
         reasons.append("Another run has gone on from this ledger: what it released is not in here.")
     if audit is not None and audit["violations"]:
         reasons += [f"An audit found: {violation}" for violation in audit["violations"]]
+    if any(run.terms["releases"] == "private" and pilot_source(run) == "private" for run in runs):
+        reasons.append("The pilot was not private: the learning constants were measured on the devices' own data.")
     if any(run.noise == "seeded" and run.terms["releases"] == "private" for run in runs):
         reasons.append("The noise of this run is seeded: it is a simulation and protects nobody.")
     return reasons

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from airdistill import DEFAULT_SCHEME, __version__
 from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
@@ -42,7 +40,7 @@ from airdistill.runs.folder import (
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord
 from airdistill.runs.simulation import Simulation
-from airdistill.scenario.loading import with_absolute_paths
+from airdistill.scenario.loading import as_toml, with_absolute_paths
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.registry import load_scheme
@@ -72,8 +70,7 @@ def run(
     folder = new_folder(None if out is None else Path(out), f"{scenario.name}-{chosen.name}")
     with locked(folder), writing(folder):
         simulation.ledger = begin_ledger(folder, simulation.ledger.opening, before)
-        given = adapted.model_dump(mode="json", exclude_none=True)
-        write_whole(folder / SCENARIO, tomli_w.dumps(given).encode())
+        write_whole(folder / SCENARIO, as_toml(adapted).encode())
         write_json(folder / PLAN, simulation.plan.to_dict())
         how = {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()}
         seal(folder, {**how, "inputs": simulation.inputs_digest, "ledger": mark_of(simulation.ledger)})

@@ -60,6 +60,13 @@ def with_absolute_paths(scenario: Scenario) -> Scenario:
     return changed(scenario, changes)
 
 
+def as_toml(scenario: Scenario) -> str:
+    """All of it, to be loaded again from wherever the file comes to lie."""
+    import tomli_w
+
+    return tomli_w.dumps(with_absolute_paths(scenario).model_dump(mode="json", exclude_none=True))
+
+
 def preset_names() -> list[str]:
     folder = resources.files("airdistill") / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))

@@ -195,6 +195,9 @@ class Constants(_Section):
     model_lipschitz: Positive = Field(7.7, description="L2, Lipschitz constant of the model's output")
     grad_norm_bound: Positive = Field(4.0, description="S, bound of the per-sample gradient norm")
     loss_bound: Positive = Field(2.5, description="f_max, bound of the local loss")
+    source: Literal["declared", "synthetic", "public", "private"] = Field(
+        "declared", description="where they come from: declared, or the data of the pilot that measured them"
+    )
 
 
 class Scenario(_Section):

@@ -1,0 +1,134 @@
+"""What the devices of a pilot learn from: made-up samples, public ones, or the fleet's own.
+
+Whatever it is, a pilot's device holds as many samples of each class as the device of the fleet whose place it takes:
+class counts are public.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from airdistill.arrays import IntArray
+from airdistill.data.assignment import assign_samples
+from airdistill.data.datasets import Dataset, load_dataset
+from airdistill.data.synthetic import class_patterns, synthetic_samples
+from airdistill.errors import InputError
+from airdistill.learning.samples import input_shape
+from airdistill.runs.simulation import check_has_data
+from airdistill.scenario.model import Scenario
+from airdistill.streams import stream
+
+Source = Literal["synthetic", "public", "private"]
+
+
+class PilotData(ABC):
+    """Where samples come from; `source` is what a scenario says of constants that were measured on them."""
+
+    source: ClassVar[Source]
+
+    def __init__(self, scenario: Scenario, counts: IntArray) -> None:
+        """`counts` are the fleet's, `[device, class]`."""
+        self._scenario, self._counts = scenario, counts
+
+    @abstractmethod
+    def draw(self, repeat: int, devices: list[int]) -> tuple[Dataset, list[IntArray]]:
+        """Samples, and which of them each of these devices of the fleet holds; others in every repeat."""
+
+    def _rng(self, purpose: str, repeat: int, device: int = 0) -> np.random.Generator:
+        return stream(self._scenario.seed, f"pilot-{purpose}", repeat, device)
+
+
+class Synthetic(PilotData):
+    """From the shape and the kind of number of the scenario's samples, and from nothing else that they say."""
+
+    source = "synthetic"
+
+    def draw(self, repeat: int, devices: list[int]) -> tuple[Dataset, list[IntArray]]:
+        like = load_dataset(self._scenario.data.dataset).x_train
+        num_classes = self._counts.shape[1]
+        patterns = class_patterns(num_classes, like.shape[1:], self._rng("patterns", repeat))
+        labels = [np.repeat(np.arange(num_classes), self._counts[device]) for device in devices]
+        samples = [
+            synthetic_samples(own, patterns, like.dtype, self._rng("samples", repeat, device))
+            for device, own in zip(devices, labels, strict=True)
+        ]
+        ends = np.cumsum([len(own) for own in labels])
+        return _dataset(np.concatenate(samples), np.concatenate(labels)), np.split(np.arange(ends[-1]), ends[:-1])
+
+
+class Public(PilotData):
+    """From a set of samples that was declared public; as many as it has, where that is fewer than a device holds."""
+
+    source = "public"
+
+    def __init__(
+        self, scenario: Scenario, counts: IntArray, name: str, samples: NDArray[np.generic], labels: IntArray
+    ) -> None:
+        super().__init__(scenario, counts)
+        self._pool = _dataset(samples, labels)
+        self._of_class = [np.flatnonzero(labels == klass) for klass in range(counts.shape[1])]
+        for klass, members in enumerate(self._of_class):
+            if len(members) == 0 and counts[:, klass].any():
+                raise InputError("--data", name, f"has no sample of class {klass}, which devices hold")
+
+    def draw(self, repeat: int, devices: list[int]) -> tuple[Dataset, list[IntArray]]:
+        indices = []
+        for device in devices:
+            rng = self._rng("samples", repeat, device)
+            taken = [
+                rng.choice(members, min(int(count), len(members)), replace=False)
+                for members, count in zip(self._of_class, self._counts[device], strict=True)
+            ]
+            indices.append(np.concatenate(taken))
+        return self._pool, indices
+
+
+class Private(PilotData):
+    """The devices' own samples. Nothing hides what is measured on them."""
+
+    source = "private"
+
+    def draw(self, repeat: int, devices: list[int]) -> tuple[Dataset, list[IntArray]]:  # noqa: ARG002 - always the same
+        dataset = load_dataset(self._scenario.data.dataset)
+        held = assign_samples(self._scenario, dataset.y_train).indices
+        return dataset, [held[device] for device in devices]
+
+
+def pilot_data(scenario: Scenario, data: str, counts: IntArray) -> PilotData:
+    """By name: synthetic, public (the test half of the scenario's dataset), private, or a public dataset's path."""
+    if data == "synthetic":
+        return Synthetic(scenario, counts)
+    if data == "private":
+        check_has_data(scenario)
+        return Private(scenario, counts)
+    own = load_dataset(scenario.data.dataset)
+    if data == "public":
+        return Public(scenario, counts, data, own.x_test, own.y_test)
+    return _public_from(data, scenario, counts, own)
+
+
+def _public_from(data: str, scenario: Scenario, counts: IntArray, own: Dataset) -> Public:
+    if data != "mnist" and not Path(data).exists():
+        rule = "must be synthetic, public, private, an existing folder of IDX files or an .npz file"
+        raise InputError("--data", data, rule)
+    if data == scenario.data.dataset or Path(data).resolve() == Path(scenario.data.dataset).resolve():
+        rule = "its training half is the devices' own: say private, or public for its test half"
+        raise InputError("--data", data, rule)
+    given = load_dataset(data)
+    kinds = [
+        (input_shape(each.x_train), "bytes" if each.x_train.dtype == np.uint8 else "numbers") for each in (given, own)
+    ]
+    if kinds[0] != kinds[1]:
+        told = [f"{kind} of shape {shape}" for shape, kind in kinds]
+        raise InputError("--data", data, f"its samples are {told[0]}, the scenario's {told[1]}")
+    return Public(scenario, counts, data, given.x_train, given.y_train)
+
+
+def _dataset(samples: NDArray[np.generic], labels: IntArray) -> Dataset:
+    """A pilot tests nothing: there is no test half."""
+    return Dataset("pilot", samples, labels, samples[:0], labels[:0])
