@@ -114,6 +114,7 @@ Positive = Annotated[float, BeforeValidator(_positive(_in_reach(_number)))]
 NotNegative = Annotated[float, BeforeValidator(_not_negative(_in_reach(_number)))]
 Power = Annotated[float, BeforeValidator(_not_negative(_in_reach(watts)))]
 Frequency = Annotated[float, BeforeValidator(_positive(_in_reach(hertz)))]
+Length = Annotated[float, BeforeValidator(_positive(_in_reach(metres)))]
 Time = Annotated[float, BeforeValidator(_positive(_in_reach(seconds)))]
 Rounds = Annotated[Literal["optimal", "paper"] | int, PlainValidator(_rounds)]
 
