@@ -1,4 +1,4 @@
-"""Where a round's channel comes from: a model of fading, fixed gains, or a recorded trace.
+"""Where a round's channel comes from: a model of fading, 3GPP's channels, fixed gains, or a recorded trace.
 
 Every source answers two questions: which gains has round t, and which rounds shall the planner think of?
 """
@@ -13,8 +13,10 @@ import numpy as np
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.fading import draw_fading
 from airdistill.channel.path_loss import path_gain
+from airdistill.channel.threegpp import threegpp_channel
 from airdistill.channel.trace import load_trace
 from airdistill.scenario.model import Scenario
+from airdistill.scenario.threegpp import is_threegpp
 from airdistill.streams import stream
 
 
@@ -73,5 +75,7 @@ def channel_source(scenario: Scenario) -> ChannelSource:
     if radio.gains is not None:
         return RecordedChannel(np.array([[complex(re, im) for re, im in radio.gains]]))
     distance_m = radio.distance.draw(scenario.num_devices, stream(scenario.seed, "radio.distance"))
+    if is_threegpp(radio.fading):
+        return threegpp_channel(scenario, distance_m)
     gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent)
     return FadingChannel(scenario.seed, gain, radio.fading, radio.rician_k_db)

@@ -25,6 +25,7 @@ from airdistill.privacy.promises import (
 )
 from airdistill.privacy.targets import target_mu
 from airdistill.scenario.model import Scenario
+from airdistill.scenario.threegpp import CELLS
 
 
 def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
@@ -35,6 +36,11 @@ def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
         lines.append(RELABEL)
     if scenario.radio.trace is not None:
         lines.append("Channels repeat the recorded trace, from its first round again after its last.")
+    elif scenario.radio.gains is None and scenario.radio.fading in CELLS:
+        lines.append(
+            f"Channels are 3GPP TR 38.901 {CELLS[scenario.radio.fading].name}, outdoors and at the carrier, with "
+            "its own path loss and shadowing; radio.path_loss_exponent is not used."
+        )
     lines.append(trust_in_words(privacy.trust, uplink.kind))
     if scenario.fleet.sampling != "none":
         lines.append(SAMPLING)

@@ -25,6 +25,7 @@ from airdistill.scenario.fields import (
     DeltaPerDevice,
     EpsilonPerDevice,
     Frequency,
+    Length,
     MetresPerDevice,
     NotNegative,
     Number,
@@ -37,6 +38,7 @@ from airdistill.scenario.fields import (
     WattsPerDevice,
 )
 from airdistill.scenario.per_device import PerDevice
+from airdistill.scenario.threegpp import check_threegpp
 
 MOST_DEVICES = 10**7
 NAME_PATTERN = r"^\w[\w.-]{0,99}$"
@@ -106,12 +108,31 @@ class Radio(_Section):
     )
     carrier: Frequency = Field(915e6, description="carrier frequency, Hz")
     distance: MetresPerDevice = Field(PerDevice("range", (100.0, 500.0)), description="from device to server, m")
-    path_loss_exponent: NotNegative = Field(3.0, le=10, description="of the path loss, which is a power gain")
-    fading: Literal["rayleigh", "rician", "real_gaussian", "none"] = Field(
-        "rayleigh", description="small-scale fading, new in every round"
+    path_loss_exponent: NotNegative = Field(
+        3.0,
+        le=10,
+        description="of the path loss, which is a power gain; umi, uma and rma have one of their own",
     )
+    fading: Literal[
+        "rayleigh", "rician", "real_gaussian", "none",
+        "umi", "uma", "rma", "tdl-a", "tdl-b", "tdl-c", "tdl-d", "tdl-e",
+    ] = Field(
+        "rayleigh",
+        description="small-scale fading, new in every round; umi, uma, rma: cells of 3GPP TR 38.901, with path loss, "
+        "line of sight and shadowing, drawn once; tdl-a to tdl-e: its tapped delay lines",
+    )  # fmt: skip
     rician_k_db: Number = Field(
         6.0, ge=-100, le=100, description="rician: power of the direct path over the scattered, dB"
+    )
+    server_height: Length | None = Field(
+        None, description="umi, uma, rma: of the server's antenna, m; by default 10, 25 and 35"
+    )
+    device_height: Length = Field(1.5, description="umi, uma, rma: of a device's antenna, m; distance is on the ground")
+    line_of_sight: Literal["drawn", "always", "never"] = Field(
+        "drawn", description="umi, uma, rma: whether a device sees the server; drawn: the nearer, the likelier"
+    )
+    delay_spread: Time = Field(
+        100e-9, description="tdl-a to tdl-e: rms delay spread, s; at most a tenth of a slot, which is one tone then"
     )
     gains: tuple[tuple[Number, Number], ...] | None = Field(
         None, description="complex gain [re, im] of every device, for good; stands for distance and fading"
@@ -238,6 +259,7 @@ class Scenario(_Section):
         self._check_paper_transceiver()
         self._check_noise()
         self._check_csi_error()
+        check_threegpp(self.radio, self.num_devices)
         return self
 
     def _check_noise(self) -> None:
