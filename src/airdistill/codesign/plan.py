@@ -17,7 +17,7 @@ from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, realise_
 from airdistill.codesign.forecast import RoundForecast, forecast_round
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.rounds import GapObjective, RoundsChoice
-from airdistill.codesign.tracking import ProjectedError, ReceiverError, TrackingError
+from airdistill.codesign.tracking import Parts, ProjectedError, ReceiverError, TrackingError
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.codesign.truncation import best_truncation, typical_floor
 from airdistill.codesign.uplink import Uplink
@@ -187,7 +187,7 @@ def gap_objective(
     name = receiver or learning.receiver
     errors: dict[str, ReceiverError] = {
         "projected": ProjectedError(),
-        "tracking": TrackingError(learning.knowledge_drift),
+        "tracking": TrackingError(Parts.for_drift(learning.knowledge_drift)),
     }
     error = errors.get(name) if uplink.payload == "knowledge" else None
     return GapObjective.over(uplink, channels, constants, scenario.radio.outage, error)

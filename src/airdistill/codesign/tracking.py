@@ -7,6 +7,7 @@ For a receiver with a bias, and with E_{i,t} = Σ_k (B_i^k/B_i) E‖r̂^k − q^
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +15,34 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.privacy.sensitivity import SIMPLEX_DIAMETER
 
-INITIAL_VARIANCE = 0.1  # per entry, of a guess of 1/K: a one-hot vector of ten classes is 0.09 away
 LARGEST_SQUARED_ERROR = SIMPLEX_DIAMETER**2  # between two points of the simplex
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a filter first thinks of a part of the knowledge: variances of a coordinate, at the start and by a round."""
+
+    initial_variance: float
+    drift: float
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Knowledge as the tracking receiver sees it: q^k = 1/K + (c + d_k) a_k + w_k, with a_k from 1/K towards class k.
+
+    c, how sure the fleet is, is common to all classes and moves most; all of them tell of it. d_k is what class k is
+    surer by, and w_k, of K − 2 dimensions, what it is taken for instead. (Entries sum to one, so that nothing is left
+    along that direction.) One filter for all would have to follow c, and could not average the rest for so long.
+    """
+
+    common: Part
+    own: Part
+    rest: Part
+
+    @classmethod
+    def for_drift(cls, drift: float) -> Parts:
+        """From a variance per entry. In training the parts move by about 100 : 10 : 1 (docs/results.md)."""
+        return cls(Part(0.1, 3 * drift), Part(0.01, 0.3 * drift), Part(0.003, 0.03 * drift))
 
 
 def filter_gain(variance: FloatArray, noise_var: FloatArray) -> FloatArray:
@@ -27,10 +54,25 @@ def filter_gain(variance: FloatArray, noise_var: FloatArray) -> FloatArray:
 
 
 def filter_step(variance: FloatArray, noise_var: FloatArray, drift: float) -> tuple[FloatArray, FloatArray]:
-    """One round of the scalar Riccati recursion: the gain, and the variance per entry after it."""
+    """One round of the scalar Riccati recursion: the gain, and the variance of a coordinate after it."""
     before = variance + drift
     gain = filter_gain(before, noise_var)
     return gain, np.asarray((1 - gain) * before)
+
+
+def noise_of_parts(noise_var: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """From v `[..., class]`: of the weighted mean by which c is seen, `[..., 1]`, and of how classes differ from it.
+
+    With weights 1/v the mean has variance V = 1/Σ_k(1/v_k), and a class's own difference v_k − V; a class that is heard
+    alone differs from nothing.
+    """
+    information = np.divide(1.0, noise_var, out=np.full(noise_var.shape, np.inf), where=noise_var > 0)
+    total = information.sum(axis=-1, keepdims=True)
+    common = np.divide(1.0, total, out=np.full(total.shape, np.inf), where=total > 0)
+    several = np.isfinite(noise_var).sum(axis=-1, keepdims=True) > 1
+    heard = np.isfinite(noise_var)
+    differs = np.where(heard, np.where(heard, noise_var, 0.0) - np.where(np.isfinite(common), common, 0.0), np.inf)
+    return common, np.where(several, np.maximum(differs, 0.0), np.inf)
 
 
 class ReceiverError(Protocol):
@@ -70,10 +112,10 @@ class ProjectedError:
 
 
 class TrackingError:
-    """The filter's error from its Riccati recursion, before projection, for a drift that stays as it is given."""
+    """The filters' error from their Riccati recursions, before projection, for drifts that stay as they are given."""
 
-    def __init__(self, drift: float) -> None:
-        self.drift = drift
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
 
     def weighted_sums(
         self, noise_vars: Sequence[FloatArray], squared_bias: FloatArray, num_rounds: Sequence[int], length: int
@@ -93,14 +135,23 @@ class TrackingError:
         importance: Callable[[float], float],
     ) -> FloatArray:
         """All T at once, round by round: each round is a few operations on `[candidate, class]`."""
-        noise, limits = np.stack(noise_vars), np.asarray(num_rounds)[:, None]
-        num_draws = noise.shape[1]
-        variance = np.full((len(noise), noise.shape[2]), INITIAL_VARIANCE)
-        sums = np.zeros_like(variance)
+        rest_noise, limits = np.stack(noise_vars), np.asarray(num_rounds)[:, None]
+        common_noise, own_noise = noise_of_parts(rest_noise)
+        parts, shape = self.parts, (len(limits), rest_noise.shape[2])
+        common = np.full((len(limits), 1), parts.common.initial_variance)
+        own, rest = np.full(shape, parts.own.initial_variance), np.full(shape, parts.rest.initial_variance)
+        sums = np.zeros(shape)
         for t in range(1, int(limits.max()) + 1):
-            draw = (t - 1) % num_draws
-            _, variance = filter_step(variance, noise[:, draw], self.drift)
+            draw = (t - 1) % rest_noise.shape[1]
+            _, common = filter_step(common, common_noise[:, draw], parts.common.drift)
+            _, own = filter_step(own, own_noise[:, draw], parts.own.drift)
+            _, rest = filter_step(rest, rest_noise[:, draw], parts.rest.drift)
             # Bias and noise are apart: a filter's weights sum to one at most, so that it averages squared biases.
-            error = np.minimum(length * variance + squared_bias[draw], LARGEST_SQUARED_ERROR)
-            sums += np.where(t <= limits, importance(t) * error, 0.0)
+            error = squared_error(common, own, rest, length) + squared_bias[draw]
+            sums += np.where(t <= limits, importance(t) * np.minimum(error, LARGEST_SQUARED_ERROR), 0.0)
         return sums
+
+
+def squared_error(common: FloatArray, own: FloatArray, rest: FloatArray, length: int) -> FloatArray:
+    """Of a class's whole vector of K entries, from the variance of a coordinate of each part, `[..., class]`."""
+    return np.asarray(common + own + max(length - 2, 0) * rest)

@@ -181,7 +181,7 @@ def receiver_of(plan: Plan) -> Receiver | None:
     learning, uplink = plan.scenario.learning, plan.uplink
     if uplink.payload != "knowledge":
         return None
-    return make_receiver(learning.receiver, uplink.num_rows, uplink.vector_length, learning.knowledge_drift)
+    return make_receiver(learning.receiver, uplink.num_rows, learning.knowledge_drift)
 
 
 def _about_silence(heard: Heard) -> dict[str, Any]:
