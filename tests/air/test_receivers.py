@@ -96,7 +96,7 @@ def test_the_drift_is_learned_from_quiet_innovations_and_kept_where_noise_hides_
     assert rest == pytest.approx(drift_of(path), rel=0.25)
     assert own == pytest.approx(drift_of(path), rel=0.5)
     assert common == pytest.approx(drift_of(path) / K, rel=0.8)
-    assert loud.drifts == pytest.approx((3e-3, 3e-4, 3e-5), rel=0.05)
+    assert loud.drifts == pytest.approx((1e-3, 1e-4, 1e-5), rel=0.05)
 
 
 @given(st.integers(0, 2**32))
@@ -124,7 +124,7 @@ def dense_filter(path, noise_var, receiver, rng):
         # The mean of K coordinates has their variance over K; a difference from that mean lacks a share of 1/K.
         return K * of_common * common + of_own / (1 - 1 / K) * own + of_rest * rest
 
-    mean, spread = np.full(K * K, 1 / K), covariance(0.1, 0.01, 0.003)
+    mean, spread = np.full(K * K, 1 / K), covariance(0.1, 0.003, 0.001)
     for truth in path:
         received = truth + np.sqrt(noise_var) * rng.standard_normal(truth.shape)
         estimate = receiver.estimate(received, np.full(K, noise_var))

@@ -205,7 +205,7 @@ class Learning(_Section):
         description="how the server estimates the knowledge: as received, on the simplex, or filtered over rounds",
     )
     knowledge_drift: Positive = Field(
-        1e-3, description="tracking: variance per entry by which knowledge is first thought to move in a round"
+        1e-3, description="tracking: variance by which what classes have in common is first thought to move in a round"
     )
 
 
