@@ -41,7 +41,7 @@ class Parts:
 
     @classmethod
     def for_drift(cls, drift: float) -> Parts:
-        """From the common part's. The first variances and the ratio 100 : 10 : 1 are about those of MNIST in training."""
+        """From the common part's. First variances and the ratio 100 : 10 : 1 are about those of MNIST in training."""
         return cls(Part(0.1, drift), Part(0.003, 0.1 * drift), Part(0.001, 0.01 * drift))
 
 
