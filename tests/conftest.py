@@ -2,6 +2,7 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+from small_worlds import write_few_digits
 
 # Timing decides nothing here: machines that run tests are shared and slow by turns. Where CI is set the examples are
 # the same each time; elsewhere they are new ones, and HYPOTHESIS_EXAMPLES asks for more of them.
@@ -21,3 +22,8 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIRDISTILL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def few_digits(tmp_path_factory):
+    return write_few_digits(tmp_path_factory.mktemp("digits") / "few.npz")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from airdistill.data.datasets import load_dataset
 from airdistill.scenario import load
 
 
@@ -16,6 +17,14 @@ def write_dataset(path, num_classes=3, features=(4,), num_train=60, num_test=30,
 
     (x_train, y_train), (x_test, y_test) = draw(num_train), draw(num_test)
     np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    return path
+
+
+def write_few_digits(path, num_train=1500, num_test=200):
+    """The first digits of MNIST, for what needs images of its kind and not its ten thousand tests after every run."""
+    mnist = load_dataset("mnist")
+    x_test, y_test = mnist.x_test[:num_test], mnist.y_test[:num_test]
+    np.savez(path, x_train=mnist.x_train[:num_train], y_train=mnist.y_train[:num_train], x_test=x_test, y_test=y_test)
     return path
 
 

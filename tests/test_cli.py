@@ -7,25 +7,19 @@ import tomllib
 import numpy as np
 import pytest
 import tomli_w
+from in_process import exit_code
 from small_worlds import small_scenario
 
 from airdistill import __version__
-from airdistill.cli import main
 from airdistill.scenario import load
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(capsys):
     """Runs the command line in this process: exit code, standard output, standard error."""
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["airdistill", *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        else:
-            code = 0
+        code = exit_code(*arguments)
         out, err = capsys.readouterr()
         return code, out, err
 
@@ -315,9 +309,8 @@ def test_an_audit_written_elsewhere_is_noted_where_the_run_lies(run, small_file,
     assert "is the folder of another run" in err
 
 
-def test_a_reader_that_goes_away_is_no_violation(small_file, tmp_path):
-    made = [sys.executable, "-m", "airdistill", "run", small_file, "--out", tmp_path / "one"]
-    subprocess.run(made, check=True, capture_output=True)
+def test_a_reader_that_goes_away_is_no_violation(run, small_file, tmp_path):
+    assert run("run", small_file, "--out", tmp_path / "one")[0] == 0
     command = [sys.executable, "-m", "airdistill", "certify", tmp_path / "one"]
     with (tmp_path / "errors").open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
@@ -391,10 +384,14 @@ def test_a_scheme_of_the_users_own_is_one_file(run, small_file, tmp_path, monkey
         assert words in err
 
 
-def test_the_bench_measures_engines_side_by_side(run):
-    code, out, _ = run("bench", "quick", "--json")
+def test_the_bench_measures_engines_side_by_side(run, tmp_path):
+    path = tmp_path / "few.toml"
+    few = load("quick", ["fleet.devices=2", "data.samples_per_device=60"])
+    path.write_text(tomli_w.dumps(few.model_dump(mode="json", exclude_none=True)))
+    code, out, _ = run("bench", path, "--json")
     measured = json.loads(out)
     assert code == 0
+    assert (measured["devices"], measured["samples"]) == (2, 120)
     for engine in ("naive", "torch"):
         assert measured["engines"][engine]["seconds_per_round"] > 0
         assert measured["engines"][engine]["peak_rss_bytes"] > 1e8

@@ -2,18 +2,28 @@
 
 import importlib
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tomli_w
+from in_process import exit_code, runs_in_this_process
+
+from airdistill.scenario import load
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
 
 # Commands that take long and on whose files nothing later depends: run on the first page that shows them.
 LONG = ("airdistill bench", "airdistill reproduce")
+# Options that make a command's work less, and its path the same.
+LESS = {
+    "audit": ["--candidates=2", "--transcripts=4", "--trials=100", "--shadows=4", "--shadow-devices=2"],
+    "reproduce": ["--quick", "--scenarios=paper"],
+}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -25,20 +35,33 @@ def console_lines(page: Path) -> list[str]:
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
 
 
+@pytest.fixture
+def small_quick(few_digits, tmp_path):
+    """The preset `quick` with fewer devices, samples and tests."""
+    path = tmp_path / "small-quick.toml"
+    scenario = load("quick", ["fleet.devices=4", "data.samples_per_device=60", f"data.dataset={few_digits}"])
+    path.write_text(tomli_w.dumps(scenario.model_dump(mode="json", exclude_none=True)))
+    return str(path)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_airdistill_command_runs_in_order(page, tmp_path):
+def test_every_airdistill_command_runs_in_order(page, tmp_path, small_quick, monkeypatch, capsys):
+    """As printed, but for the size of what is trained; the first run of the README is as printed in that, too."""
+    monkeypatch.chdir(tmp_path)
     earlier = {line for other in PAGES[: PAGES.index(page)] for line in console_lines(other)}
     for line in console_lines(page):
         if not line.startswith("airdistill ") or (line in earlier and line.startswith(LONG)):
             continue
         words, _, target = line.partition(" > ")
-        arguments = shlex.split(words, comments=True)[1:]
-        done = subprocess.run(
-            [sys.executable, "-m", "airdistill", *arguments], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        name, *arguments = shlex.split(words, comments=True)[1:]
+        if name in ("run", "compare", "bench") and "first-run" not in arguments:
+            assert arguments[0] == "quick"
+            arguments[0] = small_quick
+        code = exit_code(name, *arguments, *LESS.get(name, []))
+        out, err = capsys.readouterr()
+        assert code == 0, f"{line}\n{err}"
         if target:
-            (tmp_path / target.strip()).write_text(done.stdout)
+            Path(target.strip()).write_text(out)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -63,8 +86,6 @@ def test_every_python_block_runs(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_scenario_block_loads(page, tmp_path):
-    from airdistill.scenario import load
-
     for number, block in enumerate(blocks(page, "toml")):
         path = tmp_path / f"{number}.toml"
         path.write_text(block)
@@ -90,15 +111,21 @@ def test_every_function_of_the_equation_table_exists():
             found = getattr(found, attribute)
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_every_example_runs(script, tmp_path):
-    arguments = {"demonstration.py": ["1", "fleet.devices=3"], "own_scheme.py": ["1", "fleet.devices=3"]}.get(
-        script.name, []
-    )
-    done = subprocess.run(
-        [sys.executable, script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip()
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_runs(script, tmp_path, few_digits, monkeypatch, capfd):
+    few = ["1", "fleet.devices=3", "data.samples_per_device=60", f"data.dataset={few_digits}"]
+    arguments = {"demonstration.py": few, "own_scheme.py": few}.get(script.name, [])
+    monkeypatch.chdir(tmp_path)
+    if script.name == "demonstration.py":  # seven runs, whose processes would only take time to start
+        monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+        with runs_in_this_process():
+            runpy.run_path(str(script), run_name="__main__")
+    else:
+        subprocess.run([sys.executable, script, *arguments], check=True)
+    assert capfd.readouterr().out.strip()
     assert len(script.read_text().splitlines()) <= 60
 
 

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from in_process import exit_code, runs_in_this_process
 from rich.console import Console
 from small_worlds import small_scenario
 
@@ -23,8 +24,9 @@ OPTIONS = RunOptions(eval_every=2)
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    scenario = small_scenario(folder)
-    return ad.compare(scenario, ["ota_fd", "local_only", "fedsgd"], seeds=2, out=folder / "out", options=OPTIONS)
+    schemes = ["ota_fd", "local_only", "fedsgd"]
+    with runs_in_this_process():
+        return ad.compare(small_scenario(folder), schemes, seeds=2, out=folder / "out", options=OPTIONS)
 
 
 def text_of(page):
@@ -65,7 +67,8 @@ def test_no_page_names_an_epsilon_for_what_hides_nothing(record, tmp_path):
     assert "nothing is hidden" in text_of(bare)
     assert "any local training" not in text_of(bare)
     scenario = record.comparison.arms[0].scenario
-    turned = ad.compare(scenario, ["fedsgd", "ota_fd"], out=tmp_path / "turned", options=OPTIONS)
+    with runs_in_this_process():
+        turned = ad.compare(scenario, ["fedsgd", "ota_fd"], out=tmp_path / "turned", options=OPTIONS)
     text = text_of(write_comparison_page(turned))
     assert "Planned privacy of ota_fd" in text
     assert "Planned privacy of fedsgd" not in text
@@ -95,19 +98,12 @@ def test_every_scheme_has_a_look_of_its_own():
     assert len(set(looks.values())) == len(looks)
 
 
-def test_the_command_line_compares_reports_and_reproduces(tmp_path, monkeypatch, capsys):
-    import sys
-
+def test_the_command_line_compares_reports_and_reproduces(tmp_path, capsys):
     import tomli_w
 
-    from airdistill.cli import main
-
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["airdistill", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
+        code = exit_code(*arguments)
+        return code, *capsys.readouterr()
 
     path = tmp_path / "small.toml"
     path.write_text(tomli_w.dumps(small_scenario(tmp_path).model_dump(mode="json", exclude_none=True)))

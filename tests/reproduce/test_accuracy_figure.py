@@ -1,8 +1,9 @@
 """Figure 2(b) from end to end, on a fleet small enough to train in seconds."""
 
 import json
-import subprocess
-import sys
+import shutil
+
+from in_process import exit_code, runs_in_this_process
 
 SMALL = [
     "fleet.devices=2", "data.samples_per_device=20", "learning.model=softmax_regression", "learning.max_rounds=2",
@@ -10,12 +11,24 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_both_steps_run_draw_and_judge_and_a_second_call_trains_nothing(tmp_path):
-    changes = [word for change in SMALL for word in ("--set", change)]
-    command = ["reproduce", "fig2b", "--scenarios", "paper", "--out", str(tmp_path), "--eval-every", "50", "--json"]
-    call = [sys.executable, "-m", "airdistill", *command, *changes]
-    done = subprocess.run(call, capture_output=True, text=True, check=True)
-    claims = json.loads(done.stdout)
+def test_both_steps_run_draw_and_judge_and_a_second_call_trains_what_is_missing(tmp_path, few_digits, capsys):
+    changes = [word for change in [*SMALL, f"data.dataset={few_digits}"] for word in ("--set", change)]
+    command = [
+        "reproduce",
+        "fig2b",
+        "--scenarios",
+        "paper",
+        "--out",
+        tmp_path,
+        "--eval-every",
+        "50",
+        "--json",
+        *changes,
+    ]
+    with runs_in_this_process():
+        assert exit_code(*command) == 0
+    said = capsys.readouterr().out
+    claims = json.loads(said)
     assert set(claims) == {"paper-printed", "paper-tuned"}
     assert len(claims["paper-tuned"]) == len(claims["paper-printed"]) + 2
     assert {claim["verdict"] for claim in claims["paper-printed"]} <= {"holds", "does not hold", "undecided"}
@@ -26,10 +39,16 @@ def test_both_steps_run_draw_and_judge_and_a_second_call_trains_nothing(tmp_path
     assert len(summaries) == 18
     # Nobody is evaluated every 50 rounds, but everybody after the last round of the proposed scheme.
     ends = {json.loads(path.read_text())["rounds"] for path in tmp_path.glob("*/ota_fd/*/summary.json")}
-    lines = (tmp_path / "paper-printed" / "local_only" / "seed-0" / "rounds.jsonl").read_text().splitlines()
-    assert ends <= {json.loads(line)["round"] for line in lines if "accuracy" in json.loads(line)}
-    redrawn = subprocess.run([*call, "--redraw"], capture_output=True, text=True, check=True)
-    assert redrawn.stdout == done.stdout
-    again = subprocess.run(call, capture_output=True, text=True, check=True)
-    assert again.stdout == done.stdout
-    assert summaries == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*/summary.json")}
+    lost = tmp_path / "paper-printed" / "local_only" / "seed-0"
+    rounds = (lost / "rounds.jsonl").read_bytes()
+    records = [json.loads(line) for line in rounds.splitlines()]
+    assert ends <= {record["round"] for record in records if "accuracy" in record}
+    assert exit_code(*command, "--redraw") == 0
+    assert capsys.readouterr().out == said
+    # One run is lost: a worker, in a process of its own now, trains it anew, and only it.
+    shutil.rmtree(lost)
+    assert exit_code(*command) == 0
+    assert capsys.readouterr().out == said
+    assert (lost / "rounds.jsonl").read_bytes() == rounds
+    changed = {path for path, time in summaries.items() if path.stat().st_mtime_ns != time}
+    assert changed == {lost / "summary.json"}

@@ -9,6 +9,8 @@ import time
 
 import numpy as np
 import pytest
+import tomli_w
+from in_process import runs_in_this_process
 from small_worlds import small_scenario
 
 import airdistill as ad
@@ -34,15 +36,20 @@ SCHEMES = ["ota_fd", "local_only"]
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
-    return ad.compare(small_scenario(folder), SCHEMES, seeds=2, out=folder / "out", options=OPTIONS)
+    with runs_in_this_process():
+        return ad.compare(small_scenario(folder), SCHEMES, seeds=2, out=folder / "out", options=OPTIONS)
 
 
 def test_every_run_is_the_run_that_it_would_be_alone(record, tmp_path):
+    """Whose were run alone here, one after the other; two processes at once come to the same bytes."""
     assert list(record.runs) == [Task(scheme, seed) for seed in (0, 1) for scheme in SCHEMES]
-    arm = record.comparison.arm("ota_fd")
-    alone = ad.run(arm.with_seed(1), "ota_fd", out=tmp_path / "alone", options=OPTIONS)
-    compared = Task("ota_fd", 1).folder_in(record.folder)
-    assert (compared / "rounds.jsonl").read_bytes() == (alone.folder / "rounds.jsonl").read_bytes()
+    again = ad.compare(
+        record.comparison.arm("ota_fd").with_seed(1), SCHEMES, out=tmp_path / "again", options=OPTIONS, jobs=2
+    )
+    assert list(again.runs) == [Task(scheme, 1) for scheme in SCHEMES]
+    for task in again.runs:
+        alone, compared = task.folder_in(record.folder), task.folder_in(again.folder)
+        assert (compared / "rounds.jsonl").read_bytes() == (alone / "rounds.jsonl").read_bytes()
 
 
 def test_the_table_sums_up_the_runs(record):
@@ -124,16 +131,16 @@ def test_a_scheme_that_fails_does_not_lose_the_others(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     schemes = ["failing_scheme:Failing", "local_only"]
-    record = ad.compare(small_scenario(tmp_path), schemes, seeds=2, out=tmp_path / "out", options=OPTIONS)
-    assert list(runs_of(record, "local_only")) == [0, 1]
-    assert set(record.failures) == {Task("failing", 0), Task("failing", 1)}
+    record = ad.compare(small_scenario(tmp_path), schemes, out=tmp_path / "out", options=OPTIONS)
+    assert list(runs_of(record, "local_only")) == [0]
+    assert set(record.failures) == {Task("failing", 0)}
     assert "round 3: your model or scheme failed: ArithmeticError: no more" in record.failures[Task("failing", 0)]
     assert table_rows(record)[0][:2] == ["failing", "failed"]
     # Put right, it goes on from its last checkpoint, and the others are left as they are.
     (tmp_path / "failing_scheme.py").write_text(FAILING.replace("this.index == 3", "False"))
     mended = go_on(tmp_path / "out")
     assert not mended.failures
-    assert len(mended.runs) == 4
+    assert len(mended.runs) == 2
 
 
 def test_what_a_run_prints_is_not_taken_for_news(tmp_path, monkeypatch):
@@ -184,26 +191,15 @@ def test_bad_input_is_said_before_anything_begins(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+SCHEMES_STOPPED = ["ota_fd", "ota_fl", "local_only"]
+
+
 def command(folder, out):
     path = folder / "scenario.toml"
-    if not path.exists():
-        import tomli_w
-
-        given = small_scenario(folder, "learning.rounds=60").model_dump(mode="json", exclude_none=True)
-        path.write_text(tomli_w.dumps(given))
-    words = [
-        "compare",
-        str(path),
-        "--schemes",
-        "ota_fd,ota_fl",
-        "--seeds",
-        "2",
-        "--out",
-        str(out),
-        "--eval-every",
-        "10",
-    ]
-    return [sys.executable, "-m", "airdistill", *words]
+    given = small_scenario(folder, "learning.rounds=60").model_dump(mode="json", exclude_none=True)
+    path.write_text(tomli_w.dumps(given))
+    words = ["compare", path, "--schemes", ",".join(SCHEMES_STOPPED), "--out", out, "--eval-every", 10]
+    return [sys.executable, "-m", "airdistill", *map(str, words)]
 
 
 def wait_for_rounds(out, count):
@@ -220,17 +216,10 @@ def alive(pid):
     return bool(listed) and not listed.startswith("Z")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    subprocess.run(command(folder, folder / "out"), check=True, capture_output=True)
-    return folder
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_comparison_stopped_half_way_goes_on_to_the_same_bytes(whole, tmp_path, number):
+def test_a_comparison_stopped_half_way_goes_on_to_the_same_bytes(tmp_path, number):
     process = subprocess.Popen(
-        command(whole, tmp_path / "cut"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        command(tmp_path, tmp_path / "cut"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     wait_for_rounds(tmp_path / "cut", 20)
     children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
@@ -245,15 +234,18 @@ def test_a_comparison_stopped_half_way_goes_on_to_the_same_bytes(whole, tmp_path
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert b"airdistill resume" in said
-    assert len(ComparisonRecord.read(tmp_path / "cut").runs) < 4
+    assert len(ComparisonRecord.read(tmp_path / "cut").runs) < 3
     done = subprocess.run(
         [sys.executable, "-m", "airdistill", "resume", str(tmp_path / "cut"), "--json"], capture_output=True, check=True
     )
-    assert len(json.loads(done.stdout)["arms"]) == 2
-    for label in ("ota_fd", "ota_fl"):
-        for seed in (0, 1):
-            name = f"{label}/seed-{seed}/rounds.jsonl"
-            assert (tmp_path / "cut" / name).read_bytes() == (whole / "out" / name).read_bytes()
+    assert len(json.loads(done.stdout)["arms"]) == 3
+    options, whole = RunOptions(eval_every=10), tmp_path / "whole"
+    with runs_in_this_process():
+        ad.compare(ad.load(tmp_path / "scenario.toml"), SCHEMES_STOPPED, out=whole, options=options)
+    names = sorted(path.relative_to(whole) for path in whole.glob("*/seed-*/rounds.jsonl"))
+    assert len(names) == 3
+    for name in names:
+        assert (tmp_path / "cut" / name).read_bytes() == (whole / name).read_bytes()
     assert (tmp_path / "cut" / "report.html").exists()
 
 
@@ -270,6 +262,7 @@ def test_arms_may_have_scenarios_of_their_own(tmp_path):
         Arm("slow", "local_only", small_scenario(tmp_path, "learning.initial_lr=1e-6")),
         Arm("fast", "local_only", scenario),
     )
-    record = start(Comparison("rates", arms, (0,), OPTIONS.resolved()), tmp_path / "out")
+    with runs_in_this_process():
+        record = start(Comparison("rates", arms, (0,), OPTIONS.resolved()), tmp_path / "out")
     slow, fast = (record.runs[Task(label, 0)].rounds[-1]["loss"] for label in ("slow", "fast"))
     assert fast < slow

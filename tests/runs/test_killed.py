@@ -1,16 +1,39 @@
 """Runs that are killed, starved of disk, or asked to stop, as processes of their own."""
 
+import os
 import random
 import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import tomli_w
+from in_process import exit_code
 from small_worlds import small_scenario
 
+import airdistill as ad
+from airdistill.runs.options import RunOptions
+
 NUM_KILLS = 20
+# Forks a process for every command that it reads, for Python and PyTorch take seconds to start anew; says the process's
+# number, and how it ended.
+FORKING = """
+import os, sys
+import airdistill.report.run_page, airdistill.runs.runner
+from airdistill.cli import main
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.argv = ["airdistill", *line.rstrip("\\n").split("\\t")]
+        main()
+        sys.exit()
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 
 def command(*arguments):
@@ -36,26 +59,60 @@ def wait_for(condition, process, seconds=60):
         time.sleep(0.005)
 
 
+@contextmanager
+def forking():
+    """A function that carries a command out until a moment in its life, kills it then, and says how it ended."""
+    server = subprocess.Popen([sys.executable, "-c", FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def killed(arguments, until):
+        server.stdin.write("\t".join(map(str, arguments)) + "\n")
+        server.stdin.flush()
+        child = int(server.stdout.readline())
+        until(server)
+        os.kill(child, signal.SIGKILL)  # which fails if it has ended by itself
+        return int(server.stdout.readline())
+
+    with server:
+        yield killed
+        server.stdin.close()
+
+
+def killed_at_start(arguments, until):
+    """The same in a process that has to import everything first."""
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(process)
+    process.kill()
+    return process.wait()
+
+
 def test_a_run_killed_twenty_times_ends_in_the_same_bytes(tmp_path):
-    path = scenario_file(tmp_path, 1500)
+    path = scenario_file(tmp_path, 600)
     options = ["--eval-every", 100, "--checkpoint-every", 7, "--threads", 1]
-    subprocess.run(command("run", path, "--out", tmp_path / "whole", *options), check=True, capture_output=True)
-    cut, rng, kills = tmp_path / "cut", random.Random(0), 0
+    whole = RunOptions(eval_every=100, checkpoint_every=7, threads=1)
+    ad.run(ad.load(path), out=tmp_path / "whole", options=whole)
+    cut, rng = tmp_path / "cut", random.Random(0)
     rounds = cut / "rounds.jsonl"
-    while kills < NUM_KILLS:
-        started = (cut / "run.json").exists()
-        arguments = ("resume", cut) if started else ("run", path, "--out", cut, *options)
-        process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        before = rounds.stat().st_mtime_ns if rounds.exists() else 0
-        if kills % 5:  # every fifth time it is killed while it starts
-            wait_for(lambda: rounds.exists() and rounds.stat().st_mtime_ns > before, process)  # noqa: B023
-            time.sleep(rng.uniform(0, 0.15))
-        else:
-            time.sleep(rng.uniform(0, 2))
-        assert process.poll() is None, process.stderr.read()
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        kills += 1
+
+    def last_written():
+        return rounds.stat().st_mtime_ns if rounds.exists() else 0
+
+    with forking() as killed:
+        for kill in range(NUM_KILLS):
+            arguments = ("resume", cut) if (cut / "run.json").exists() else ("run", path, "--out", cut, *options)
+            before = last_written()
+
+            def some_rounds_later(process, before=before):
+                wait_for(lambda: last_written() > before, process)
+                time.sleep(rng.uniform(0, 0.05))  # about as long as two checkpoints take
+
+            def on_the_way_there(process, before=before):
+                wait_for(lambda: last_written() > before, process, rng.uniform(0, 2))
+
+            every_fifth = kill % 5 == 0
+            ended = (
+                killed_at_start(arguments, on_the_way_there) if every_fifth else killed(arguments, some_rounds_later)
+            )
+            assert ended == -signal.SIGKILL
     done = subprocess.run(command("resume", cut), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert bytes_of(cut) == bytes_of(tmp_path / "whole")
@@ -78,7 +135,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
 def test_a_full_disk_stops_the_run_with_a_line_and_keeps_what_was_there(tmp_path):
     """The largest file that the process may write stands in for the disk: the round file runs into it."""
     path = scenario_file(tmp_path, 300)
-    subprocess.run(command("run", path, "--out", tmp_path / "whole", "--threads", 1), check=True, capture_output=True)
+    ad.run(ad.load(path), out=tmp_path / "whole", options=RunOptions(threads=1))
     cut = tmp_path / "cut"
     done = subprocess.run(
         command("run", path, "--out", cut, "--threads", 1),
@@ -90,17 +147,17 @@ def test_a_full_disk_stops_the_run_with_a_line_and_keeps_what_was_there(tmp_path
     assert "cannot be written" in done.stderr
     assert done.stderr.count("\n") == 1
     assert len(list(cut.glob("checkpoint-*.json"))) == 2
-    assert subprocess.run(command("resume", cut), capture_output=True).returncode == 0
+    ad.resume(cut)
     assert bytes_of(cut) == bytes_of(tmp_path / "whole")
 
 
-def test_two_runs_at_once_in_one_folder_are_one_too_many(tmp_path):
+def test_two_runs_at_once_in_one_folder_are_one_too_many(tmp_path, capsys):
     path = scenario_file(tmp_path, 1500)
     cut = tmp_path / "cut"
     first = subprocess.Popen(command("run", path, "--out", cut), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: (cut / "rounds.jsonl").exists(), first)
-    second = subprocess.run(command("resume", cut), capture_output=True, text=True)
+    code = exit_code("resume", cut)
     first.kill()
     first.wait()
-    assert second.returncode == 2
-    assert "another process is running" in second.stderr
+    assert code == 2
+    assert "another process is running" in capsys.readouterr().err
