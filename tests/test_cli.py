@@ -349,7 +349,7 @@ def test_schemes_are_listed(run):
     code, out, _ = run("schemes")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == [
-        "ota_fd", "ota_fd_fixed", "orthogonal_fd", "fd_error_free", "local_only",
+        "airdistill", "ota_fd", "ota_fd_fixed", "orthogonal_fd", "fd_error_free", "local_only",
         "ota_fl", "ota_fl_fixed", "fedsgd", "fedavg",
     ]  # fmt: skip
 

@@ -36,7 +36,7 @@ def test_both_steps_run_draw_and_judge_and_a_second_call_trains_what_is_missing(
         assert (tmp_path / name).stat().st_size > 0
     assert (tmp_path / "fig2b.html").read_text().count("<svg") == 2
     summaries = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*/summary.json")}
-    assert len(summaries) == 18
+    assert len(summaries) == 20
     # Nobody is evaluated every 50 rounds, but everybody after the last round of the proposed scheme.
     ends = {json.loads(path.read_text())["rounds"] for path in tmp_path.glob("*/ota_fd/*/summary.json")}
     lost = tmp_path / "paper-printed" / "local_only" / "seed-0"

@@ -99,7 +99,7 @@ def test_kills_between_ledger_and_release_with_seeded_noise_charge_every_round_o
     assert kills >= 16
     assert charged == dict.fromkeys(range(1, 9), 1)
     assert set(released) == set(charged)
-    whole = ad.run(ad.load(str(tmp_path / "small.toml")), out=tmp_path / "whole", options=FAST)
+    whole = ad.run(ad.load(str(tmp_path / "small.toml")), "ota_fd", out=tmp_path / "whole", options=FAST)
     assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == (whole.folder / "rounds.jsonl").read_bytes()
     assert Ledger.read(tmp_path / "run" / "ledger.jsonl").epsilon() == pytest.approx(
         Ledger.read(whole.folder / "ledger.jsonl").epsilon(), rel=0
@@ -121,7 +121,7 @@ def test_kills_between_ledger_and_release_with_secure_noise_charge_every_try(tmp
 
 def test_the_ledger_holds_the_noise_that_was_really_sent(tmp_path):
     scenario = small_scenario(tmp_path)
-    record = ad.run(scenario, out=tmp_path / "run", options=FAST)
+    record = ad.run(scenario, "ota_fd", out=tmp_path / "run", options=FAST)
     ledger = Ledger.read(record.folder / "ledger.jsonl")
     assert [release.round_index for release in ledger.releases] == [1, 2, 3, 4, 5, 6]
     for line, release in zip(record.rounds, ledger.releases, strict=True):
@@ -135,7 +135,7 @@ def test_the_ledger_holds_the_noise_that_was_really_sent(tmp_path):
     assert record.summary["epsilon_spent"] == ledger.epsilon().max()
 
 
-@pytest.mark.parametrize("scheme", ["ota_fd", "orthogonal_fd", "ota_fl"])
+@pytest.mark.parametrize("scheme", ["airdistill", "ota_fd", "orthogonal_fd", "ota_fl"])
 @pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
 def test_planned_rounds_fit_the_budget_with_every_uplink(tmp_path, scheme, trust):
     record = ad.run(small_scenario(tmp_path, f"privacy.trust={trust}"), scheme, out=tmp_path / "run", options=FAST)
@@ -146,7 +146,7 @@ def test_planned_rounds_fit_the_budget_with_every_uplink(tmp_path, scheme, trust
 
 
 @pytest.mark.parametrize("trust", ["fleet_noise", "own_noise"])
-@pytest.mark.parametrize("scheme", ["ota_fd", "orthogonal_fd", "ota_fl"])
+@pytest.mark.parametrize("scheme", ["airdistill", "ota_fd", "orthogonal_fd", "ota_fl"])
 def test_secure_noise_fits_the_budget_and_is_as_strong_as_planned(tmp_path, scheme, trust):
     scenario = small_scenario(tmp_path, f"privacy.trust={trust}", "privacy.noise=secure", "learning.rounds=40")
     record = ad.run(scenario, scheme, out=tmp_path / "run", options=FAST)
@@ -451,7 +451,8 @@ def test_no_privacy_asked_twice_is_still_none(tmp_path):
 def test_the_papers_accountant_cannot_spend_more_than_was_promised(tmp_path):
     """Above ε of about 7 it grants too much: the ledger ends the run where (ε, δ) is spent."""
     changes = ["privacy.accountant=paper", "privacy.epsilon=100", "privacy.delta=1e-3", "privacy.trust=own_noise"]
-    record = ad.run(small_scenario(tmp_path, *changes, "learning.rounds=12"), out=tmp_path / "run", options=FAST)
+    scenario = small_scenario(tmp_path, *changes, "learning.rounds=12")
+    record = ad.run(scenario, "ota_fd", out=tmp_path / "run", options=FAST)
     assert 0 < record.summary["rounds"] < 12
     assert "would take device" in record.summary["ended_because"]
     certificate = ad.certify(record.folder)
@@ -459,7 +460,8 @@ def test_the_papers_accountant_cannot_spend_more_than_was_promised(tmp_path):
     assert certificate.verdict == "holds under assumptions"
 
 
-def test_a_secure_round_killed_with_all_the_budget_in_it_ends_with_what_there_is(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("scheme", "reason"), [("ota_fd", "would take device"), ("airdistill", "has nothing left")])
+def test_a_secure_round_killed_with_all_the_budget_in_it_ends_with_what_there_is(tmp_path, monkeypatch, scheme, reason):
     """One planned round, charged and lost: nothing is left for another, and the run ends with no rounds."""
 
     def killed(*_):
@@ -469,10 +471,10 @@ def test_a_secure_round_killed_with_all_the_budget_in_it_ends_with_what_there_is
     with monkeypatch.context() as patched:
         patched.setattr(Round, "learn", killed)
         with pytest.raises(KeyboardInterrupt):
-            ad.run(scenario, out=tmp_path / "run", options=FAST)
+            ad.run(scenario, scheme, out=tmp_path / "run", options=FAST)
     record = ad.resume(tmp_path / "run")
     assert record.summary["rounds"] == 0
-    assert "would take device" in record.summary["ended_because"]
+    assert reason in record.summary["ended_because"]
     assert ad.certify(record.folder).num_releases == 1
     print_run(record, Console(file=io.StringIO()))
 

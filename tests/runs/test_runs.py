@@ -203,7 +203,7 @@ def test_runs_without_a_folder_get_one_of_their_own(tmp_path, monkeypatch):
     scenario = small_scenario(tmp_path)
     monkeypatch.chdir(tmp_path)
     folders = [ad.run(scenario, rounds=1, options=OFTEN).folder for _ in range(2)]
-    assert [str(folder) for folder in folders] == ["runs/quick-ota_fd", "runs/quick-ota_fd-2"]
+    assert [str(folder) for folder in folders] == ["runs/quick-airdistill", "runs/quick-airdistill-2"]
 
 
 def test_a_run_can_be_resumed_from_anywhere(tmp_path, monkeypatch):
@@ -288,7 +288,7 @@ def test_a_scheme_sees_its_overrides(tmp_path):
 
 def test_the_worst_device_is_the_one_reported(tmp_path):
     scenario = small_scenario(tmp_path, "data.samples_per_device={values=[6, 20, 30]}")
-    record = ad.run(scenario, out=tmp_path / "run", options=OFTEN)
+    record = ad.run(scenario, "ota_fd", out=tmp_path / "run", options=OFTEN)
     spent = ad.plan(scenario).epsilon_by_model["device"]
     assert spent.max() > 1.2 * spent.min()
     assert record.summary["epsilon_spent"] == pytest.approx(spent.max(), rel=1e-9)

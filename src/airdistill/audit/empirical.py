@@ -168,9 +168,10 @@ def _pair_round(world: World, this: AirRound, vectors: FloatArray) -> _PairRound
     rows = np.flatnonzero((now > 0) & np.isfinite(counted) & (counted > 0))
     if not len(rows):
         return None
-    # Counted noise is in units of the usual weight; a round's sum has the weight of that round.
-    as_sent = counted[rows] * (now[rows] / usual[rows]) ** 2
-    means = [now[rows][:, None] * vector[rows] for vector in vectors]
+    # Counted noise is in units of the usual weight; a round's sum has the weight of that round, as it arrives.
+    slip = world.link.slip(this)
+    as_sent = counted[rows] * (np.abs(slip) * now[rows] / usual[rows]) ** 2
+    means = [(slip.real * now[rows])[:, None] * vector[rows] for vector in vectors]
     return _PairRound(this, (vectors[0], vectors[1]), (means[0], means[1]), as_sent, rows)
 
 

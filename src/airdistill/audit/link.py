@@ -76,6 +76,10 @@ class Link:
             return seeded
         return SecureNoise(secure_grid(self.plan, design, known, round_index), seeded.receiver)
 
+    def slip(self, this: AirRound) -> complex:
+        """h/ĥ of the audited device: how its signal arrives against what it should, 1 where channels are known."""
+        return 1.0 if this.known is this.channel else complex(this.channel[self.device] / this.known[self.device])
+
     def counted_noise_var(self, this: AirRound) -> FloatArray:
         """c of the audited device as it really was, `[row]`, in units in which it has its usual weight.
 
@@ -86,7 +90,7 @@ class Link:
             return np.asarray(design.counted_noise_var[device])
         trust = self.plan.scenario.privacy.trust
         noise = noise_by_trust(design, this.channel, uplink.channel_noise_var)[trust][device]
-        weight = design.weights[device] * np.abs(this.channel[device] / this.known[device])
+        weight = design.weights[device] * np.abs(self.slip(this))
         return divide_or(noise, divide_or(weight, uplink.usual_weights[device], 0.0) ** 2, np.inf)
 
     def received(self, this: AirRound, own: FloatArray, noise: Noise) -> FloatArray:
