@@ -15,7 +15,7 @@ from airdistill.report.plan_table import print_plan
 from airdistill.report.progress import comparison_bar
 from airdistill.runs.options import RunOptions
 
-SCHEMES = ["ota_fd", "orthogonal_fd", "fd_error_free", "local_only", "ota_fl", "fedsgd", "fedavg"]
+SCHEMES = ["airdistill", "ota_fd", "orthogonal_fd", "fd_error_free", "local_only", "ota_fl", "fedsgd", "fedavg"]
 
 
 def main(rounds: int, changes: list[str]) -> None:
@@ -25,8 +25,8 @@ def main(rounds: int, changes: list[str]) -> None:
         options = RunOptions(eval_every=max(1, rounds // 2), checkpoint_every=rounds)
         record = ad.compare(scenario, SCHEMES, rounds=rounds, options=options, on_progress=bar)
     console.print()
-    proposed = next(run for task, run in record.runs.items() if task.label == "ota_fd")
-    print_certificate(ad.certify(proposed.folder), console)
+    own = next(run for task, run in record.runs.items() if task.label == "airdistill")
+    print_certificate(ad.certify(own.folder), console)
     print_comparison(record, console)
     console.print(f"Report: {write_comparison_page(record)}", highlight=False, markup=False)
 

@@ -12,7 +12,7 @@ from airdistill import __version__
 from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
 from airdistill.report.certificate_page import certificate_section, devices_section
-from airdistill.report.drawing import BLUE, ORANGE, count_rounds, looks_for, new_figure, svg_of
+from airdistill.report.drawing import BLUE, GREEN, ORANGE, count_rounds, looks_for, new_figure, svg_of
 from airdistill.report.page import Command, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.plan_page import plan_section, privacy_section
 from airdistill.report.words import number
@@ -80,6 +80,8 @@ def _drawings(record: RunRecord) -> tuple[Drawing, ...]:
     drawings = [Drawing(svg_of(_accuracy_figure(record)), "Test accuracy after every evaluated round.", "Accuracy")]
     if any("measured_noise_var" in line for line in record.rounds):
         caption = "Noise of what the server received, mean over its entries: predicted by the design, and measured."
+        if record.rounds[-1].get("estimate_error") is not None:
+            caption += " Below it what its receiver left of that."
         drawings.append(Drawing(svg_of(_noise_figure(record)), caption, "Predicted and measured noise by round"))
     return tuple(drawings)
 
@@ -101,11 +103,14 @@ def _noise_figure(record: RunRecord) -> Figure:
     for key, label, colour, style in [
         ("measured_noise_var", "measured", ORANGE, "."),
         ("predicted_noise_var", "predicted", BLUE, "-"),
+        ("estimate_error", "of what is broadcast", GREEN, "."),
+        ("expected_error", "expected by the receiver", GREEN, "--"),
     ]:
-        values = [np.mean([value for value in line[key] if value is not None] or [np.nan]) for line in lines]
-        axes.plot(rounds, values, style, color=colour, label=label)
+        if lines[-1].get(key) is not None:
+            values = [np.mean([value for value in line[key] if value is not None] or [np.nan]) for line in lines]
+            axes.plot(rounds, values, style, color=colour, label=label)
     count_rounds(axes)
-    axes.set_ylabel("noise variance per entry")
+    axes.set_ylabel("squared error per entry")
     if any(max(filter(None, line["predicted_noise_var"]), default=0) > 0 for line in lines):
         axes.set_yscale("log")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
