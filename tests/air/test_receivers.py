@@ -172,6 +172,19 @@ def test_a_round_not_heard_leaves_the_estimate_and_widens_it():
     assert late.knowledge[2, 2] > 0.5
 
 
+def test_classes_heard_one_at_a_time_are_told_apart():
+    """What one class is surer by must not pass for what both have in common."""
+    truth, receiver = np.array([[0.95, 0.05], [0.45, 0.55]]), Tracking(2, PARTS)
+    for index in range(40):
+        noise_var = np.where(np.arange(2) == index % 2, 1e-4, np.inf)
+        estimate = receiver.estimate(np.where(np.isfinite(noise_var)[:, None], truth, np.nan), noise_var)
+    assert estimate.knowledge == pytest.approx(truth, abs=0.03)
+
+
+def test_projection_keeps_the_sum_beside_huge_entries():
+    assert project_on_simplex(np.array([1e17, 1e17, 0.0])) == pytest.approx([0.5, 0.5, 0.0])
+
+
 def test_noise_of_the_mean_and_of_what_classes_differ_by():
     """Against Monte Carlo, with unequal noise and a class that is not heard."""
     noise_var = np.array([0.1, 0.4, np.inf, 2.0])

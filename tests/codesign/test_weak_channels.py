@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from random_fleets import TRUSTS, fleets, random_fleet, uplink_of
 from scipy.integrate import quad
 
+import airdistill as ad
 from airdistill.air.exchange import RoundNoise, over_the_air
 from airdistill.channel.csi import ChannelError, planning_estimates, round_estimate
+from airdistill.codesign.plan import planning_draws
 from airdistill.codesign.release import release_of
-from airdistill.codesign.silence import squared_bias_bound, weights_of_speakers
+from airdistill.codesign.silence import speaks, squared_bias_bound, weights_of_speakers
 from airdistill.codesign.transceiver import design_round, noise_by_trust
+from airdistill.codesign.truncation import typical_floor
 from airdistill.errors import InputError
 from airdistill.privacy.sensitivity import required_noise_var
 from airdistill.scenario import load
@@ -62,19 +65,20 @@ def test_the_bias_of_silence_stays_below_its_bound(fleet, quantile, seed):
     num_devices, num_classes = fleet.class_counts.shape
     rng = np.random.default_rng(seed)
     knowledge = rng.dirichlet(np.full(num_classes, 0.2), (num_devices, num_classes))
-    spoken = weights_of_speakers(fleet.weights, fleet.channel, threshold)
+    speaking = speaks(fleet.channel, threshold)
+    spoken = weights_of_speakers(fleet.weights, speaking)
     heard = spoken.any(axis=0)
     difference = np.einsum("ik,ikd->kd", spoken - fleet.weights, knowledge)
-    bound = squared_bias_bound(fleet.weights, fleet.channel, threshold)
+    bound = squared_bias_bound(fleet.weights, speaking, fleet.channel.shape)
     assert ((difference**2).sum(axis=1)[heard] <= bound[heard] * (1 + 1e-9) + 1e-15).all()
 
 
 def test_the_bound_on_the_bias_is_met_when_the_silent_know_otherwise():
     weights, channel = np.array([[0.7], [0.3]]), np.array([1.0, 0.1])
     knowledge = np.array([[1.0, 0.0], [0.0, 1.0]])
-    spoken = weights_of_speakers(weights, channel, 0.5)
-    bias = (spoken - weights)[:, 0] @ knowledge
-    assert (bias**2).sum() == pytest.approx(squared_bias_bound(weights, channel, 0.5)[0])
+    speaking = speaks(channel, 0.5)
+    bias = (weights_of_speakers(weights, speaking) - weights)[:, 0] @ knowledge
+    assert (bias**2).sum() == pytest.approx(squared_bias_bound(weights, speaking, channel.shape)[0])
     assert (bias**2).sum() == pytest.approx(2 * 0.3**2)
 
 
@@ -222,3 +226,35 @@ def test_the_papers_transceiver_knows_nothing_of_it(change):
 
 def test_a_threshold_may_be_given_in_decibels():
     assert load("quick", ["radio.truncation=-100 dB"]).radio.truncation == pytest.approx(1e-10)
+
+
+def test_a_round_needs_as_many_as_the_fleet_says():
+    channel = np.array([[1.0, 0.1, 2.0], [0.1, 0.1, 2.0]])
+    assert speaks(channel, 0.5, at_least=2).tolist() == [[True, False, True], [False, False, False]]
+    plan = ad.plan(load("quick", ["fleet.min_devices=20", "radio.truncation=optimal", "learning.receiver=tracking"]))
+    channels = planning_draws(plan.scenario)
+    for drawn in channels[:20]:
+        speaking = plan.design(drawn).weights.any(axis=1)
+        assert speaking.all() or not speaking.any()
+
+
+@given(fleets, st.sampled_from(["fleet_noise", "own_noise"]))
+def test_a_receiver_with_noise_on_one_axis_hides_nothing_of_what_slips_off_it(fleet, trust):
+    """Its column of the ledger, which a later run may count on, has the devices' noise alone."""
+    uplink = uplink_of(fleet, trust, error=ChannelError(0.01), noise_on_both_axes=False)
+    design = uplink.design(fleet.channel, fleet.num_rounds, 1)
+    counted = uplink.noise_by_trust(design, fleet.channel)
+    assert np.array_equal(counted["receiver_noise"], counted["fleet_noise"])
+
+
+def test_a_class_that_mostly_cannot_be_sent_still_asks_for_its_noise():
+    """A holder without a channel in six rounds of ten: the typical floor is of the other four."""
+    gains = np.ones((10, 3), dtype=complex)
+    gains[:6, 2] = 0
+    fleet = replace(random_fleet(3), class_counts=np.full((3, 2), 5), peak_power_w=np.ones(3), mu=np.ones(3))
+    fleet = replace(fleet, channel_noise_var=0.1, model="device", channel=gains[0])
+    uplink = uplink_of(fleet, "receiver_noise", split_budget=True)
+    floor = typical_floor(uplink, gains)
+    assert np.isfinite(floor).all()
+    assert floor == pytest.approx(uplink.channel_floor(gains)[9])
+    assert (replace(uplink, floor=floor).required(4) > 0).all()

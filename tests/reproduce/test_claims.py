@@ -16,7 +16,7 @@ from airdistill.runs.record import RunRecord
 EPSILON = np.array([0.1, 1.0, 10.0])
 LABELS = [
     "ota_fd", "ota_fd_fixed", "ota_fl", "ota_fl_fixed", "ota_fl_same_link", "ota_fl_fixed_same_link",
-    "orthogonal_fd_fixed", "own_noise_fixed",
+    "orthogonal_fd_fixed", "own_noise_fixed", "airdistill_fixed",
 ]  # fmt: skip
 
 

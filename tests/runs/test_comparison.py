@@ -196,7 +196,7 @@ SCHEMES_STOPPED = ["ota_fd", "ota_fl", "local_only"]
 
 def command(folder, out):
     path = folder / "scenario.toml"
-    given = small_scenario(folder, "learning.rounds=60").model_dump(mode="json", exclude_none=True)
+    given = small_scenario(folder, "learning.rounds=150").model_dump(mode="json", exclude_none=True)
     path.write_text(tomli_w.dumps(given))
     words = ["compare", path, "--schemes", ",".join(SCHEMES_STOPPED), "--out", out, "--eval-every", 10]
     return [sys.executable, "-m", "airdistill", *map(str, words)]

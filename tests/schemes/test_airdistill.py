@@ -31,6 +31,12 @@ def test_it_takes_every_step_and_keeps_what_was_declared(tmp_path):
     assert (adapted.privacy.sensitivity, adapted.privacy.trust) == (given.sensitivity, given.trust)
 
 
+def test_a_receiver_and_a_threshold_of_ones_own_stay(tmp_path):
+    chosen = small_scenario(tmp_path, "learning.receiver=projected", "radio.truncation=-100 dB")
+    adapted = load_scheme("airdistill").adapt(chosen)
+    assert (adapted.radio.truncation, adapted.learning.receiver) == (pytest.approx(1e-10), "projected")
+
+
 def test_it_is_what_runs_without_being_named(tmp_path):
     record = ad.run(small_scenario(tmp_path), rounds=1, out=tmp_path / "run", options=FAST)
     assert record.summary["scheme"] == "airdistill"
@@ -111,7 +117,14 @@ def test_with_errors_of_the_channel_the_run_uses_what_is_known(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [(), ("privacy.trust=receiver_noise",), WEAK, ("radio.csi_error_db=-20",), ("privacy.sensitivity=trajectory",)],
+    [
+        (),
+        ("privacy.trust=receiver_noise",),
+        WEAK,
+        ("radio.csi_error_db=-20",),
+        ("radio.csi_error_db=-20", "privacy.trust=own_noise"),
+        ("privacy.sensitivity=trajectory",),
+    ],
 )
 def test_the_audit_replays_the_run_and_finds_nothing(tmp_path, changes):
     world = small_world(tmp_path, "airdistill", *changes, rounds=6, device=1)
@@ -122,6 +135,24 @@ def test_the_audit_replays_the_run_and_finds_nothing(tmp_path, changes):
     plan, scheme = planned(tmp_path, "airdistill", *changes)
     options = AuditOptions(device=1, transcripts=3, candidates=4, trials=300, parts=("exact", "empirical"))
     assert audit(plan, scheme, options, FLOAT64, quiet).violations == ()
+
+
+def test_the_audit_counts_rounding_to_the_grid_as_the_run_does(tmp_path):
+    changes = ("privacy.noise=secure", "privacy.trust=own_noise")
+    world = small_world(tmp_path, "airdistill", *changes, rounds=6)
+    run = ad.run(world.scenario, "airdistill", out=tmp_path / "run", options=FLOAT64)
+    for this, line in zip(world.rounds, run.rounds, strict=True):
+        assert this.design.effective_noise_var.tolist() == line["predicted_noise_var"]
+
+
+def test_a_plan_of_before_there_was_silence_can_still_be_read(tmp_path):
+    stored = ad.plan(small_scenario(tmp_path)).to_dict()
+    for name in ("squared_bias", "silent_share"):
+        del stored["forecast"][name]
+    for name in ("truncation", "floor"):
+        del stored["uplink"][name]
+    channel = channel_source(small_scenario(tmp_path)).round_channel(1)
+    assert np.isfinite(Plan.from_dict(stored).design(channel).effective_noise_var).all()
 
 
 def test_a_second_run_of_the_same_devices_has_the_rest(tmp_path):
@@ -144,6 +175,6 @@ def test_a_second_run_of_the_same_devices_has_the_rest(tmp_path):
     ],
 )
 def test_what_a_scheme_cannot_do_it_refuses(tmp_path, scheme, change, field):
-    with pytest.raises(ad.AirDistillError, match=r"overrides\.ota_fd") as refused:
+    with pytest.raises(ad.AirDistillError, match=r"overrides\.") as refused:
         ad.run(small_scenario(tmp_path, change), scheme, out=tmp_path / "run", options=FAST)
     assert refused.value.field == field

@@ -75,10 +75,8 @@ class Tracking:
     def estimate(self, received: FloatArray, noise_var: FloatArray) -> Estimate:
         heard = np.isfinite(received).all(axis=1) & np.isfinite(noise_var)
         noise = np.where(heard, noise_var, np.inf)
-        common_noise, own_noise = noise_of_parts(noise)
-        common, own, rest = self._coordinates(np.where(heard[:, None], received, 0.0), noise, heard)
-        self._common.follow(np.array([[common]]), common_noise)
-        self._own.follow(own[:, None], own_noise)
+        sureness, rest = self._coordinates(np.where(heard[:, None], received, 0.0), heard)
+        self._follow_sureness(sureness, noise, heard)
         self._rest.follow(rest, noise)
         # What is known exactly is broadcast as it came: the same sum of parts could be another float.
         known = np.where((noise == 0)[:, None], received, self.before_projection())
@@ -93,17 +91,28 @@ class Tracking:
         sureness = self._common.value + self._own.value
         return np.asarray(1.0 / len(self._towards) + sureness * self._towards + self._rest.value)
 
-    def _coordinates(
-        self, received: FloatArray, noise_var: FloatArray, heard: BoolArray
-    ) -> tuple[float, FloatArray, FloatArray]:
-        """c, d `[class]` and w `[class, entry]` of what was heard; zero of what was not."""
+    def _coordinates(self, received: FloatArray, heard: BoolArray) -> tuple[FloatArray, FloatArray]:
+        """c + d `[class]` and w `[class, entry]` of what was heard; zero of what was not."""
         centred = received - received.mean(axis=1, keepdims=True)
         sureness = np.where(heard, (centred * self._towards).sum(axis=1), 0.0)
-        rest = np.where(heard[:, None], centred - sureness[:, None] * self._towards, 0.0)
-        exact = noise_var == 0
-        weights = exact.astype(np.float64) if exact.any() else np.where(heard, 1 / noise_var, 0.0)
-        common = float(weights @ sureness / max(weights.sum(), 1e-300))
-        return common, np.where(heard, sureness - common, 0.0), rest
+        return sureness, np.where(heard[:, None], centred - sureness[:, None] * self._towards, 0.0)
+
+    def _follow_sureness(self, sureness: FloatArray, noise_var: FloatArray, heard: BoolArray) -> None:
+        common_noise, own_noise = noise_of_parts(noise_var)
+        if heard.sum() == 1:
+            # Nothing to compare a lone class with: what is known of one part tells of the other.
+            common, own = self._common, self._own
+            seen_own = sureness - common.value[0, 0]
+            seen_common = float(sureness[heard][0] - own.value[heard][0, 0])
+            own_noise = noise_var + common.variance[0] + common.drift
+            common_noise = noise_var[heard] + own.variance[heard] + own.drift
+        else:
+            exact = noise_var == 0
+            weights = exact.astype(np.float64) if exact.any() else np.where(heard, 1 / noise_var, 0.0)
+            seen_common = float(weights @ sureness / max(weights.sum(), 1e-300))
+            seen_own = sureness - seen_common
+        self._common.follow(np.array([[seen_common]]), common_noise)
+        self._own.follow(np.where(heard, seen_own, 0.0)[:, None], own_noise)
 
     def state(self) -> dict[str, FloatArray]:
         return {
@@ -204,8 +213,10 @@ def project_on_simplex(vectors: FloatArray) -> FloatArray:
     max(x − θ, 0) with θ such that it sums to one: with the entries in falling order u_1 ≥ u_2 ≥ …, θ is the largest of
     (u_1 + … + u_n − 1)/n. What is not a number stays so.
     """
-    falling = -np.sort(-vectors, axis=-1)
+    # Moved along (1, …, 1) first, which changes nothing: beside a huge entry the 1 would be lost.
+    moved = vectors - vectors.max(axis=-1, keepdims=True)
+    falling = -np.sort(-moved, axis=-1)
     means = (np.cumsum(falling, axis=-1) - 1) / np.arange(1, vectors.shape[-1] + 1)
-    projected = np.maximum(vectors - means.max(axis=-1, keepdims=True), 0.0)
+    projected = np.maximum(moved - means.max(axis=-1, keepdims=True), 0.0)
     already = (vectors >= 0).all(axis=-1) & (np.abs(vectors.sum(axis=-1) - 1) <= _ON_SIMPLEX)
     return np.where(already[..., None], vectors, projected)

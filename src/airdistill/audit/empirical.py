@@ -171,7 +171,7 @@ def _pair_round(world: World, this: AirRound, vectors: FloatArray) -> _PairRound
     # Counted noise is in units of the usual weight; a round's sum has the weight of that round, as it arrives.
     slip = world.link.slip(this)
     as_sent = counted[rows] * (np.abs(slip) * now[rows] / usual[rows]) ** 2
-    means = [(slip.real * now[rows])[:, None] * vector[rows] for vector in vectors]
+    means = [(np.abs(slip) * now[rows])[:, None] * vector[rows] for vector in vectors]
     return _PairRound(this, (vectors[0], vectors[1]), (means[0], means[1]), as_sent, rows)
 
 

@@ -103,8 +103,14 @@ class Link:
     def seen(self, this: AirRound, own: FloatArray, noise: Noise) -> FloatArray:
         """What an attacker sees of the audited device once the others' known part is taken off, `[row, entry]`.
 
-        In units of the mean. Where devices have slots of their own it looks at those alone.
+        In units of the mean. Where devices have slots of their own it looks at those alone; where the signal slips off
+        the real axis, along the axis on which it arrives.
         """
+        slip = self.slip(this)
+        if slip != 1:
+            assert isinstance(noise, (RoundNoise, SecureNoise))
+            turn = np.conj(slip) / np.abs(slip)
+            this, noise = replace(this, channel=this.channel * turn), replace(noise, receiver=noise.receiver * turn)
         received = self._receive_alone(this, own, noise)
         if not self.apart:
             return received

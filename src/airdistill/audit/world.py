@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airdistill.air.receivers import Receiver
+from airdistill.air.secure_release import release_on_grid, secure_grid
 from airdistill.arrays import ComplexArray, FloatArray, IntArray
 from airdistill.audit.link import AirRound, Link
 from airdistill.audit.options import OnProgress
@@ -104,8 +105,13 @@ def broadcast_of(receiver: Receiver | None, received: FloatArray, design: RoundD
 
 def _cost(plan: Plan, design: RoundDesign, known: ComplexArray, round_index: int) -> FloatArray:
     """What the ledger of a run would have charged, `[device, row]`: later rounds may have the rest."""
-    privacy = plan.scenario.privacy
-    return release_of(plan.uplink, design, known, round_index).cost(privacy.sensitivity, privacy.trust)
+    privacy, uplink = plan.scenario.privacy, plan.uplink
+    if privacy.noise == "secure":
+        grid = secure_grid(plan, design, known, round_index)
+        release = release_on_grid(uplink, grid, design, known, round_index)
+    else:
+        release = release_of(uplink, design, known, round_index)
+    return release.cost(privacy.sensitivity, privacy.trust)
 
 
 def _sum_of_others(

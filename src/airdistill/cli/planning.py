@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from airdistill import DEFAULT_SCHEME
 from airdistill.cli.app import app, print_json, print_summaries, print_text, scenarios_app
 from airdistill.cli.options import JsonOption, LedgerOption, ScenarioArgument, SetOption
 
@@ -58,6 +59,10 @@ def plan_command(
     from airdistill.report.terminal import Terminal
 
     print_plan(made, Terminal(), devices, outlook)
+    if scheme is None:
+        print_text(
+            f"Planned as the scenario stands. A run trains with {DEFAULT_SCHEME}: --scheme {DEFAULT_SCHEME} plans that."
+        )
 
 
 def _planned(scenario: Scenario, scheme: str | None, rounds: int | None, ledger: Path | None) -> Plan:

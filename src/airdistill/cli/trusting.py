@@ -46,7 +46,7 @@ def certify_command(
 @app.command("audit")
 def audit_command(
     subject: Annotated[str, typer.Argument(metavar="RUN|SCENARIO", help="A run's folder, a preset or a TOML file.")],
-    scheme: Annotated[str | None, typer.Option("--scheme", metavar="NAME", help="Of a scenario; ota_fd.")] = None,
+    scheme: Annotated[str | None, typer.Option("--scheme", metavar="NAME", help="Of a scenario; airdistill.")] = None,
     changes: SetOption = None,
     audited: Annotated[int, typer.Option("--audited-device", help="Whose data is replaced.")] = 0,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Audit so many; by default 50 at most.")] = None,

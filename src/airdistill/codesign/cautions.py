@@ -130,7 +130,7 @@ def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast
             f"with all power on the signal (the weakest device at {forecast.worst_snr_db:.0f} dB). Nothing can be "
             "learned from it: more power, less noise, shorter distances or fewer weak devices are needed."
         )
-    elif forecast.effective_noise > uplink.largest_norm**2:
+    elif uplink.largest_norm**2 < forecast.effective_noise < np.inf:
         yield (
             f"The received {uplink.payload} is noisier than it is large: squared error "
             f"{_number(forecast.effective_noise)} for vectors of norm {uplink.largest_norm:g} at most. Fewer rounds, "
@@ -139,7 +139,9 @@ def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast
 
 
 def _about_channel(scenario: Scenario, forecast: RoundForecast) -> Iterator[str]:
-    if not np.isfinite(forecast.effective_noise) and channel_noise_var(scenario) > 0:
+    if not np.isfinite(forecast.effective_noise) and forecast.silent_share > 0:
+        yield "In more rounds than the outage leaves out nobody speaks for some class: lower radio.truncation."
+    elif not np.isfinite(forecast.effective_noise) and channel_noise_var(scenario) > 0:
         yield "In more rounds than the outage leaves out a class cannot be received at all: a holder has no channel."
     elif np.isfinite(forecast.effective_noise) and forecast.outage_noise_share > 0.5:
         carried = f"{forecast.outage_noise_share:.0%} of the noise"

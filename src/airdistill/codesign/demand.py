@@ -51,10 +51,15 @@ class Demand:
         """The same in each of T rounds."""
         shift, fleet = self.shift.after(num_rounds), self.fleet
         if self.split and self.model in JOINT_MODELS:
-            if self.floor is None and self.shift.linear_from(num_rounds) == 1:
+            if self.is_linear:
                 return num_rounds * self._split_of_one_round
             return self._split(shift, fleet.mu**2)
         return required_for_shift(shift, fleet.class_counts, fleet.mu, self.model, self.relabel)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether T rounds ask for T times what one asks for."""
+        return self.floor is None and self.shift.linear_from(2) == 1
 
     @cached_property
     def _split_of_one_round(self) -> FloatArray:

@@ -45,8 +45,8 @@ class RoundForecast:
     inverse_counted_noise: FloatArray
     power_holds_share: float
     privacy_holds_share: float
-    squared_bias: float
-    silent_share: float
+    squared_bias: float = 0.0  # plans of before there was silence have none
+    silent_share: float = 0.0
 
 
 def forecast_round(

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.channel.csi import ChannelError
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.convergence import fleet_effective_noise, over_fleet
@@ -34,7 +34,8 @@ class KnowledgeUplink:
 
     Devices whose |h|² is below `truncation` are silent in a round. Channels are known up to `error`. With `carry_over`
     what a round leaves of its share of μ² goes to the later ones; with `split_budget` a joint model's budget is shared
-    out over the classes by what they are worth, given the noise `floor` `[class]` that they have anyway.
+    out over the classes by what they are worth, given the noise `floor` `[class]` that they have anyway. A round in
+    which fewer than `min_devices` would speak does not happen. `noise_on_both_axes` is said of the receiver's.
     """
 
     fleet: RealisedFleet
@@ -49,6 +50,8 @@ class KnowledgeUplink:
     carry_over: bool = False
     split_budget: bool = False
     floor: FloatArray | None = None
+    noise_on_both_axes: bool = True
+    min_devices: int = 1
 
     kind = "knowledge"
     payload = "knowledge"
@@ -124,7 +127,7 @@ class KnowledgeUplink:
 
     def _links(self, channels: ComplexArray) -> Links:
         """Of channels `[..., device]` as they are known; who is silent has no power to offer."""
-        weights = weights_of_speakers(self.usual_weights, channels, self.truncation)
+        weights = weights_of_speakers(self.usual_weights, self._speaks(channels))
         return Links.weighted(
             weights,
             float(self.fleet.num_classes),
@@ -134,8 +137,13 @@ class KnowledgeUplink:
             self._noise_axes,
         )
 
+    def _speaks(self, channels: ComplexArray) -> BoolArray | None:
+        """Who does, `[..., device]`; None where all do whatever the channel."""
+        return None if self.truncation == 0 else speaks(channels, self.truncation, self.min_devices)
+
     def _heard(self, channels: ComplexArray) -> ComplexArray:
-        return channels if self.truncation == 0 else np.where(speaks(channels, self.truncation), channels, 0)
+        speaking = self._speaks(channels)
+        return channels if speaking is None else np.where(speaking, channels, 0)
 
     def _asked(self, links: Links, required: FloatArray) -> FloatArray:
         """Noise at usual weights as a round must have it: for the weights that it has, and for signals that slip."""
@@ -157,24 +165,28 @@ class KnowledgeUplink:
         return (others / (1 - limit)) ** 2
 
     def _predicted(self, links: Links, asked: FloatArray, noise_var: FloatArray) -> FloatArray:
-        """v with what slipping adds: devices' noise arrives E|1/(1+e)|² = 1 + slip as strong, and half of the slip of
-        every device's vector (of norm 1 at most) is on the decision axis."""
+        """v with what slipping adds: of noise on both axes the slip, E|1/(1+e)|² − 1; of noise and vectors (of norm 1
+        at most) on one axis half of that, for the other half leaves the decision axis."""
         if self.error.exact:
             return noise_var
-        added = self._rule.artificial_noise_var(asked) + 0.5 * links.signal_share
+        added = 0.5 * self._noise_axes * self._rule.artificial_noise_var(asked) + 0.5 * links.signal_share
         return np.asarray(noise_var + self.error.slip * added)
 
     def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
         links, rule = self._links(channels), self._rule
+        # Where a class's strictest speaker decides, and T only scales what it asks, it is looked for once.
+        once = None
+        if self.truncation > 0 and not self._counts_alone and self.demand.is_linear:
+            once = self._asked(links, self.required(1)).max(axis=-2, keepdims=True)
 
         def noise_var(num_rounds: int) -> FloatArray:
-            asked = self._asked(links, self.required(num_rounds))
+            asked = self._asked(links, self.required(num_rounds)) if once is None else num_rounds * once
             return self._predicted(links, asked, effective_noise_var(links, asked, rule))
 
         return noise_var
 
     def squared_bias(self, channels: ComplexArray) -> FloatArray:
-        return squared_bias_bound(self.usual_weights, channels, self.truncation)
+        return squared_bias_bound(self.usual_weights, self._speaks(channels), channels.shape)
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
         return self._links(channels).channel_floor
@@ -207,7 +219,9 @@ class KnowledgeUplink:
         counted = noise_by_trust(design, channel, 0.0)
         # Noise on one axis covers only what slips as it does: a device's own.
         others = counted["fleet_noise"] * kept / (1 + limit) ** 2 if design.noise_axes == 2 else counted["own_noise"]
-        receiver = divide_or(np.array(kept * self.channel_noise_var), design.rx_scale**2, np.inf)
+        # A receiver that has noise on the real axis alone hides nothing of what slips off it.
+        at_receiver = kept * self.channel_noise_var if self.noise_on_both_axes else 0.0
+        receiver = divide_or(np.array(at_receiver), design.rx_scale**2, np.inf)
         return {"receiver_noise": others + receiver, "fleet_noise": others, "own_noise": counted["own_noise"]}
 
     def num_planned(self, num_draws: int, num_rounds: int) -> int:  # noqa: ARG002

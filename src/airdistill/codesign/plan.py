@@ -169,11 +169,15 @@ def choose_uplink(
     privacy, learning, asked = scenario.privacy, scenario.learning, scenario.radio.truncation
     if asked != "optimal" or kind != "knowledge":
         return choice(asked if isinstance(asked, float) else 0.0, channels)
+    fixed = learning.rounds if isinstance(learning.rounds, int) else None
+    if learning.rounds == "paper":
+        by_paper = choice(0.0, channels).paper_rounds(LearningConstants.of_scenario(scenario))
+        fixed = int(min(by_paper, learning.max_rounds))
     threshold = best_truncation(
         channels,
         lambda threshold, draws: gap_objective(scenario, choice(threshold, draws), draws),
         fleet.num_classes,
-        learning.rounds if isinstance(learning.rounds, int) else None,
+        fixed,
         learning.max_rounds,
     )
     return choice(threshold, channels)

@@ -13,20 +13,26 @@ from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.privacy.sensitivity import SIMPLEX_DIAMETER
 
 
-def speaks(channel: ComplexArray, threshold: float) -> BoolArray:
-    """Whether |h|² reaches the threshold, `[..., device]`."""
-    return np.asarray(np.abs(channel) ** 2 >= threshold)
+def speaks(channel: ComplexArray, threshold: float, at_least: int = 1) -> BoolArray:
+    """Whether |h|² reaches the threshold, `[..., device]`; nobody does where fewer than `at_least` would."""
+    reach = np.abs(channel) ** 2 >= threshold
+    return np.asarray(reach & (reach.sum(axis=-1, keepdims=True) >= at_least))
 
 
-def weights_of_speakers(weights: FloatArray, channel: ComplexArray, threshold: float) -> FloatArray:
-    """Usual weights `[device, class]` as a round with this channel `[..., device]` has them, `[..., device, class]`."""
-    if threshold == 0:
+def weights_of_speakers(weights: FloatArray, speaking: BoolArray | None) -> FloatArray:
+    """Usual weights `[device, class]` for rounds in which these speak, `[..., device, class]`; None: all do."""
+    if speaking is None:
         return weights
-    spoken = np.where(speaks(channel, threshold)[..., None], weights, 0.0)
+    spoken = np.where(speaking[..., None], weights, 0.0)
     return divide_or(spoken, spoken.sum(axis=-2, keepdims=True), 0.0)
 
 
-def squared_bias_bound(weights: FloatArray, channel: ComplexArray, threshold: float) -> FloatArray:
-    """At most ‖Σ_i w'_i q_i − Σ_i w_i q_i‖² of each class, `[..., class]`: 2 (weight of the silent)²."""
-    missing = np.where(speaks(channel, threshold)[..., None], 0.0, weights).sum(axis=-2)
+def squared_bias_bound(weights: FloatArray, speaking: BoolArray | None, shape: tuple[int, ...]) -> FloatArray:
+    """At most ‖Σ_i w'_i q_i − Σ_i w_i q_i‖² of each class, `[..., class]`: 2 (weight of the silent)².
+
+    `shape` is that of the channels, `[..., device]`.
+    """
+    if speaking is None:
+        return np.zeros((*shape[:-1], weights.shape[1]))
+    missing = np.where(speaking[..., None], 0.0, weights).sum(axis=-2)
     return np.asarray((SIMPLEX_DIAMETER * missing) ** 2)

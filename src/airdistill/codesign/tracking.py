@@ -15,6 +15,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.privacy.sensitivity import SIMPLEX_DIAMETER
 
+_MOST_ROUNDS = 4000
 LARGEST_SQUARED_ERROR = SIMPLEX_DIAMETER**2  # between two points of the simplex
 
 
@@ -134,22 +135,28 @@ class TrackingError:
         length: int,
         importance: Callable[[float], float],
     ) -> FloatArray:
-        """All T at once, round by round: each round is a few operations on `[candidate, class]`."""
+        """All T at once, round by round: each round is a few operations on `[candidate, class]`.
+
+        A filter has settled long before `_MOST_ROUNDS`; rounds beyond are like the last ones, mean over all draws.
+        """
         rest_noise, limits = np.stack(noise_vars), np.asarray(num_rounds)[:, None]
         common_noise, own_noise = noise_of_parts(rest_noise)
         parts, shape = self.parts, (len(limits), rest_noise.shape[2])
         common = np.full((len(limits), 1), parts.common.initial_variance)
         own, rest = np.full(shape, parts.own.initial_variance), np.full(shape, parts.rest.initial_variance)
-        sums = np.zeros(shape)
-        for t in range(1, int(limits.max()) + 1):
+        sums, settled = np.zeros(shape), np.zeros(shape)
+        for t in range(1, min(int(limits.max()), _MOST_ROUNDS) + 1):
             draw = (t - 1) % rest_noise.shape[1]
             _, common = filter_step(common, common_noise[:, draw], parts.common.drift)
             _, own = filter_step(own, own_noise[:, draw], parts.own.drift)
             _, rest = filter_step(rest, rest_noise[:, draw], parts.rest.drift)
             # Bias and noise are apart: a filter's weights sum to one at most, so that it averages squared biases.
             error = squared_error(common, own, rest, length) + squared_bias[draw]
-            sums += np.where(t <= limits, importance(t) * np.minimum(error, LARGEST_SQUARED_ERROR), 0.0)
-        return sums
+            error = np.minimum(error, LARGEST_SQUARED_ERROR)
+            sums += np.where(t <= limits, importance(t) * error, 0.0)
+            settled += error if t > _MOST_ROUNDS - rest_noise.shape[1] else 0.0
+        later = [sum(importance(t) for t in range(_MOST_ROUNDS + 1, limit + 1)) for limit in limits[:, 0].tolist()]
+        return np.asarray(sums + np.array(later)[:, None] * settled / rest_noise.shape[1])
 
 
 def squared_error(common: FloatArray, own: FloatArray, rest: FloatArray, length: int) -> FloatArray:

@@ -47,7 +47,7 @@ def _knowledge(scenario: Scenario, fleet: RealisedFleet, _: int | None, choices:
 def _orthogonal(scenario: Scenario, fleet: RealisedFleet, _: int | None, choices: Choices) -> KnowledgeUplink:
     _refuse_sampling(scenario)
     _refuse_paper_transceiver(scenario)
-    _refuse_weak_channels(scenario)
+    _refuse_weak_channels(scenario, "put it into [overrides.airdistill]")
     return _of_knowledge(OrthogonalUplink, scenario, fleet, "optimal", choices)
 
 
@@ -68,6 +68,8 @@ def _of_knowledge(
         privacy.carry_over,
         privacy.class_budget == "optimal",
         choices.floor,
+        scenario.radio.noise == "complex",
+        scenario.fleet.min_devices,
     )
 
 
@@ -75,7 +77,7 @@ def _gradient(scenario: Scenario, fleet: RealisedFleet, num_parameters: int | No
     if num_parameters is None:
         raise ValueError("num_parameters: a gradient's uplink needs it")
     _refuse_paper_transceiver(scenario)
-    _refuse_weak_channels(scenario)
+    _refuse_weak_channels(scenario, _FOR_KNOWLEDGE)
     if scenario.privacy.carry_over:
         raise InputError("privacy.carry_over", True, f"only knowledge has it; {_FOR_KNOWLEDGE}")
     privacy = scenario.privacy
@@ -98,8 +100,8 @@ def _refuse_sampling(scenario: Scenario) -> None:
         raise InputError("fleet.sampling", scenario.fleet.sampling, rule)
 
 
-def _refuse_weak_channels(scenario: Scenario) -> None:
-    rule = f"is for knowledge that devices send at once; {_FOR_KNOWLEDGE}"
+def _refuse_weak_channels(scenario: Scenario, advice: str) -> None:
+    rule = f"is for knowledge that devices send at once; {advice}"
     if scenario.radio.truncation != 0:
         raise InputError("radio.truncation", scenario.radio.truncation, rule)
     if scenario.radio.csi_error_db is not None:

@@ -13,11 +13,13 @@ class AirDistill(OtaFd):
     inherits = ("ota_fd",)
 
     def adapt(self, scenario: Scenario) -> Scenario:
+        """Takes every step; a threshold of silence and a receiver of the scenario's own choice stay."""
+        radio, learning = scenario.radio, scenario.learning
         return changed(
             scenario,
             {
                 "privacy": {"accountant": "exact", "carry_over": True, "class_budget": "optimal"},
-                "radio": {"transceiver": "optimal", "truncation": "optimal"},
-                "learning": {"receiver": "tracking"},
+                "radio": {"transceiver": "optimal", "truncation": radio.truncation or "optimal"},
+                "learning": {"receiver": "tracking" if learning.receiver == "linear" else learning.receiver},
             },
         )
