@@ -35,10 +35,11 @@ def gap_by_hand(fleet, noise_var, num_rounds):
     """Theory section 2, round by round and device by device, with a scalar recursion for each part and class."""
     num_devices, num_classes = fleet.class_counts.shape
     shares = class_shares(fleet.class_counts)
-    common, own, rest, total = 0.1, [0.003] * num_classes, [0.001] * num_classes, 0.0
+    common, own, rest, total, ever = 0.1, [0.003] * num_classes, [0.001] * num_classes, 0.0, set()
     for t in range(1, num_rounds + 1):
         noise = noise_var[(t - 1) % len(noise_var)]
         heard = [k for k in range(num_classes) if np.isfinite(noise[k])]
+        ever |= {*heard}
         mean = 1 / sum(1 / noise[k] for k in heard) if heard else np.inf
         common = (common + 1e-3) / (1 + (common + 1e-3) / mean)
         for k in range(num_classes):
@@ -49,7 +50,7 @@ def gap_by_hand(fleet, noise_var, num_rounds):
                 rest[k] = 1 / (1 / rest[k] + 1 / noise[k])
         for device in range(num_devices):
             error = sum(
-                shares[device, k] * min(2, common + own[k] + max(num_classes - 2, 0) * rest[k])
+                shares[device, k] * (min(2, common + own[k] + max(num_classes - 2, 0) * rest[k]) if k in ever else 2)
                 for k in range(num_classes)
             )
             total += 6 * (0.7 * 0.9) ** 2 * np.sqrt(t) * error / num_rounds**1.5
@@ -216,3 +217,16 @@ def test_very_many_rounds_are_like_the_last_that_were_followed(monkeypatch):
     assert TrackingError(PARTS).weighted_sums([noise_var], nothing, [300], 4) == pytest.approx(
         TrackingError(PARTS).weighted_sums([noise_var] * 2, nothing, [300, 400], 4)[:1]
     )
+
+
+def test_a_device_without_a_channel_is_worth_silencing(tmp_path):
+    """Heard nothing is known of nothing: the tracker must not take that for a plan."""
+    gains = np.random.default_rng(0).normal(size=(20, 6, 2)) @ np.array([1e-5, 1e-5j])
+    gains[:, 2] = 0
+    np.savez(tmp_path / "trace.npz", channel=gains)
+    changes = ["fleet.devices=6", f"radio.trace={tmp_path / 'trace.npz'}", "learning.rounds=20"]
+    scheme = load_scheme("airdistill")
+    plan = plan_scheme(scheme, as_run_by(scheme, ad.load("quick", changes)))
+    assert plan.uplink.truncation > 0
+    assert np.isfinite(plan.forecast.effective_noise)
+    assert 1 / 6 <= plan.forecast.silent_share < 1

@@ -137,6 +137,16 @@ def test_the_audit_replays_the_run_and_finds_nothing(tmp_path, changes):
     assert audit(plan, scheme, options, FLOAT64, quiet).violations == ()
 
 
+def test_a_device_without_a_channel_in_some_rounds_can_be_audited(tmp_path):
+    gains = np.random.default_rng(0).normal(size=(6, 3, 2)) @ np.array([1e-5, 1e-5j])
+    gains[::2, 1] = 0
+    np.savez(tmp_path / "trace.npz", channel=gains)
+    changes = (f"radio.trace={tmp_path / 'trace.npz'}", "radio.csi_error_db=-20")
+    plan, scheme = planned(tmp_path, "ota_fd", *changes)
+    options = AuditOptions(device=1, transcripts=2, candidates=2, trials=100, parts=("exact", "empirical"))
+    assert audit(plan, scheme, options, FLOAT64, quiet).violations == ()
+
+
 def test_the_audit_counts_rounding_to_the_grid_as_the_run_does(tmp_path):
     changes = ("privacy.noise=secure", "privacy.trust=own_noise")
     world = small_world(tmp_path, "airdistill", *changes, rounds=6)

@@ -5,17 +5,18 @@ All of it is computed from what was released already, so that it costs no privac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from airdistill.arrays import BoolArray, FloatArray
-from airdistill.codesign.tracking import Part, Parts, filter_step, noise_of_parts, squared_error
+from airdistill.arrays import BoolArray, FloatArray, IntArray
+from airdistill.codesign.tracking import Part, Parts, filter_step
 
 _ON_SIMPLEX = 1e-12  # a sum this close to one is one but for rounding
 _MEMORY = 0.98  # what a round's evidence on the drift is worth a round later
 _LEAST_DRIFT = 1e-12
+_TELLS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -54,146 +55,166 @@ class Projected:
 
 
 class Tracking:
-    """Kalman filters for the parts of the knowledge (`Parts`), and projection of what it broadcasts.
+    """A Kalman filter for the parts of the knowledge (`Parts`), and projection of what it broadcasts.
 
-    Per coordinate: p ← p + drift; g = p/(p + v); x ← x + g(y − x); p ← (1 − g)p. What is known to be on the simplex has
-    no error along the sum of its entries, so that noise there is dropped.
+    What is known to be on the simplex has no error along the sum of its entries, so that noise there is dropped.
     """
 
     def __init__(self, num_classes: int, parts: Parts) -> None:
         towards = np.eye(num_classes) - 1.0 / num_classes
         self._towards = towards / np.maximum(np.linalg.norm(towards, axis=1, keepdims=True), 1e-300)
-        self._common = _Filter(parts.common, 1, 1)
-        self._own = _Filter(parts.own, num_classes, 1)
-        self._rest = _Filter(parts.rest, num_classes, num_classes, dimensions=max(num_classes - 2, 0))
+        self._sureness = _Sureness(parts, num_classes)
+        self._rest = _Rest(parts.rest, num_classes)
 
     @property
     def drifts(self) -> tuple[float, float, float]:
         """By how much a coordinate of each part is thought to move in a round, as a variance."""
-        return self._common.drift, self._own.drift, self._rest.drift
+        return self._sureness.common.value, self._sureness.own.value, self._rest.drift.value
 
     def estimate(self, received: FloatArray, noise_var: FloatArray) -> Estimate:
         heard = np.isfinite(received).all(axis=1) & np.isfinite(noise_var)
         noise = np.where(heard, noise_var, np.inf)
-        sureness, rest = self._coordinates(np.where(heard[:, None], received, 0.0), heard)
-        self._follow_sureness(sureness, noise, heard)
-        self._rest.follow(rest, noise)
+        centred = np.where(heard[:, None], received, 0.0)
+        centred = centred - centred.mean(axis=1, keepdims=True)
+        sureness = (centred * self._towards).sum(axis=1)
+        self._sureness.follow(sureness, noise, heard)
+        self._rest.follow(centred - sureness[:, None] * self._towards, noise, heard)
         # What is known exactly is broadcast as it came: the same sum of parts could be another float.
         known = np.where((noise == 0)[:, None], received, self.before_projection())
         known = np.where(self._rest.heard[:, None] > 0, known, np.nan)
-        error = squared_error(self._common.variance, self._own.variance, self._rest.variance, len(received)) / len(
-            received
-        )
-        return Estimate(project_on_simplex(known), np.where(self._rest.heard > 0, error, np.nan))
+        return Estimate(project_on_simplex(known), self._expected_error())
+
+    def _expected_error(self) -> FloatArray:
+        """Per entry, `[class]`; not a number for a class that was never heard."""
+        num_classes = len(self._towards)
+        error = np.diag(self._sureness.covariance) + max(num_classes - 2, 0) * self._rest.variance
+        return np.where(self._rest.heard > 0, error / num_classes, np.nan)
 
     def before_projection(self) -> FloatArray:
         """The estimate of every class, `[class, entry]`, which may lie off the simplex."""
-        sureness = self._common.value + self._own.value
-        return np.asarray(1.0 / len(self._towards) + sureness * self._towards + self._rest.value)
+        return np.asarray(1.0 / len(self._towards) + self._sureness.mean[:, None] * self._towards + self._rest.mean)
 
-    def _coordinates(self, received: FloatArray, heard: BoolArray) -> tuple[FloatArray, FloatArray]:
-        """c + d `[class]` and w `[class, entry]` of what was heard; zero of what was not."""
-        centred = received - received.mean(axis=1, keepdims=True)
-        sureness = np.where(heard, (centred * self._towards).sum(axis=1), 0.0)
-        return sureness, np.where(heard[:, None], centred - sureness[:, None] * self._towards, 0.0)
+    def state(self) -> dict[str, FloatArray]:
+        return {**self._sureness.state(), **self._rest.state()}
 
-    def _follow_sureness(self, sureness: FloatArray, noise_var: FloatArray, heard: BoolArray) -> None:
-        common_noise, own_noise = noise_of_parts(noise_var)
-        if heard.sum() == 1:
-            # Nothing to compare a lone class with: what is known of one part tells of the other.
-            common, own = self._common, self._own
-            seen_own = sureness - common.value[0, 0]
-            seen_common = float(sureness[heard][0] - own.value[heard][0, 0])
-            own_noise = noise_var + common.variance[0] + common.drift
-            common_noise = noise_var[heard] + own.variance[heard] + own.drift
-        else:
-            exact = noise_var == 0
-            weights = exact.astype(np.float64) if exact.any() else np.where(heard, 1 / noise_var, 0.0)
-            seen_common = float(weights @ sureness / max(weights.sum(), 1e-300))
-            seen_own = sureness - seen_common
-        self._common.follow(np.array([[seen_common]]), common_noise)
-        self._own.follow(np.where(heard, seen_own, 0.0)[:, None], own_noise)
+    def restore(self, state: dict[str, FloatArray]) -> None:
+        self._sureness.restore(state)
+        self._rest.restore(state)
+
+
+class _Drift:
+    """The drift of a part, learned from its innovations.
+
+    A squared innovation is on average the variance that was expected of it and the drift, and varies by twice the
+    square of that. So much each one's excess counts; the first guess counts as if it were known up to its own size; and
+    what rounds have shown is slowly forgotten, for knowledge moves less and less. Where noise is loud the first guess
+    stays: so small a drift could not be told from it.
+    """
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self.evidence = np.zeros(2)  # Σ information · excess, Σ information
+
+    @property
+    def value(self) -> float:
+        weighed, information = self.evidence
+        prior = self._first**-2
+        return float(max((prior * self._first + weighed) / (prior + information), _LEAST_DRIFT))
+
+    def learn(self, squares: FloatArray, expected: FloatArray, dimensions: int = 1) -> None:
+        """From mean squares of so many dimensions each, `[row]`, and what was expected of them without any drift."""
+        information = dimensions / (2 * (expected + self.value) ** 2)
+        found = np.array([np.sum(information * (squares - expected)), np.sum(information)])
+        self.evidence = _MEMORY * self.evidence + found
+
+
+class _Sureness:
+    """c + d of every class together: P ← P + Q; G = P S⁻¹ with S = P + diag(v); s ← s + G(y − s); P ← P − G P.
+
+    Common and own parts are in the covariance: drift_c in all its entries, drift_d on its diagonal. So a class that is
+    heard much better than the others, or alone, tells of them what it can, and no more.
+    """
+
+    def __init__(self, parts: Parts, num_classes: int) -> None:
+        self.common, self.own = _Drift(parts.common.drift), _Drift(parts.own.drift)
+        self.mean = np.zeros(num_classes)
+        first = (parts.common.initial_variance, parts.own.initial_variance)
+        self.covariance = np.full((num_classes, num_classes), first[0]) + first[1] * np.eye(num_classes)
+        self.heard = np.zeros(num_classes)
+
+    def follow(self, observed: FloatArray, noise_var: FloatArray, heard: BoolArray) -> None:
+        """One round's sureness `[class]` and its noise; what was not heard only grows more uncertain."""
+        places = np.flatnonzero(heard)
+        self._learn_drifts(observed, noise_var, np.flatnonzero(heard & (self.heard > 0)))
+        prior = self.covariance + self.common.value + self.own.value * np.eye(len(observed))
+        total = prior[np.ix_(places, places)] + np.diag(noise_var[places])
+        gain = np.linalg.solve(total, prior[places]).T
+        self.mean = self.mean + gain @ (observed - self.mean)[places]
+        after = prior - gain @ prior[places]
+        self.covariance = (after + after.T) / 2
+        self.heard = np.maximum(self.heard, heard)
+
+    def _learn_drifts(self, observed: FloatArray, noise_var: FloatArray, places: IntArray) -> None:
+        """From the innovations' weighted mean, and from what they differ from it by.
+
+        A class's first innovation says how good the first guess was, and nothing of how knowledge moves.
+        """
+        if not len(places):
+            return
+        innovation, noise = (observed - self.mean)[places], noise_var[places]
+        expected = self.covariance[np.ix_(places, places)] + np.diag(noise)
+        weights = 1 / np.maximum(np.diag(expected), 1e-300)
+        weights = weights / weights.sum()
+        mean = float(weights @ innovation)
+        of_mean = float(weights @ expected @ weights + self.own.value * (weights**2).sum())
+        self.common.learn(np.array([mean**2]), np.array([of_mean]))
+        if len(places) > 1:
+            apart = np.eye(len(places)) - weights
+            # What a difference has of a class's own drift; nothing where that class is all of the mean.
+            left = 1 - 2 * weights + (weights**2).sum()
+            told = left > _TELLS
+            squares, of_each = (innovation - mean) ** 2, np.diag(apart @ expected @ apart.T)
+            self.own.learn(squares[told] / left[told], of_each[told] / left[told])
 
     def state(self) -> dict[str, FloatArray]:
         return {
-            f"{name}.{key}": value for name, part in self._filters().items() for key, value in vars(part.state).items()
+            "sureness": self.mean,
+            "covariance": self.covariance,
+            "sureness_heard": self.heard,
+            "drift_of_common": self.common.evidence,
+            "drift_of_own": self.own.evidence,
         }
 
     def restore(self, state: dict[str, FloatArray]) -> None:
-        for name, part in self._filters().items():
-            part.state = _State(**{key: state[f"{name}.{key}"] for key in vars(part.state)})
-
-    def _filters(self) -> dict[str, _Filter]:
-        return {"common": self._common, "own": self._own, "rest": self._rest}
+        self.mean, self.covariance, self.heard = state["sureness"], state["covariance"], state["sureness_heard"]
+        self.common.evidence, self.own.evidence = state["drift_of_common"], state["drift_of_own"]
 
 
-@dataclass
-class _State:
-    """x `[row, coordinate]`, p `[row]`, which rows were heard `[row]`, and what is known of the drift."""
+class _Rest:
+    """w of every class by itself, in K − 2 dimensions: p ← p + drift; g = p/(p + v); w ← w + g(y − w); p ← (1 − g)p."""
 
-    value: FloatArray
-    variance: FloatArray
-    heard: FloatArray
-    evidence: FloatArray
+    def __init__(self, part: Part, num_classes: int) -> None:
+        self.drift = _Drift(part.drift)
+        self.mean = np.zeros((num_classes, num_classes))
+        self.variance = np.full(num_classes, part.initial_variance)
+        self.heard = np.zeros(num_classes)
 
+    def follow(self, observed: FloatArray, noise_var: FloatArray, heard: BoolArray) -> None:
+        innovation = np.where(heard[:, None], observed - self.mean, 0.0)
+        counted, dimensions = heard & (self.heard > 0), len(self.mean) - 2
+        if dimensions > 0:
+            squares = (innovation[counted] ** 2).sum(axis=1) / dimensions
+            self.drift.learn(squares, (self.variance + noise_var)[counted], dimensions)
+        gain, self.variance = filter_step(self.variance, noise_var, self.drift.value)
+        self.mean = self.mean + gain[:, None] * innovation
+        self.heard = np.maximum(self.heard, heard)
 
-class _Filter:
-    """Rows of coordinates of one part. Their drift is common, and learned from the innovations.
+    def state(self) -> dict[str, FloatArray]:
+        return {"rest": self.mean, "variance": self.variance, "heard": self.heard, "drift": self.drift.evidence}
 
-    The mean of a row's squared innovations is p + drift + v on average, with a variance of 2(p + drift + v)² over the
-    number of its dimensions. That much each row's excess counts, the first guess counts as if it were known up to its
-    own size, and what rounds have shown is slowly forgotten, for knowledge moves less and less. Where noise is loud the
-    first guess stays: so small a drift could not be told from it.
-    """
-
-    def __init__(self, part: Part, num_rows: int, num_coordinates: int, dimensions: int | None = None) -> None:
-        self._first_drift = part.drift
-        self._dimensions = num_coordinates if dimensions is None else dimensions
-        self.state = _State(
-            np.zeros((num_rows, num_coordinates)),
-            np.full(num_rows, part.initial_variance),
-            np.zeros(num_rows),
-            np.zeros(2),  # Σ information · excess, Σ information
-        )
-
-    @property
-    def value(self) -> FloatArray:
-        return self.state.value
-
-    @property
-    def variance(self) -> FloatArray:
-        return self.state.variance
-
-    @property
-    def heard(self) -> FloatArray:
-        return self.state.heard
-
-    @property
-    def drift(self) -> float:
-        weighed, information = self.state.evidence
-        prior = self._first_drift**-2
-        return float(max((prior * self._first_drift + weighed) / (prior + information), _LEAST_DRIFT))
-
-    def follow(self, observed: FloatArray, noise_var: FloatArray) -> None:
-        """One round's observation `[row, coordinate]` of this noise `[row]`, infinite where nothing was heard."""
-        before, heard = self.state, np.isfinite(noise_var)
-        innovation = np.where(heard[:, None], observed - before.value, 0.0)
-        evidence = self._evidence_after(innovation, noise_var, heard)
-        self.state = replace(before, evidence=evidence)
-        gain, variance = filter_step(before.variance, noise_var, self.drift)
-        value = before.value + gain[:, None] * innovation
-        self.state = _State(value, variance, np.maximum(before.heard, heard), evidence)
-
-    def _evidence_after(self, innovation: FloatArray, noise_var: FloatArray, heard: BoolArray) -> FloatArray:
-        """A row's first innovation says how good the first guess was, and nothing of how knowledge moves."""
-        counted = np.logical_and(heard, self.heard > 0)
-        if self._dimensions == 0:
-            return self.state.evidence
-        variance, noise = self.variance[counted], noise_var[counted]
-        excess = (innovation[counted] ** 2).sum(axis=1) / self._dimensions - noise - variance
-        information = self._dimensions / (2 * (variance + self.drift + noise) ** 2)
-        found = np.array([np.sum(information * excess), np.sum(information)])
-        return np.asarray(_MEMORY * self.state.evidence + found)
+    def restore(self, state: dict[str, FloatArray]) -> None:
+        self.mean, self.variance, self.heard = state["rest"], state["variance"], state["heard"]
+        self.drift.evidence = state["drift"]
 
 
 def make_receiver(name: str, num_classes: int, drift: float) -> Receiver | None:

@@ -78,7 +78,8 @@ class Link:
 
     def slip(self, this: AirRound) -> complex:
         """h/ĥ of the audited device: how its signal arrives against what it should, 1 where channels are known."""
-        return 1.0 if this.known is this.channel else complex(this.channel[self.device] / this.known[self.device])
+        known = this.known[self.device]
+        return 1.0 if this.known is this.channel or known == 0 else complex(this.channel[self.device] / known)
 
     def counted_noise_var(self, this: AirRound) -> FloatArray:
         """c of the audited device as it really was, `[row]`, in units in which it has its usual weight.

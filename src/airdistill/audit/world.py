@@ -120,7 +120,7 @@ def _sum_of_others(
     """Σ_{j≠i} w_j q_j as it arrives, `[row, entry]`; a class that a device lacks has weight zero and is no number."""
     weights = design.weights.copy()
     if known is not channel:
-        weights *= (channel / known).real[:, None]
+        weights *= np.divide(channel, known, out=np.zeros_like(channel), where=known != 0).real[:, None]
     weights[link.device] = 0.0
     spoken = np.where(weights[:, :, None] != 0, vectors, 0.0)
     return np.asarray(np.einsum("ik,ikd->kd", weights, spoken))

@@ -30,9 +30,10 @@ def weights_of_speakers(weights: FloatArray, speaking: BoolArray | None) -> Floa
 def squared_bias_bound(weights: FloatArray, speaking: BoolArray | None, shape: tuple[int, ...]) -> FloatArray:
     """At most ‖Σ_i w'_i q_i − Σ_i w_i q_i‖² of each class, `[..., class]`: 2 (weight of the silent)².
 
-    `shape` is that of the channels, `[..., device]`.
+    `shape` is that of the channels, `[..., device]`. A class that nobody speaks for is not received at all: no bias.
     """
     if speaking is None:
         return np.zeros((*shape[:-1], weights.shape[1]))
     missing = np.where(speaking[..., None], 0.0, weights).sum(axis=-2)
-    return np.asarray((SIMPLEX_DIAMETER * missing) ** 2)
+    spoken = np.where(speaking[..., None], weights, 0.0).any(axis=-2)
+    return np.where(spoken, (SIMPLEX_DIAMETER * missing) ** 2, 0.0)
