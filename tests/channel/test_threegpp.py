@@ -281,8 +281,13 @@ def test_what_the_standard_does_not_cover_is_refused(changes, field, rule):
 
 
 def test_rules_of_the_standard_bind_only_its_own_channels():
-    load("paper", ["radio.carrier=433 MHz", "radio.distance=5 m", "radio.delay_spread=1 us"])
-    load("paper", ["fleet.devices=1", "radio.gains=[[1, 0]]", "radio.fading=umi", "radio.carrier=433 MHz"])
+    near = load("paper", ["radio.carrier=433 MHz", "radio.distance=5 m", "radio.delay_spread=1 us"])
+    assert near.radio.carrier == pytest.approx(433e6)
+    with pytest.raises(InputError, match="must lie between"):
+        load("paper", ["radio.carrier=433 MHz", "radio.fading=umi"])
+    # Fixed gains stand for any fading.
+    given = load("paper", ["fleet.devices=1", "radio.gains=[[1, 0]]", "radio.fading=umi", "radio.carrier=433 MHz"])
+    assert channel_source(given).round_channel(7) == pytest.approx(np.array([1 + 0j]))
 
 
 @pytest.mark.usefixtures("sionna")

@@ -98,8 +98,7 @@ class Demand:
         if self.alone:
             return own_noise_for_budget(shift, budget, importance)
         needed = noise_for_budget(shift, budget, importance, self.floor)
-        # A floor may be infinite for a class that cannot be sent; nothing is demanded of it.
-        return np.where((shift > 0) & np.isfinite(needed), needed, 0.0)
+        return np.where(shift > 0, needed, 0.0)
 
 
 def _check_left(left: FloatArray) -> None:

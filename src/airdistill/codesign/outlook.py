@@ -18,7 +18,6 @@ from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 
 RECEIVERS = ("linear", "projected", "tracking")
-PAPERS_DESIGN = "the paper's accountant"
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def _steps(plan: Plan, channels: ComplexArray) -> Iterator[Step]:
     }
     scenario = changed(scenario, plain)
     if np.isfinite(plan.fleet.epsilon).any():
-        yield Step(PAPERS_DESIGN, _noise_var(scenario, plan, channels), _paper_suffices(scenario, plan))
+        yield Step("the paper's accountant", _noise_var(scenario, plan, channels), _paper_suffices(scenario, plan))
     for name, change in _taken_in_turn(scenario):
         scenario = changed(scenario, change)
         yield Step(name, _noise_var(scenario, plan, channels))

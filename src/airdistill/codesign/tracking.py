@@ -1,4 +1,4 @@
-"""The error of each receiver, as the planner foresees it; the filter's own recursion is shared with the receiver.
+"""Knowledge in parts, as the tracking receiver filters it, and the error of each receiver, as the planner foresees it.
 
 For a receiver with a bias, and with E_{i,t} = Σ_k (B_i^k/B_i) E‖r̂^k − q^k‖²,
 Ω_i = 3f_max/(η0√T) + 6γ²L2² T^{-3/2} Σ_t √t E_{i,t}  (theory section 2).
@@ -173,15 +173,11 @@ class _Recursion:
         _, self._rest = filter_step(self._rest, noise_var, parts.rest.drift)
 
     def squared_error(self, length: int) -> FloatArray:
-        return squared_error(self._common, self._own, self._rest, length)
+        """Of a class's whole vector of K entries, `[candidate, class]`."""
+        return np.asarray(self._common + self._own + max(length - 2, 0) * self._rest)
 
 
 def _sum_of_powers(after: int, last: FloatArray, power: float) -> FloatArray:
     """Σ t^power over after < t ≤ last, by the midpoints' integral; for thousands of terms as good as exact."""
     ends = [(np.maximum(end, after) + 0.5) ** (power + 1) for end in (last, np.asarray(float(after)))]
     return np.asarray((ends[0] - ends[1]) / (power + 1))
-
-
-def squared_error(common: FloatArray, own: FloatArray, rest: FloatArray, length: int) -> FloatArray:
-    """Of a class's whole vector of K entries, from the variance of a coordinate of each part, `[..., class]`."""
-    return np.asarray(common + own + max(length - 2, 0) * rest)
