@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
+from airdistill.codesign.shared_knowledge import ClassMeans
 from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
 
 DYNAMICS = TrajectoryDynamics(0.01, 1.0, 1.0, 1.0)
@@ -63,5 +64,5 @@ fleets = st.integers(0, 10**9).map(random_fleet)
 def uplink_of(fleet: RandomFleet, trust: str, **choices) -> KnowledgeUplink:
     unknown = np.full(len(fleet.mu), np.nan)  # ε and δ are in μ already
     realised = RealisedFleet(fleet.class_counts, fleet.peak_power_w, unknown, unknown, fleet.mu)
-    given = {"model": fleet.model} | choices
-    return KnowledgeUplink(realised, fleet.channel_noise_var, trust=trust, relabel=False, dynamics=DYNAMICS, **given)
+    shared = ClassMeans(realised, choices.pop("model", fleet.model), False, DYNAMICS)
+    return KnowledgeUplink(realised, fleet.channel_noise_var, trust, shared, **choices)

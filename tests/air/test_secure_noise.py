@@ -19,6 +19,7 @@ from airdistill.air.signal import receive, superpose, superpose_apart
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
 from airdistill.codesign.orthogonal_uplink import OrthogonalUplink
+from airdistill.codesign.shared_knowledge import ClassMeans
 from airdistill.codesign.transceiver import design_links, design_round
 from airdistill.errors import AirDistillError
 from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
@@ -47,7 +48,9 @@ def knowledge_grid(trust, mu=MU, repeats=1):
 def orthogonal_grid(mu=MU, repeats=1):
     fleet = RealisedFleet(COUNTS, POWER, mu, mu, mu)
     dynamics = TrajectoryDynamics(0.05, 10.0, 2.0, 4.0)
-    design = OrthogonalUplink(fleet, 1e-15, "device", "fleet_noise", False, dynamics).design(CHANNEL, ROUNDS, 1)
+    design = OrthogonalUplink(fleet, 1e-15, "fleet_noise", ClassMeans(fleet, "device", False, dynamics)).design(
+        CHANNEL, ROUNDS, 1
+    )
     return design, SecureGrid.of(design, CHANNEL, np.full(COUNTS.shape, DIAMETER), 3 * repeats, 3.0, own=True)
 
 

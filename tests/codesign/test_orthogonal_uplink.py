@@ -6,6 +6,7 @@ from random_fleets import TRUSTS, random_fleet
 
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.orthogonal_uplink import OrthogonalUplink
+from airdistill.codesign.shared_knowledge import ClassMeans
 from airdistill.codesign.transceiver import design_round
 from airdistill.privacy.sensitivity import TrajectoryDynamics, aggregation_weights, required_noise_var
 
@@ -14,7 +15,9 @@ DYNAMICS = TrajectoryDynamics(0.05, 10.0, 2.0, 4.0)
 
 def uplink_of(fleet, trust):
     realised = RealisedFleet(fleet.class_counts, fleet.peak_power_w, fleet.mu, fleet.mu, fleet.mu)
-    return OrthogonalUplink(realised, fleet.channel_noise_var, fleet.model, trust, False, DYNAMICS)
+    return OrthogonalUplink(
+        realised, fleet.channel_noise_var, trust, ClassMeans(realised, fleet.model, False, DYNAMICS)
+    )
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
@@ -63,7 +66,7 @@ def test_sharing_saves_as_many_times_the_noise_as_there_are_alike_devices():
     """Privacy-limited and all alike: together max_i req, apart Σ_i req."""
     counts, mu, devices = np.full((6, 3), 20), np.full(6, 0.3), 6
     realised = RealisedFleet(counts, np.full(6, 1e9), mu, mu, mu)
-    apart = OrthogonalUplink(realised, 1.0, "device", "receiver_noise", False, DYNAMICS)
+    apart = OrthogonalUplink(realised, 1.0, "receiver_noise", ClassMeans(realised, "device", False, DYNAMICS))
     together = design_round(counts, np.ones(6), 1e9, 1.0, apart.required(10), "receiver_noise")
     ratio = apart.design(np.ones(6), 10, 1).effective_noise_var / together.effective_noise_var
     assert ratio == pytest.approx(np.full(3, devices))

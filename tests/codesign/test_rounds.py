@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from random_fleets import TRUSTS, random_fleet
+from random_fleets import TRUSTS, random_fleet, uplink_of
 
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.paper_rounds import paper_rounds
 from airdistill.codesign.rounds import GapObjective, below_outage, exact_rounds, least_integer
+from airdistill.codesign.shared_knowledge import ClassMeans
 from airdistill.codesign.transceiver import design_round
 from airdistill.privacy.accountant import gaussian_mu, paper_mu
 from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
@@ -79,11 +80,7 @@ def test_trajectory_is_scanned_over_every_number_of_rounds(trust, seed):
 @given(st.integers(0, 10**6), st.sampled_from(TRUSTS), st.sampled_from([30, 2000, 10**6]))
 def test_no_neighbour_beats_the_optimum(seed, trust, largest):
     fleet = random_fleet(seed)
-    uplink = KnowledgeUplink(
-        RealisedFleet(fleet.class_counts, fleet.peak_power_w, fleet.mu, fleet.mu, fleet.mu),
-        fleet.channel_noise_var, fleet.model, trust, False, DYNAMICS,
-    )  # fmt: skip
-    objective = GapObjective.over(uplink, channels_of(fleet, 40, seed), CONSTANTS)
+    objective = GapObjective.over(uplink_of(fleet, trust), channels_of(fleet, 40, seed), CONSTANTS)
     best = objective.best_rounds(largest)
     assert 1 <= best <= largest
     for neighbour in {1, best - 1, best + 1, largest} - {0, largest + 1, best}:
@@ -104,7 +101,7 @@ def test_the_order_of_devices_does_not_matter():
 
 def privacy_limited_rounds(counts, mu, model):
     fleet = RealisedFleet(counts, np.ones(len(mu)), mu, mu, mu)
-    uplink = KnowledgeUplink(fleet, 1.0, model, "receiver_noise", False, DYNAMICS)
+    uplink = KnowledgeUplink(fleet, 1.0, "receiver_noise", ClassMeans(fleet, model, False, DYNAMICS))
     return GapObjective.over(uplink, np.ones((1, len(mu))), CONSTANTS).privacy_limited_rounds()
 
 

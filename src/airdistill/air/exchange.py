@@ -93,21 +93,21 @@ def over_the_air(
     return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size, aimed=aimed)
 
 
-def gradient_over_the_air(
+def vector_over_the_air(
     weights: FloatArray,
-    gradients: FloatArray,
+    vectors: FloatArray,
     design: RoundDesign,
     channel: ComplexArray,
     noise: Noise,
     slot_s: float,
-    clip_norm: float,
+    largest_norm: float,
 ) -> Heard:
-    """Gradients `[device, parameter]`, to be summed with these weights `[device]`, through one round's channel."""
-    energy_slots = gradients.shape[1] / clip_norm**2
-    transmitted = noise.transmit(design, gradients[:, None], energy_slots)
+    """One vector of each device, `[device, entry]`, of that norm at most, through one round's channel: a gradient, or
+    all predictions on a public set. They are to be summed with these weights, `[device]`."""
+    transmitted = noise.transmit(design, vectors[:, None], vectors.shape[1] / largest_norm**2)
     received = receive(superpose(transmitted, channel, noise.receiver), design.rx_scale)
-    ideal = (weights @ gradients)[None]
-    return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size)
+    ideal, aimed = ((shares @ vectors)[None] for shares in (weights, design.weights[:, 0]))
+    return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size, aimed=aimed)
 
 
 def one_after_another(

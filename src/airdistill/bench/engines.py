@@ -16,7 +16,7 @@ from airdistill.bench.naive import NaiveDevice, naive_round
 from airdistill.channel.sources import channel_source
 from airdistill.codesign.plan import plan
 from airdistill.data.assignment import assign_samples
-from airdistill.data.datasets import load_dataset
+from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.privacy.sensitivity import aggregation_weights
@@ -100,7 +100,7 @@ def _torch(scenario_name: str) -> Callable[[int], None]:
 def _naive(scenario_name: str) -> Callable[[int], None]:
     """With PyTorch as it comes: a thread for each core, the ordinary layout, memory as the system hands it out."""
     scenario = _full_batch(scenario_name)
-    dataset = load_dataset(scenario.data.dataset)
+    dataset, _ = load_data(scenario)
     shares = assign_samples(scenario, dataset.y_train)
     fleet = LearningFleet.of(dataset, shares.indices, scenario.model_names, scenario.seed, Engine())
     devices = [NaiveDevice(learner.model, *learner.samples_and_labels()) for learner in fleet.learners]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -15,14 +16,52 @@ from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.sensitivity import (
     JOINT_MODELS,
     AccumulatedShift,
+    ConstantShift,
+    Shift,
     TrajectoryDynamics,
     classes_moved,
     required_for_shift,
 )
 
 
+class Demand(Protocol):
+    """Noise that privacy asks for, `[device, row]`, at every device's usual weight."""
+
+    @property
+    def shift(self) -> Shift: ...
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether T rounds ask for T times what one asks for."""
+
+    def of_rounds(self, num_rounds: int) -> FloatArray:
+        """The same in each of T rounds."""
+
+    def of_rest(self, num_rounds: int, round_index: int, spent: FloatArray) -> FloatArray:
+        """In round t of T, when the rounds before have cost `spent` `[device, row]`."""
+
+
+@dataclass(frozen=True)
+class OneVectorDemand:
+    """Of one vector a round, whose squared shift is always the same: T·shift/μ² in each."""
+
+    shift: ConstantShift
+    mu: FloatArray
+    is_linear = True
+
+    def of_rounds(self, num_rounds: int) -> FloatArray:
+        return np.asarray(self.shift.after(num_rounds) / self.mu[:, None] ** 2)
+
+    def of_rest(self, num_rounds: int, round_index: int, spent: FloatArray) -> FloatArray:
+        squared_mu = self.mu[:, None] ** 2
+        # Who asked for no privacy may have spent without limit, and has no less left.
+        left = squared_mu - np.where(np.isinf(squared_mu), 0.0, spent)
+        _check_left(left[:, 0])
+        return np.asarray(self.shift.after(num_rounds - round_index + 1) / left)
+
+
 @dataclass
-class Demand:
+class ClassDemand:
     """What a sensitivity model demands of a fleet, `[device, class]`, at every device's usual weight.
 
     `split` says that a joint model's budget is shared out over the classes to make Σ_k α_k v_k least, and not equally.

@@ -1,4 +1,4 @@
-"""Knowledge sent by all devices at once: the paper's uplink."""
+"""Knowledge of either kind sent by all devices at once: the paper's uplink."""
 
 from __future__ import annotations
 
@@ -11,26 +11,20 @@ import numpy as np
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.channel.csi import ChannelError
 from airdistill.codesign.constants import LearningConstants
-from airdistill.codesign.convergence import fleet_effective_noise, over_fleet
 from airdistill.codesign.demand import Demand
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
-from airdistill.codesign.paper_rounds import paper_rounds
 from airdistill.codesign.paper_transceiver import design_round_paper, privacy_stringency
+from airdistill.codesign.shared_knowledge import SharedKnowledge
 from airdistill.codesign.silence import speaks, squared_bias_bound, weights_of_speakers
 from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var, noise_by_trust
 from airdistill.codesign.trust import FleetNoise, TrustModel, trust_model
-from airdistill.privacy.sensitivity import (
-    SENSITIVITY_MODELS,
-    AccumulatedShift,
-    TrajectoryDynamics,
-    aggregation_weights,
-)
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS, Shift
 
 
 @dataclass(frozen=True)
 class KnowledgeUplink:
-    """K vectors of K entries from every device, on top of each other; K² slots.
+    """The rows of what is `shared` from every device, on top of each other, a slot for each entry.
 
     Devices whose |h|² is below `truncation` are silent in a round. Channels are known up to `error`. With `carry_over`
     what a round leaves of its share of μ² goes to the later ones; with `split_budget` a joint model's budget is shared
@@ -40,10 +34,8 @@ class KnowledgeUplink:
 
     fleet: RealisedFleet
     channel_noise_var: float
-    model: str
     trust: str
-    relabel: bool
-    dynamics: TrajectoryDynamics
+    shared: SharedKnowledge
     transceiver: str = "optimal"
     truncation: float = 0.0
     error: ChannelError = field(default_factory=ChannelError)
@@ -53,44 +45,54 @@ class KnowledgeUplink:
     noise_on_both_axes: bool = True
     min_devices: int = 1
 
-    kind = "knowledge"
-    payload = "knowledge"
-    largest_norm = 1.0
+    @property
+    def kind(self) -> str:
+        return self.shared.kind
+
+    @property
+    def payload(self) -> str:
+        return self.shared.payload
+
+    @property
+    def model(self) -> str:
+        return self.shared.model
 
     @property
     def num_rows(self) -> int:
-        return self.fleet.num_classes
+        return self.shared.num_rows
 
     @property
     def vector_length(self) -> int:
-        return self.fleet.num_classes
+        return self.shared.vector_length
+
+    @property
+    def largest_norm(self) -> float:
+        return self.shared.largest_norm
 
     @property
     def num_slots(self) -> int:
-        return self.fleet.num_classes**2
+        return self.num_rows * self.vector_length
 
     @cached_property
     def demand(self) -> Demand:
-        return Demand(
-            self.fleet, self.model, self.relabel, self.dynamics, self.split_budget, self._counts_alone, self.floor
-        )
+        return self.shared.demand(self.split_budget, self._counts_alone, self.floor)
 
     @property
     def _counts_alone(self) -> bool:
         """Whether a device counts on noise of its own."""
         return self.trust == "own_noise"
 
-    def shift(self, model: str) -> AccumulatedShift:
-        return AccumulatedShift(self.fleet.class_counts, model, self.dynamics)
+    def shift(self, model: str) -> Shift:
+        return self.shared.shift(model)
 
     @cached_property
-    def _shifts(self) -> dict[str, AccumulatedShift]:
+    def _shifts(self) -> dict[str, Shift]:
         return {model: self.shift(model) for model in SENSITIVITY_MODELS}
 
-    @cached_property
+    @property
     def usual_weights(self) -> FloatArray:
-        """Of a round in which everybody speaks, `[device, class]`."""
-        return aggregation_weights(self.fleet.class_counts)
+        """Of a round in which everybody speaks, `[device, row]`."""
+        return self.shared.usual_weights
 
     def weights(self, round_index: int) -> FloatArray:  # noqa: ARG002
         return self.usual_weights
@@ -130,7 +132,7 @@ class KnowledgeUplink:
         weights = weights_of_speakers(self.usual_weights, self._speaks(channels))
         return Links.weighted(
             weights,
-            float(self.fleet.num_classes),
+            self.vector_length / self.largest_norm**2,
             self._heard(channels),
             self.fleet.peak_power_w,
             self.channel_noise_var,
@@ -186,7 +188,7 @@ class KnowledgeUplink:
         return noise_var
 
     def squared_bias(self, channels: ComplexArray) -> FloatArray:
-        return squared_bias_bound(self.usual_weights, self._speaks(channels), channels.shape)
+        return squared_bias_bound(self.usual_weights, self._speaks(channels), channels.shape, self.shared.diameter)
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
         return self._links(channels).channel_floor
@@ -228,13 +230,13 @@ class KnowledgeUplink:
         return num_draws
 
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
-        return fleet_effective_noise(self.fleet.class_counts, noise_var)
+        return np.asarray(self.vector_length * self.shared.over_fleet(noise_var))
 
     def over_fleet(self, of_row: FloatArray) -> FloatArray:
-        return over_fleet(self.fleet.class_counts, of_row)
+        return self.shared.over_fleet(of_row)
 
     def noise_factor(self, constants: LearningConstants) -> float:
         return constants.noise_factor
 
     def paper_rounds(self, constants: LearningConstants) -> float:
-        return paper_rounds(self.fleet.class_counts, self.fleet.epsilon, self.fleet.delta, constants)
+        return self.shared.paper_rounds(constants)

@@ -33,7 +33,9 @@ class _AloneDesign:
 class OrthogonalUplink(KnowledgeUplink):
     """K² slots for each device."""
 
-    kind = "orthogonal_knowledge"
+    @property
+    def kind(self) -> str:
+        return "orthogonal_knowledge"
 
     @property
     def num_slots(self) -> int:

@@ -108,7 +108,8 @@ def plan(
     5. forecast every device's ε at the end under each sensitivity model;
     6. say what all this assumes and what to beware of.
 
-    `uplink` says what is sent: "knowledge", "orthogonal_knowledge", or the "gradient" of a model of `num_parameters`.
+    `uplink` says what is sent: "knowledge", "public_knowledge", "orthogonal_knowledge", or the "gradient" of a model of
+    `num_parameters`.
     `spent_squared_mu` `[device]` is what earlier runs of the same devices have spent: the plan has the rest.
     """
     fleet = realise_fleet(scenario, spent_squared_mu)
@@ -167,7 +168,7 @@ def choose_uplink(
         return made
 
     privacy, learning, asked = scenario.privacy, scenario.learning, scenario.radio.truncation
-    if asked != "optimal" or kind != "knowledge":
+    if asked != "optimal" or kind not in ("knowledge", "public_knowledge"):
         return choice(asked if isinstance(asked, float) else 0.0, channels)
     fixed = learning.rounds if isinstance(learning.rounds, int) else None
     if learning.rounds == "paper":
@@ -176,7 +177,7 @@ def choose_uplink(
     threshold = best_truncation(
         channels,
         lambda threshold, draws: gap_objective(scenario, choice(threshold, draws), draws),
-        fleet.num_classes,
+        choice(0.0, channels).num_rows,
         fixed,
         learning.max_rounds,
     )

@@ -19,6 +19,7 @@ from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.convergence import biased_gap, fleet_gap, misalignment_gap
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
+from airdistill.codesign.shared_knowledge import ClassMeans
 from airdistill.codesign.tracking import ReceiverError
 from airdistill.codesign.uplink import Uplink
 from airdistill.privacy.sensitivity import TrajectoryDynamics
@@ -67,13 +68,12 @@ def exact_rounds(
     mu = np.asarray(mu, dtype=np.float64)
     unknown = np.full(mu.shape, np.nan)  # ε and δ are in μ already
     power_w = np.broadcast_to(np.asarray(peak_power_w, dtype=np.float64), mu.shape)
+    fleet = RealisedFleet(np.asarray(class_counts), power_w, unknown, unknown, mu)
     uplink = KnowledgeUplink(
-        fleet=RealisedFleet(np.asarray(class_counts), power_w, unknown, unknown, mu),
+        fleet=fleet,
         channel_noise_var=channel_noise_var,
-        model=model,
         trust=trust,
-        relabel=relabel,
-        dynamics=TrajectoryDynamics.of(constants if dynamics is None else dynamics),
+        shared=ClassMeans(fleet, model, relabel, TrajectoryDynamics.of(constants if dynamics is None else dynamics)),
     )
     return GapObjective.over(uplink, np.atleast_2d(channels), constants, outage).best_rounds(max_rounds)
 

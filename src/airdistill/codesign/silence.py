@@ -2,7 +2,8 @@
 
 One device in a fade holds the power of all the others down. Left out of a round, it is not charged for it either; the
 weights of those who speak are raised to sum to one again, and the average of a class is off by at most √2 times the
-weight of those who are missing: two averages over a simplex of diameter √2.
+weight of those who are missing: two averages over a simplex of diameter √2. (Of public predictions the diameter is
+another.)
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ def weights_of_speakers(weights: FloatArray, speaking: BoolArray | None) -> Floa
     return divide_or(spoken, spoken.sum(axis=-2, keepdims=True), 0.0)
 
 
-def squared_bias_bound(weights: FloatArray, speaking: BoolArray | None, shape: tuple[int, ...]) -> FloatArray:
-    """At most ‖Σ_i w'_i q_i − Σ_i w_i q_i‖² of each class, `[..., class]`: 2 (weight of the silent)².
+def squared_bias_bound(
+    weights: FloatArray, speaking: BoolArray | None, shape: tuple[int, ...], diameter: float = SIMPLEX_DIAMETER
+) -> FloatArray:
+    """At most ‖Σ_i w'_i q_i − Σ_i w_i q_i‖² of each row, `[..., row]`: (diameter · weight of the silent)².
 
-    `shape` is that of the channels, `[..., device]`. A class that nobody speaks for is not received at all: no bias.
+    `shape` is that of the channels, `[..., device]`. A row that nobody speaks for is not received at all: no bias.
     """
     if speaking is None:
         return np.zeros((*shape[:-1], weights.shape[1]))
     missing = np.where(speaking[..., None], 0.0, weights).sum(axis=-2)
     spoken = np.where(speaking[..., None], weights, 0.0).any(axis=-2)
-    return np.where(spoken, (SIMPLEX_DIAMETER * missing) ** 2, 0.0)
+    return np.where(spoken, (diameter * missing) ** 2, 0.0)

@@ -18,8 +18,13 @@ from airdistill.privacy.sensitivity import Shift
 class Uplink(Protocol):
     """A way to the server. What is counted and required refers to each device's usual weight."""
 
-    kind: str
-    payload: str
+    @property
+    def kind(self) -> str:
+        """Its name in plans and ledgers."""
+
+    @property
+    def payload(self) -> str:
+        """What it sends, in words."""
 
     @property
     def model(self) -> str:

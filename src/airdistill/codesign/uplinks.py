@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,9 +13,10 @@ from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.orthogonal_uplink import OrthogonalUplink
 from airdistill.codesign.participation import Participation
+from airdistill.codesign.shared_knowledge import ClassMeans, PublicRows, SharedKnowledge
 from airdistill.codesign.uplink import Uplink
-from airdistill.errors import InputError
-from airdistill.scenario.model import Scenario
+from airdistill.errors import NOT_GIVEN, InputError
+from airdistill.scenario.model import Public, Scenario
 
 _FOR_KNOWLEDGE = "put it into [overrides.ota_fd]"
 
@@ -41,27 +43,67 @@ def uplink_for(
 
 def _knowledge(scenario: Scenario, fleet: RealisedFleet, _: int | None, choices: Choices) -> KnowledgeUplink:
     _refuse_sampling(scenario)
-    return _of_knowledge(KnowledgeUplink, scenario, fleet, scenario.radio.transceiver, choices)
+    shared = _class_means(scenario, fleet)
+    return _of_knowledge(KnowledgeUplink, shared, scenario, fleet, scenario.radio.transceiver, choices)
+
+
+def _public(scenario: Scenario, fleet: RealisedFleet, _: int | None, choices: Choices) -> KnowledgeUplink:
+    if scenario.privacy.sensitivity != "device":
+        rule = "predictions of a trained model have no other bound than the whole device's: declare device"
+        raise InputError("privacy.sensitivity", scenario.privacy.sensitivity, rule)
+    _refuse_sampling(scenario)
+    _refuse_paper_transceiver(scenario)
+    shared = public_rows(scenario, fleet)
+    return _of_knowledge(KnowledgeUplink, shared, scenario, fleet, "optimal", choices)
+
+
+def public_rows(scenario: Scenario, fleet: RealisedFleet) -> PublicRows:
+    """What a round sends of a scenario's public set: all of its samples or a part, a device's answers held to a share.
+
+    A device under shards holds so many of K classes by the scenario's own word: it is not asked for more answers
+    than their share of the samples, which spares noise for all.
+    """
+    public = declared_public(scenario)
+    rows = public.rows_a_round
+    most = public.answers_per_device
+    if most is None:
+        held = scenario.data.classes_per_device if scenario.data.partition == "shards" else None
+        most = rows if held is None else math.ceil(rows * min(1.0, held / fleet.num_classes))
+    return PublicRows(fleet, rows, min(most, rows))
+
+
+def declared_public(scenario: Scenario) -> Public:
+    if scenario.public is None:
+        raise InputError("public", NOT_GIVEN, "knowledge on a public set needs one: --set public.samples=3000")
+    return scenario.public
+
+
+def _class_means(scenario: Scenario, fleet: RealisedFleet) -> ClassMeans:
+    return ClassMeans(fleet, scenario.privacy.sensitivity, scenario.privacy.relabel, training_dynamics(scenario))
 
 
 def _orthogonal(scenario: Scenario, fleet: RealisedFleet, _: int | None, choices: Choices) -> KnowledgeUplink:
     _refuse_sampling(scenario)
     _refuse_paper_transceiver(scenario)
     _refuse_weak_channels(scenario, "put it into [overrides.airdistill]")
-    return _of_knowledge(OrthogonalUplink, scenario, fleet, "optimal", choices)
+    shared = _class_means(scenario, fleet)
+    return _of_knowledge(OrthogonalUplink, shared, scenario, fleet, "optimal", choices)
 
 
 def _of_knowledge(
-    kind: type[KnowledgeUplink], scenario: Scenario, fleet: RealisedFleet, transceiver: str, choices: Choices
+    kind: type[KnowledgeUplink],
+    shared: SharedKnowledge,
+    scenario: Scenario,
+    fleet: RealisedFleet,
+    transceiver: str,
+    choices: Choices,
 ) -> KnowledgeUplink:
     privacy = scenario.privacy
     return kind(
         fleet,
         channel_noise_var(scenario),
-        privacy.sensitivity,
         privacy.trust,
-        privacy.relabel,
-        training_dynamics(scenario),
+        shared,
         transceiver,
         choices.truncation,
         ChannelError.of(scenario),
@@ -115,6 +157,7 @@ def _refuse_paper_transceiver(scenario: Scenario) -> None:
 
 _MAKERS: dict[str, Callable[[Scenario, RealisedFleet, int | None, Choices], Uplink]] = {
     "knowledge": _knowledge,
+    "public_knowledge": _public,
     "orthogonal_knowledge": _orthogonal,
     "gradient": _gradient,
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from airdistill.arrays import IntArray
-from airdistill.data.datasets import load_train_labels
 from airdistill.data.partition import Partition, partition_dirichlet, partition_iid, partition_shards
+from airdistill.data.public import private_labels
 from airdistill.errors import InputError
 from airdistill.scenario.model import Scenario
 from airdistill.streams import stream
@@ -16,7 +16,7 @@ def class_counts(scenario: Scenario) -> IntArray:
     """Samples by device and class `[device, class]`: as declared, or as the partition of the data gives them."""
     if scenario.data.class_counts is not None:
         return np.array(scenario.data.class_counts, dtype=np.int64)
-    return assign_samples(scenario, load_train_labels(scenario.data.dataset)).class_counts
+    return assign_samples(scenario, private_labels(scenario)).class_counts
 
 
 def assign_samples(scenario: Scenario, labels: IntArray) -> Partition:

@@ -62,6 +62,24 @@ def load_train_labels(source: str) -> IntArray:
     return load_dataset(source).y_train
 
 
+def read_samples(source: str) -> NDArray[np.generic]:
+    """Samples without labels: `x_public` (or `x_train`) of an .npz file, or the training images of a folder."""
+    path = Path(source)
+    if path.is_dir():
+        return _as_samples(_from_folder(path, "train-images-idx3-ubyte"), source)
+
+    def choose(names: list[str]) -> list[str]:
+        found = [name for name in names if name in ("x_public", "x_train")]
+        if not found:
+            raise DataError(f"{path}: has neither x_public nor x_train")
+        return [min(found)]  # x_public first
+
+    (samples,) = read_npz(path, choose).values()
+    if samples.ndim < 2 or len(samples) == 0:
+        raise DataError(f"{path}: samples of shape {samples.shape}: must be [sample, ...]")
+    return _as_samples(samples, source)
+
+
 def _embedded(name: str) -> NDArray[np.generic]:
     path = Path(str(resources.files("airdistill") / "data" / "mnist" / f"{name}.xz"))
 

@@ -126,6 +126,17 @@ def gradient_sensitivity(samples_per_device: ArrayLike, model: str, clip_norm: f
     return np.asarray(2 * clip_norm / (np.ones_like(samples) if model == "device" else samples))
 
 
+def public_rows_sensitivity(most_answers: int) -> float:
+    """L2 sensitivity of a whole device's predictions on a public set, of which it answers V samples at most: √(2V).
+
+    Let a samples be answered by both of two neighbours, b and c by one of them alone, a + b ≤ V and a + c ≤ V. Answers
+    are points of the simplex, or of norm 1 at most in any case: ‖Q − Q'‖² ≤ 2a + b + c ≤ 2V, whatever the training.
+    """
+    if most_answers < 1 or most_answers != int(most_answers):
+        raise ValueError(f"most_answers = {most_answers}: must be a whole number of at least 1")
+    return float(np.sqrt(2.0 * most_answers))
+
+
 class Shift(Protocol):
     """Σ_{t≤T} (w_i s_i,t)² as a function of T."""
 
@@ -134,6 +145,9 @@ class Shift(Protocol):
 
     def at(self, round_index: int) -> FloatArray:
         """What round t adds to it, `[device, row]`."""
+
+    def linear_from(self, most: int) -> int:
+        """The round from which on the sum grows linearly, or `most` if that comes later."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +163,9 @@ class ConstantShift:
     def at(self, round_index: int) -> FloatArray:
         _check_rounds(round_index)
         return self.squared
+
+    def linear_from(self, most: int) -> int:
+        return min(1, most)
 
 
 class AccumulatedShift:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from airdistill.arrays import IntArray
 from airdistill.data.assignment import assign_samples
 from airdistill.data.datasets import Dataset, load_dataset
+from airdistill.data.public import load_data
 from airdistill.data.synthetic import class_patterns, synthetic_samples
 from airdistill.errors import InputError
 from airdistill.learning.samples import input_shape
@@ -49,7 +50,7 @@ class Synthetic(PilotData):
     source = "synthetic"
 
     def draw(self, repeat: int, devices: list[int]) -> tuple[Dataset, list[IntArray]]:
-        like = load_dataset(self._scenario.data.dataset).x_train
+        like = load_data(self._scenario)[0].x_train
         num_classes = self._counts.shape[1]
         patterns = class_patterns(num_classes, like.shape[1:], self._rng("patterns", repeat))
         labels = [np.repeat(np.arange(num_classes), self._counts[device]) for device in devices]
@@ -94,7 +95,7 @@ class Private(PilotData):
     source = "private"
 
     def draw(self, repeat: int, devices: list[int]) -> tuple[Dataset, list[IntArray]]:  # noqa: ARG002 - always the same
-        dataset = load_dataset(self._scenario.data.dataset)
+        dataset, _ = load_data(self._scenario)
         held = assign_samples(self._scenario, dataset.y_train).indices
         return dataset, [held[device] for device in devices]
 
@@ -106,7 +107,7 @@ def pilot_data(scenario: Scenario, data: str, counts: IntArray) -> PilotData:
     if data == "private":
         check_has_data(scenario)
         return Private(scenario, counts)
-    own = load_dataset(scenario.data.dataset)
+    own, _ = load_data(scenario)
     if data == "public":
         return Public(scenario, counts, data, own.x_test, own.y_test)
     return _public_from(data, scenario, counts, own)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from airdistill.errors import NOT_GIVEN, InputError
 from airdistill.scenario.model import Scenario
 
-_PATH_FIELDS = [("data", "dataset"), ("radio", "trace")]
+_PATH_FIELDS = [("data", "dataset"), ("radio", "trace"), ("public", "source")]
 
 
 def load(source: str | Path, changes: Iterable[str] = ()) -> Scenario:
@@ -54,8 +54,8 @@ def with_absolute_paths(scenario: Scenario) -> Scenario:
     """A copy that means the same files from any working directory."""
     changes: dict[str, Any] = {}
     for section, field in _PATH_FIELDS:
-        value = getattr(getattr(scenario, section), field)
-        if value is not None and Path(value).exists():
+        value = getattr(getattr(scenario, section), field, None)
+        if value is not None and value not in ("test", "train") and Path(value).exists():
             changes[section] = {field: str(Path(value).resolve())}
     return changed(scenario, changes)
 
@@ -101,7 +101,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         table = given.get(section)
         if isinstance(table, dict) and isinstance(table.get(field), str):
             beside = path.parent / table[field]
-            if beside.exists():
+            if table[field] not in ("test", "train") and beside.exists():
                 given[section] = {**table, field: str(beside)}
     return given
 

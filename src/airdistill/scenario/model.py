@@ -98,6 +98,50 @@ class Data(_Section):
         return counts
 
 
+class Public(_Section):
+    """Unlabelled samples that everybody has: what devices answer in the schemes of a public set, and learn from."""
+
+    samples: StrictInt = Field(3000, ge=1, le=LARGEST_COUNT, description="how many")
+    source: StrictStr = Field(
+        "test",
+        description='held out of the "test" set (its first) or of the "train" set (its last); or a folder of IDX files '
+        "(its training images), or an .npz file (x_public or x_train)",
+    )
+    samples_per_round: StrictInt | None = Field(
+        None, ge=1, description="how many are answered in a round, the next ones in each; by default all"
+    )
+    answers_per_device: StrictInt | None = Field(
+        None,
+        ge=1,
+        description="the most that a device may answer in a round, its surest; noise is planned for so many. By "
+        "default all, and under shards the share of the classes that a device holds",
+    )
+    abstain: StrictBool | None = Field(
+        None,
+        description="devices learn to be unsure of what they do not know, and vote or send nothing; by default as the "
+        "scheme has it",
+    )
+    abstain_weight: NotNegative = Field(1.0, description="abstain: β, weight of being unsure on public samples")
+    confidence: Number = Field(0.6, ge=0, le=1, description="abstain: the least probability to vote with")
+    client_selector: Literal["none", "density"] = Field(
+        "none", description="which samples a device answers: all, or those that its own data's density ratio accepts"
+    )
+    server_selector: NotNegative | None = Field(
+        None,
+        le=2,
+        description="leaves out rows that are farther than this (L1) from their nearest label",
+    )
+    temperature: Positive = Field(0.1, description="rows are sharpened to softmax(row/temperature) to learn from")
+    distill_epochs: StrictInt = Field(10, ge=0, description="passes over the public set after a broadcast")
+    server_model: StrictStr | None = Field(
+        None, description="receiver learning: the server's own model; by default the fleet's (the first group's)"
+    )
+
+    @property
+    def rows_a_round(self) -> int:
+        return self.samples if self.samples_per_round is None else min(self.samples_per_round, self.samples)
+
+
 class Radio(_Section):
     """The uplink."""
 
@@ -200,9 +244,10 @@ class Learning(_Section):
     local_epochs: StrictInt = Field(1, ge=0, description="passes over the data a round; 0: one full-batch step")
     batch_size: StrictInt = Field(60, ge=1, description="samples in a minibatch")
     clip_norm: Positive = Field(1.0, description="per-sample gradient clip of federated learning")
-    receiver: Literal["linear", "projected", "tracking"] = Field(
+    receiver: Literal["linear", "projected", "tracking", "learning"] = Field(
         "linear",
-        description="how the server estimates the knowledge: as received, on the simplex, or filtered over rounds",
+        description="how the server estimates the knowledge: as received, on the simplex, filtered over rounds, or, on "
+        "a public set, learned by a model of its own",
     )
     knowledge_drift: Positive = Field(
         1e-3, description="tracking: variance by which what classes have in common is first thought to move in a round"
@@ -228,6 +273,7 @@ class Scenario(_Section):
     seed: StrictInt = Field(0, ge=0, description="root of every random draw")
     fleet: Fleet = Field(description="who takes part")
     data: Data = Field(default_factory=Data, description="what the devices hold")
+    public: Public | None = Field(None, description="unlabelled samples that everybody has")
     radio: Radio = Field(default_factory=Radio, description="the uplink")
     privacy: Privacy = Field(description="what must stay hidden")
     learning: Learning = Field(default_factory=Learning, description="how the devices learn")

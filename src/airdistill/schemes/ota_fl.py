@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from airdistill.air.exchange import gradient_over_the_air
+from airdistill.air.exchange import vector_over_the_air
 from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round
@@ -26,7 +26,7 @@ class OtaFl(FederatedLearning):
         assert isinstance(uplink, GradientUplink)
         gradients, losses = this.fleet.gradients(uplink.clip_norm)
         design, weights = this.design(), uplink.participation.weights(this.index)
-        heard = gradient_over_the_air(
+        heard = vector_over_the_air(
             weights, gradients, design, this.channel(), this.noise(design), radio.slot, uplink.clip_norm
         )
         if np.isfinite(heard.received).all():  # else a device has no channel, and nothing could be sent

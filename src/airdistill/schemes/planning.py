@@ -8,7 +8,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.codesign.plan import Plan, plan
-from airdistill.data.datasets import load_dataset
+from airdistill.data.public import load_data
 from airdistill.errors import Described, InputError
 from airdistill.learning.models import count_parameters
 from airdistill.learning.samples import input_shape
@@ -69,5 +69,5 @@ def _without_protection(made: Plan, scheme: Scheme) -> Plan:
 
 def num_parameters(scenario: Scenario) -> int:
     """Of the model that all devices share."""
-    dataset = load_dataset(scenario.data.dataset)
+    dataset, _ = load_data(scenario)
     return count_parameters(scenario.model_names[0], input_shape(dataset.x_train), dataset.num_classes)
