@@ -25,7 +25,7 @@ from airdistill.air.signal import ideal_knowledge
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.convergence import convergence_gap, effective_noise
 from airdistill.data import load_dataset
-from airdistill.learning.learner import Target
+from airdistill.learning.target import Target
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import load_scheme

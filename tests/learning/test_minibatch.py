@@ -3,8 +3,8 @@ import logging
 import torch
 
 from airdistill.learning import minibatch
-from airdistill.learning.learner import Target
 from airdistill.learning.minibatch import MinibatchStep, recorded
+from airdistill.learning.target import Target
 
 
 def test_what_cannot_be_recorded_is_done_as_it_is_and_leaves_no_trace(monkeypatch, caplog):

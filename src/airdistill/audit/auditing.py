@@ -97,8 +97,9 @@ def audit(
             empirical = audit_empirically(world, attacked, options, tell, noise_source)
             notes += _notes_on_trials(empirical, options, num_rounds)
     if "membership" in options.parts:
-        if link.of_gradient:
-            notes.append("Membership inference is left out: what is broadcast here is a gradient, no class means.")
+        if plan.uplink.payload != "knowledge":
+            told = f"what is broadcast here comes of {plan.uplink.payload}, and is no class means"
+            notes.append(f"Membership inference is left out: {told}.")
         else:
             try:
                 membership = audit_membership(world, options, tell)

@@ -91,7 +91,7 @@ def train_shadows(world: World, pool: Pool, options: AuditOptions, on_progress: 
         seed_torch(world.scenario, this.index)
         known.append(fleet.knowledge(for_full_batch=world.scenario.learning.local_epochs == 0))
         if this.index < len(world.rounds):  # what would be learned after the last broadcast nobody looks at
-            learn(fleet, world.scenario, this.index, received, list(range(num_devices)) * options.shadows)
+            learn(world.sharing, fleet, this.index, received, list(range(num_devices)) * options.shadows)
         on_progress("shadow fleets trained", this.index, len(world.rounds))
     holds = np.zeros((len(pool.labels), len(shares)), dtype=np.bool_)
     for place, held in enumerate(shares):

@@ -10,12 +10,13 @@ import numpy as np
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.link import NoiseSource
 from airdistill.audit.neighbours import Neighbour, Samples
-from airdistill.audit.world import World, broadcast_of, learn, vectors_of
+from airdistill.audit.world import World, broadcast_of, learn
 from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Learner
 from airdistill.learning.models import build_model, draws_at_random
 from airdistill.learning.samples import input_shape, to_tensor
-from airdistill.runs.simulation import receiver_of, seed_torch
+from airdistill.runs.simulation import seed_torch
+from airdistill.schemes.receiving import receiver_of
 from airdistill.streams import stream
 
 
@@ -54,7 +55,10 @@ class Twins:
         # A model that draws at random must draw the same for every twin, so each goes alone from the same seed.
         alone = any(draws_at_random(learner.model) for learner in learners)
         groups = [[learner] for learner in learners] if alone else [learners]
-        self._fleets = [LearningFleet(group, world.engine, world.one_model) for group in groups]
+        public = None
+        if world.public is not None:
+            public = to_tensor(world.public.samples, world.engine.dtype, world.engine.device)
+        self._fleets = [LearningFleet(group, world.engine, world.one_model, public) for group in groups]
         self._initial = [{name: value.clone() for name, value in fleet.state().items()} for fleet in self._fleets]
 
     def _learner(self, samples: Samples, labels: IntArray) -> Learner:
@@ -75,7 +79,7 @@ class Twins:
         """One transcript in the world of D: fresh noise in every round, and all learn from the same broadcast."""
         world = self._world
         held = (world.link.usual_weights()[world.device] > 0)[:, None]  # a class that it lacks has no knowledge
-        shifts, kept, receiver = [], [], receiver_of(world.plan)
+        shifts, kept, receiver = [], [], receiver_of(world.plan, world.public, world.engine)
         self._restart()
         for this in world.rounds:
             vectors = self._vectors(this.index)
@@ -99,12 +103,15 @@ class Twins:
         found = []
         for fleet in self._fleets:
             seed_torch(self._world.scenario, round_index)
-            found.append(vectors_of(fleet, self._world.link))
+            found.append(self._world.sharing.vectors(fleet, round_index, self._same_order(fleet)))
         return np.concatenate(found)
 
     def _learn(self, round_index: int, received: FloatArray) -> None:
         world = self._world
         for fleet in self._fleets:
             seed_torch(world.scenario, round_index)
-            same_order = [world.device] * len(fleet.learners)
-            learn(fleet, world.scenario, round_index, received, same_order, world.link.of_gradient)
+            learn(world.sharing, fleet, round_index, received, self._same_order(fleet))
+
+    def _same_order(self, fleet: LearningFleet) -> list[int]:
+        """All twins stand for the audited device."""
+        return [self._world.device] * len(fleet.learners)

@@ -18,16 +18,17 @@ from airdistill.audit.link import AirRound, Link
 from airdistill.audit.options import OnProgress
 from airdistill.channel.csi import round_estimate
 from airdistill.channel.sources import channel_source
-from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.release import release_of
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.data.assignment import assign_samples
-from airdistill.data.datasets import Dataset, load_dataset
+from airdistill.data.datasets import Dataset
+from airdistill.data.public import PublicSet, load_data
 from airdistill.learning.fleet import Engine, LearningFleet, check_finite
-from airdistill.runs.simulation import receiver_of, seed_torch
+from airdistill.runs.simulation import seed_torch
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import learn_from, step_size
+from airdistill.schemes.receiving import receiver_of
+from airdistill.schemes.sharing import Sharing, sharing_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class World:
     rounds: tuple[AirRound, ...]
     received: tuple[FloatArray, ...]
     broadcasts: tuple[FloatArray, ...]
+    public: PublicSet | None = None
+
+    @property
+    def sharing(self) -> Sharing:
+        return sharing_of(self.plan)
 
     @property
     def device(self) -> int:
@@ -77,25 +83,28 @@ def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: 
     3. the broadcast, from which every device learns.
     """
     scenario = plan.scenario
-    dataset, source = load_dataset(scenario.data.dataset), channel_source(scenario)
+    (dataset, public), source, sharing = load_data(scenario), channel_source(scenario), sharing_of(plan)
     shares = assign_samples(scenario, dataset.y_train)
-    fleet = LearningFleet.of(dataset, shares.indices, scenario.model_names, scenario.seed, engine, one_model)
-    receiver, rounds, received, broadcasts = receiver_of(plan), [], [], []
+    fleet = LearningFleet.of(
+        dataset, shares.indices, scenario.model_names, scenario.seed, engine, one_model, public=public
+    )
+    everybody = list(range(len(fleet.learners)))
+    receiver, rounds, received, broadcasts = receiver_of(plan, public, engine), [], [], []
     spent = np.zeros((plan.fleet.num_devices, plan.uplink.num_rows))
     for index in range(1, num_rounds + 1):
         seed_torch(scenario, index)
         channel = source.round_channel(index)
         known = round_estimate(scenario, channel, index)
-        design, vectors = plan.design(known, index, spent), vectors_of(fleet, link)
+        design, vectors = plan.design(known, index, spent), sharing.vectors(fleet, index, everybody)
         spent = spent + _cost(plan, design, known, index)
         rounds.append(AirRound(index, channel, known, design, _sum_of_others(link, design, channel, known, vectors)))
         noise = link.seeded_noise(scenario.seed, index, design)  # the run's own
         received.append(link.mean_of(link.receive(design, channel, vectors, noise)))
         broadcasts.append(broadcast_of(receiver, received[-1], design))
-        learn(fleet, scenario, index, broadcasts[-1], list(range(len(fleet.learners))), link.of_gradient)
+        learn(sharing, fleet, index, broadcasts[-1], everybody)
         on_progress("the fleet replayed", index, num_rounds)
     shared = (tuple(rounds), tuple(received), tuple(broadcasts))
-    return World(plan, link, engine, dataset, shares.indices, one_model, *shared)
+    return World(plan, link, engine, dataset, shares.indices, one_model, *shared, public)
 
 
 def broadcast_of(receiver: Receiver | None, received: FloatArray, design: RoundDesign) -> FloatArray:
@@ -126,26 +135,8 @@ def _sum_of_others(
     return np.asarray(np.einsum("ik,ikd->kd", weights, spoken))
 
 
-def vectors_of(fleet: LearningFleet, link: Link) -> FloatArray:
-    """What every learner would send, `[learner, row, entry]`."""
-    uplink = link.plan.uplink
-    if isinstance(uplink, GradientUplink):
-        return fleet.gradients(uplink.clip_norm)[0][:, None]
-    return fleet.knowledge(for_full_batch=link.plan.scenario.learning.local_epochs == 0)
-
-
-def learn(
-    fleet: LearningFleet,
-    scenario: Scenario,
-    round_index: int,
-    received: FloatArray,
-    devices: list[int],
-    of_gradient: bool = False,
-) -> None:
-    """The scenario's local update from a broadcast `[row, entry]`; learner n passes over its samples in the order of
-    device `devices[n]`."""
-    if not of_gradient:
-        losses = learn_from(fleet, scenario, round_index, received, devices)
+def learn(sharing: Sharing, fleet: LearningFleet, round_index: int, broadcast: FloatArray, devices: list[int]) -> None:
+    """Every learner's update from a broadcast `[row, entry]`; learner n stands for device `devices[n]`."""
+    losses = sharing.learn(fleet, round_index, broadcast, devices)
+    if losses:
         check_finite(losses, fleet.finite_weights(), round_index)
-    elif np.isfinite(received).all():  # else a device has no channel, and nothing could be sent
-        fleet.descend(received[0], step_size(scenario, round_index))

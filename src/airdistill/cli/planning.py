@@ -49,16 +49,18 @@ def plan_command(
 
         plot_gap(made, plot)
     from airdistill.codesign.outlook import outlook_of
+    from airdistill.codesign.public_outlook import public_outlook_of
     from airdistill.jsonable import jsonable
 
-    outlook = outlook_of(made, with_steps=ledger is None)
+    outlook, public = outlook_of(made, with_steps=ledger is None), public_outlook_of(made)
     if as_json:
-        print_json(made.to_dict() | {"outlook": None if outlook is None else jsonable(asdict(outlook))})
+        told = {"outlook": outlook, "public_outlook": public}
+        print_json(made.to_dict() | {name: jsonable(asdict(each)) for name, each in told.items() if each is not None})
         return
     from airdistill.report.plan_table import print_plan
     from airdistill.report.terminal import Terminal
 
-    print_plan(made, Terminal(), devices, outlook)
+    print_plan(made, Terminal(), devices, outlook, public)
     if scheme is None:
         print_text(
             f"Planned as the scenario stands. A run trains with {DEFAULT_SCHEME}: --scheme {DEFAULT_SCHEME} plans that."

@@ -16,6 +16,8 @@ from airdistill.privacy.promises import (
     NOISE,
     PILOT,
     PUBLIC,
+    PUBLIC_KNOWLEDGE,
+    PUBLIC_SET,
     RELABEL,
     SAMPLING,
     basis,
@@ -34,6 +36,8 @@ def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
     lines = [f"{neighbours(privacy.sensitivity, uplink.payload)} {basis(privacy.sensitivity, uplink.payload)}"]
     if privacy.relabel and not gradient:
         lines.append(RELABEL)
+    if uplink.payload == PUBLIC_KNOWLEDGE:
+        lines.append(PUBLIC_SET)
     if scenario.radio.trace is not None:
         lines.append("Channels repeat the recorded trace, from its first round again after its last.")
     elif scenario.radio.gains is None and scenario.radio.fading in CELLS:
@@ -47,7 +51,9 @@ def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
     error = ChannelError.of(scenario)
     lines += [PUBLIC, PILOT[scenario.constants.source]]
     lines += [channels_in_words(error.limit, privacy.trust), NOISE[privacy.noise]]
-    if scenario.learning.local_epochs > 0 and not gradient:
+    if uplink.payload == PUBLIC_KNOWLEDGE:
+        lines.append("The gap is of class means; on a public set it only ranks rounds and thresholds of silence.")
+    elif scenario.learning.local_epochs > 0 and not gradient:
         lines.append("The gap bounds one full-batch step a round; with local epochs it is a proxy.")
     return tuple(lines)
 
@@ -130,7 +136,7 @@ def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast
             f"with all power on the signal (the weakest device at {forecast.worst_snr_db:.0f} dB). Nothing can be "
             "learned from it: more power, less noise, shorter distances or fewer weak devices are needed."
         )
-    elif uplink.largest_norm**2 < forecast.effective_noise < np.inf:
+    elif uplink.payload != PUBLIC_KNOWLEDGE and uplink.largest_norm**2 < forecast.effective_noise < np.inf:
         yield (
             f"The received {uplink.payload} is noisier than it is large: squared error "
             f"{_number(forecast.effective_noise)} for vectors of norm {uplink.largest_norm:g} at most. Fewer rounds, "

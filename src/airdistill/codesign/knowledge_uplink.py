@@ -15,10 +15,11 @@ from airdistill.codesign.demand import Demand
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
 from airdistill.codesign.paper_transceiver import design_round_paper, privacy_stringency
-from airdistill.codesign.shared_knowledge import SharedKnowledge
+from airdistill.codesign.shared_knowledge import PublicRows, SharedKnowledge
 from airdistill.codesign.silence import speaks, squared_bias_bound, weights_of_speakers
 from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var, noise_by_trust
 from airdistill.codesign.trust import FleetNoise, TrustModel, trust_model
+from airdistill.codesign.uplink import Uplink
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS, Shift
 
 
@@ -240,3 +241,9 @@ class KnowledgeUplink:
 
     def paper_rounds(self, constants: LearningConstants) -> float:
         return self.shared.paper_rounds(constants)
+
+
+def public_rows_of(uplink: Uplink) -> PublicRows | None:
+    """What an uplink sends of a public set; None if it sends anything else."""
+    shared = uplink.shared if isinstance(uplink, KnowledgeUplink) else None
+    return shared if isinstance(shared, PublicRows) else None

@@ -18,6 +18,7 @@ from airdistill.codesign.convergence import over_fleet
 from airdistill.codesign.demand import ClassDemand, Demand, OneVectorDemand
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.paper_rounds import paper_rounds
+from airdistill.privacy.promises import PUBLIC_KNOWLEDGE
 from airdistill.privacy.sensitivity import (
     SIMPLEX_DIAMETER,
     AccumulatedShift,
@@ -132,7 +133,7 @@ class PublicRows:
     most_answers: int
 
     kind = "public_knowledge"
-    payload = "public predictions"
+    payload = PUBLIC_KNOWLEDGE
     model = "device"
     num_rows = 1
 

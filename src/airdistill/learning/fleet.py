@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -13,13 +13,16 @@ from torch import Tensor, nn
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.datasets import Dataset
+from airdistill.data.public import PublicSet
 from airdistill.errors import AirDistillError
 from airdistill.learning.clipping import check_samples_apart, trainable
-from airdistill.learning.learner import Learner, Losses, Target
+from airdistill.learning.learner import Learner, Losses, predictions_of
+from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.models import build_model, draws_at_random, num_parameters
-from airdistill.learning.samples import input_shape, to_tensor
+from airdistill.learning.samples import channels_last, input_shape, to_tensor
 from airdistill.learning.stacked import StackedLearners
 from airdistill.learning.stacking import can_stack, stackable
+from airdistill.learning.target import Target
 from airdistill.streams import stream
 
 Result = TypeVar("Result")
@@ -60,9 +63,15 @@ class Engine:
 class LearningFleet:
     """Learners in the order of their devices."""
 
-    def __init__(self, learners: list[Learner], engine: Engine, one_model: bool = False) -> None:
-        """With `one_model` all devices hold copies of the same weights whenever a round ends."""
+    def __init__(
+        self, learners: list[Learner], engine: Engine, one_model: bool = False, public: Tensor | None = None
+    ) -> None:
+        """With `one_model` all devices hold copies of the same weights whenever a round ends.
+
+        `public` are samples `[sample, ...]` that all of them have.
+        """
         self.learners = learners
+        self.public = public
         self.engine = engine
         self.one_model = one_model
         alike = engine.stacked and can_stack(learners)
@@ -80,6 +89,7 @@ class LearningFleet:
         engine: Engine,
         one_model: bool = False,
         num_classes: int | None = None,
+        public: PublicSet | None = None,
     ) -> LearningFleet:
         """Every device with its samples and its own initial weights, from the stream (model-weights, 0, device).
 
@@ -97,7 +107,8 @@ class LearningFleet:
         if any(draws_at_random(learner.model) for learner in learners):
             # PyTorch's generator is one for all threads: only one thread draws from it in the same order each time.
             engine = replace(engine, workers=1)
-        return cls(learners, engine, one_model)
+        shared = None if public is None else to_tensor(public.samples, engine.dtype, engine.device)
+        return cls(learners, engine, one_model, shared)
 
     def knowledge(self, for_full_batch: bool) -> FloatArray:
         """Local knowledge of all devices, `[device, class, class]`.
@@ -138,6 +149,26 @@ class LearningFleet:
             self.learners,
             orders,
         )
+
+    def mixed_steps(self, steps: Sequence[MixedSteps], target: Target) -> list[Losses]:
+        """Every device's steps on own and public samples; the target has a row for each public sample."""
+        public = self._public_samples()
+        if self.stacked is not None and all(steps[0].alike(each) for each in steps):
+            return self.stacked.mixed_steps(steps, public, target)
+        return self.engine.for_each(lambda learner, own: learner.mixed_steps(own, public, target), self.learners, steps)
+
+    def public_predictions(self, rows: IntArray) -> FloatArray:
+        """Of every device on these public samples, `[device, sample, class]`."""
+        wanted = self._public_samples()[torch.from_numpy(rows).to(self.engine.device)]
+        chunks = torch.split(channels_last(wanted), self.engine.chunk_samples)
+        if self.stacked is not None:
+            return self.stacked.predictions(chunks)
+        return np.stack(self.engine.for_each(lambda learner: predictions_of(learner.model, chunks), self.learners))
+
+    def _public_samples(self) -> Tensor:
+        if self.public is None:
+            raise ValueError("the fleet has no public samples")
+        return self.public
 
     def gradients(self, clip_norm: float | None) -> tuple[FloatArray, list[Losses]]:
         """The mean gradient of every device's cross-entropy, `[device, parameter]`, clipped per sample if asked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,25 +13,12 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.clipping import clipped_sum, trainable
+from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
 from airdistill.learning.samples import channels_last
+from airdistill.learning.target import Target
 
 # Samples whose per-sample gradients of a convolution stay in the processor's cache; measured.
 _CLIPPED_AT_ONCE = 120
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a device distils from: rows of knowledge `[class, class]`, and which classes have any `[class]`."""
-
-    rows: Tensor
-    known: Tensor
-
-    @classmethod
-    def of(cls, received: FloatArray, dtype: torch.dtype, device: torch.device) -> Target:
-        """From received knowledge `[class, class]`; a row that is no finite vector counts as not received."""
-        known = np.asarray(np.isfinite(received).all(axis=1))
-        rows = np.where(known[:, None], received, 0.0)
-        return cls(torch.from_numpy(rows).to(device, dtype), torch.from_numpy(known).to(device, dtype))
 
 
 def distillations(logits: Tensor, labels: Tensor, target: Target) -> Tensor:
@@ -46,6 +34,15 @@ class Losses:
 
     training: float
     distillation: float
+
+
+@torch.no_grad()
+def predictions_of(model: nn.Module, chunks: Sequence[Tensor]) -> FloatArray:
+    """On samples in chunks, `[sample, class]`."""
+    model.eval()
+    found = torch.cat([model(chunk).to(torch.float64).softmax(dim=1) for chunk in chunks])
+    model.train()
+    return np.asarray(found.cpu().numpy())
 
 
 class Learner:
@@ -127,6 +124,24 @@ class Learner:
                 training += share * losses.training
                 distillation += share * losses.distillation
                 self._descend(lr)
+        return Losses(training, distillation)
+
+    def mixed_steps(self, steps: MixedSteps, public: Tensor, target: Target) -> Losses:
+        """Steps on own samples and on `public` ones `[sample, ...]`; the losses are means over all steps."""
+        device, weights = self._labels.device, trainable(self.model)
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        velocities = [torch.zeros_like(weight) for weight in weights]
+        sizes = torch.from_numpy(steps.lr).to(device, self._samples.dtype)
+        for packed, lr in zip(torch.from_numpy(steps.packed).to(device), sizes, strict=True):
+            own, shared, offsets = steps.unpacked(packed)
+            samples = steps.move(torch.cat([self._samples[own], public[shared]]), offsets)
+            logits = self.model(channels_last(samples))
+            losses = mixed_losses(logits, self._labels[own], target, shared)
+            loss = steps.own_weight * losses[0] + steps.public_weight * losses[1]
+            slopes = torch.autograd.grad(loss, weights, materialize_grads=True)
+            descend(weights, slopes, velocities, lr, steps.momentum)
+            sums += losses.detach()
+        training, distillation = (sums / max(len(steps.lr), 1)).tolist()
         return Losses(training, distillation)
 
     def _backward(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from airdistill.learning.learner import Target
+from airdistill.learning.target import Target
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,10 @@ class MinibatchStep:
             self._target.rows.copy_(target.rows)
             self._target.known.copy_(target.known)
 
-    def make(self, batch: Tensor) -> None:
+    def make(self, batch: Tensor, lr: float | None = None) -> None:
+        """The step on this batch; with a step size of its own, if given."""
+        if lr is not None:
+            self._lr.fill_(lr)
         self._batch.copy_(batch)
         self._work()
 

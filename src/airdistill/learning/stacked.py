@@ -15,9 +15,11 @@ from torch.nn.functional import log_softmax, nll_loss, one_hot
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.clipping import clipped_sum
-from airdistill.learning.learner import Learner, Losses, Target
+from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.minibatch import MinibatchStep
+from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
 from airdistill.learning.stacking import logits_of_all, plain, plain_stack, stacked_parameters
+from airdistill.learning.target import Target
 
 # Samples whose per-sample gradients are taken at once: enough to keep a GPU busy, within a few GiB for small kernels.
 _CLIPPED_AT_ONCE = 1 << 14
@@ -78,6 +80,38 @@ class StackedLearners:
             steps[batch.shape[1]].make(batch)
         sums = torch.stack([size * step.losses for size, step in steps.items()]).sum(dim=0)
         return _fetched(sums / (passes.shape[1] * passes.shape[2]))
+
+    def mixed_steps(self, steps: Sequence[MixedSteps], public: Tensor, target: Target) -> list[Losses]:
+        """Steps on own samples and on `public` ones `[sample, ...]`; every device's steps must be `alike`."""
+        first, public = steps[0], plain(public)
+        packed = torch.from_numpy(np.stack([each.packed for each in steps], axis=1)).to(self._labels.device)
+        every_device = self._every_device()
+        velocities = [torch.zeros_like(stack) for stack in self._trained]
+
+        def step(batch: Tensor, target: Target | None, lr: Tensor) -> Tensor:
+            assert target is not None  # it is given below
+            own, shared, offsets = first.unpacked(batch)
+            samples = first.move(torch.cat([self._samples[every_device, own], public[shared]], dim=1), offsets)
+            logits = logits_of_all(self._template, self._parameters, samples, 0)
+            losses = mixed_losses(logits, self._labels[every_device, own], target, shared)
+            loss = first.own_weight * losses[0] + first.public_weight * losses[1]
+            # A device's weights enter its own losses alone: the gradient of the sum over devices is each one's own.
+            slopes = torch.autograd.grad(loss.sum(), self._trained, materialize_grads=True)
+            descend(self._trained, slopes, velocities, lr, first.momentum)
+            return losses.detach()
+
+        made = MinibatchStep(step, (len(self._labels), packed.shape[2]), target, [*self._trained, *velocities])
+        made.begin(target, 0.0)
+        for batch, lr in zip(packed, first.lr.tolist(), strict=True):
+            made.make(batch, lr)
+        return _fetched(made.losses / max(len(first.lr), 1))
+
+    def predictions(self, chunks: Iterable[Tensor]) -> FloatArray:
+        """On the same samples for all devices, in chunks: `[device, sample, class]`."""
+        self._template.eval()
+        logits = torch.cat([self._predict(plain(chunk), None) for chunk in chunks], dim=1)
+        self._template.train()
+        return np.asarray(logits.to(torch.float64).softmax(dim=2).cpu().numpy())
 
     def gradients(self) -> tuple[Tensor, list[Losses]]:
         """The mean gradient of every device's cross-entropy, `[device, parameter]`."""
@@ -169,7 +203,7 @@ class StackedLearners:
         """The step on minibatches of that size: on a GPU, to prepare it takes longer than to make it."""
         kind = size, None if target is None else distill_weight
         if kind not in self._steps:
-            every_device = torch.arange(len(self._labels), device=self._labels.device)[:, None]
+            every_device = self._every_device()
 
             def step(batch: Tensor, target: Target | None, lr: Tensor) -> Tensor:
                 samples, labels = self._samples[every_device, batch], self._labels[every_device, batch]
@@ -179,6 +213,10 @@ class StackedLearners:
 
             self._steps[kind] = MinibatchStep(step, (len(self._labels), size), target, self._trained)
         return self._steps[kind]
+
+    def _every_device(self) -> Tensor:
+        """To pick samples of each device with indices `[device, sample]`."""
+        return torch.arange(len(self._labels), device=self._labels.device)[:, None]
 
     @torch.no_grad()
     def _descend(self, slopes: Sequence[Tensor], lr: float | Tensor) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 PUBLIC = "Class counts, weights, gains, scales, the number of rounds, initial weights and batch order are public."
+PUBLIC_KNOWLEDGE = "public knowledge"  # the payload of that name
 EXACT_CHANNELS = "Channels are known exactly when a round starts."
 _NEARLY_KNOWN = (
     "Channels are known up to a relative error of {limit:.3g} when a round starts; an error beyond it would tell more."
@@ -49,6 +50,14 @@ STATIC_MODEL = "static model"
 JUDGED_BY_CLASS_MEAN = (
     "Lemma 1's √2/B_i is no bound; the verdict is by √2/B_i^k, what one record moves at least if the model was not "
     "trained on it."
+)
+PUBLIC_SET = (
+    "The public samples, and how many of them a device may answer in a round, are known to all and were chosen without "
+    "looking at private data."
+)
+_PUBLIC_SET_BASIS = (
+    "A device answers no more public samples than was agreed, each by a vector of norm 1 at most: the bound holds for "
+    "any local training and any way to choose what to answer."
 )
 _GRADIENT_BASIS = (
     "Gradients are clipped per sample, the model is public and treats every sample by itself, so that the bound holds "
@@ -104,6 +113,8 @@ def neighbours(model: str, payload: str) -> str:
 
 def basis(model: str, payload: str) -> str:
     """Why they should."""
+    if payload == PUBLIC_KNOWLEDGE:
+        return _PUBLIC_SET_BASIS
     return _GRADIENT_BASIS if payload == "gradient" and model != "device" else _BASIS[model]
 
 
@@ -127,6 +138,8 @@ def assumptions_behind(promise: Promise) -> tuple[Assumption, ...]:
     """All that a promise takes for granted; what can turn out false comes first."""
     found, source = (*_about_sensitivity(promise), *_about_noise(promise)), pilot_source(promise)
     counts = Assumption("public counts and batch order", PUBLIC, declared=True)
+    if promise.payload == PUBLIC_KNOWLEDGE:
+        found = (*found, Assumption("harmless public set", PUBLIC_SET, declared=True))
     if source == "private":
         # No declaration makes private data public: that its pilot told nothing can turn out false.
         return (*found, Assumption("harmless pilot", PILOT[source]), counts)

@@ -14,16 +14,24 @@ from airdistill.arrays import FloatArray
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.outlook import Outlook
 from airdistill.codesign.plan import Plan
+from airdistill.codesign.public_outlook import PublicOutlook
 from airdistill.report.words import number
 from airdistill.units import with_prefix
 
 MOST_ROWS = 12  # more devices or classes than this are summed up
 
 
-def print_plan(plan: Plan, console: Console, all_devices: bool = False, outlook: Outlook | None = None) -> None:
+def print_plan(
+    plan: Plan,
+    console: Console,
+    all_devices: bool = False,
+    outlook: Outlook | None = None,
+    public: PublicOutlook | None = None,
+) -> None:
     """The whole answer: rounds, what binds, noise, power, time, energy, privacy, assumptions, warnings.
 
-    With an outlook, also the receivers side by side and what each step of the co-design brings.
+    With an outlook, also the receivers side by side and what each step of the co-design brings; of a public set, what
+    other fleets, sets and rounds would bring.
     """
     console.print(
         f"[bold]Plan of {escape(plan.scenario.name)}[/bold]", escape(fleet_in_words(plan)), sep="\n", highlight=False
@@ -34,6 +42,10 @@ def print_plan(plan: Plan, console: Console, all_devices: bool = False, outlook:
         f"median of {plan.forecast.num_draws} channel draws"
     )
     console.print(_noise_table(plan))
+    if public is not None:
+        console.print("[bold]Devices, public samples and rounds[/bold] at the same guarantee")
+        console.print(_public_table(public))
+        console.print(escape(public.advice), "", sep="\n", highlight=False)
     if outlook is not None:
         console.print(f"[bold]Receivers[/bold] at T = {plan.num_rounds}")
         console.print(_receivers_table(plan, outlook))
@@ -158,6 +170,31 @@ def _receivers_table(plan: Plan, outlook: Outlook) -> Table:
     table.caption = (
         "* the scenario's. Gap: Theorem 1 for linear, the bound for biased receivers for the others;\n"
         "error: expected for linear, bounds before projection for the others"
+    )
+    return table
+
+
+def _public_table(public: PublicOutlook) -> Table:
+    own = public.forecasts[0]
+    rows = [
+        (
+            f"{each.devices}",
+            f"{each.samples}",
+            f"{each.rounds}",
+            with_prefix(each.seconds, "s"),
+            number(each.noise_var),
+            number(each.row_evidence),
+            number(each.class_evidence),
+            f"{each.verdict}{'*' if each is own else ''}",
+        )
+        for each in public.forecasts
+    ]
+    columns = ("devices", "samples", "rounds", "uplink", "noise variance", "of a row", "of a class", "evidence")
+    table = starred_table(columns, rows, narrow=True)
+    table.caption = (
+        "* the plan. Evidence: deviations by which a row's label, and a class's rows together, stand out of the\n"
+        "noise; a receiver that pools alike samples lives on the last. Rounds of which each could be read by\n"
+        f"itself: {public.affordable_rounds} at most"
     )
     return table
 

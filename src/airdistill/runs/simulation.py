@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from airdistill.air.exchange import Heard
-from airdistill.air.receivers import Receiver, make_receiver
+from airdistill.arrays import FloatArray, IntArray
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.codesign.plan import Plan
+from airdistill.codesign.uplinks import declared_public
 from airdistill.data.assignment import assign_samples
-from airdistill.data.datasets import Dataset, load_dataset
+from airdistill.data.datasets import Dataset
+from airdistill.data.public import PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet, check_finite
@@ -25,6 +27,8 @@ from airdistill.runs.accounts import opening_of
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
+from airdistill.schemes.public_sharing import rows_of_round
+from airdistill.schemes.receiving import receiver_of
 from airdistill.streams import stream
 
 _ITERATE, _RECEIVER = "iterate.", "receiver."
@@ -37,17 +41,17 @@ class Simulation:
         scenario = plan.scenario
         check_has_data(scenario)
         self.plan, self.scheme, self.options = plan, scheme, options
-        engine, dataset = options.engine(), load_dataset(scenario.data.dataset)
+        engine, (dataset, self._public) = options.engine(), load_data(scenario)
         shares = assign_samples(scenario, dataset.y_train)
         self.fleet = LearningFleet.of(
-            dataset, shares.indices, scenario.model_names, scenario.seed, engine, scheme.one_model
+            dataset, shares.indices, scenario.model_names, scenario.seed, engine, scheme.one_model, public=self._public
         )
         test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
-        self.inputs_digest = _digest(dataset, self._source, plan.num_rounds)
+        self.inputs_digest = _digest(dataset, self._public, self._source, plan.num_rounds)
         self.ledger = Ledger(opening_of(plan, scheme, self.inputs_digest))
-        self._receiver = receiver_of(plan)
+        self._receiver = receiver_of(plan, self._public, engine)
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
         self.round_index = 0
@@ -136,6 +140,7 @@ class Simulation:
                 "measured_power_w": heard.measured_power_w,
                 **_about_silence(heard),
                 **_about_estimate(heard),
+                **self._about_labels(this, heard),
             }
         return record | {
             "uplink_seconds": self.uplink_seconds,
@@ -143,6 +148,17 @@ class Simulation:
             "measured_joules": self.measured_joules,
             "epsilon_spent": self.epsilon_spent(self.plan.scenario.privacy.sensitivity),
         }
+
+    def _about_labels(self, this: Round, heard: Heard) -> dict[str, Any]:
+        """Of the public samples, where their labels are known: how many the sum, the received and the broadcast rows
+        have right."""
+        if self.plan.uplink.kind != "public_knowledge" or self._public is None or self._public.hidden_labels is None:
+            return {}
+        labels, num_classes = self._public.hidden_labels, self.plan.fleet.num_classes
+        asked = rows_of_round(declared_public(self.plan.scenario), this.index)
+        sums = {"ideal": heard.ideal, "received": heard.received}
+        right = {name: _share_right(rows.reshape(-1, num_classes), labels[asked]) for name, rows in sums.items()}
+        return {"labels_right": {**right, "broadcast": _share_right(heard.knowledge, labels)}}
 
     def epsilon_spent(self, model: str) -> float:
         """The worst device's so far, under a sensitivity model."""
@@ -176,14 +192,6 @@ class Simulation:
         self.measured_joules = numbers["measured_joules"]
 
 
-def receiver_of(plan: Plan) -> Receiver | None:
-    """The scenario's receiver at the start of a run; gradients are taken as they come."""
-    learning, uplink = plan.scenario.learning, plan.uplink
-    if uplink.payload != "knowledge":
-        return None
-    return make_receiver(learning.receiver, uplink.num_rows, learning.knowledge_drift)
-
-
 def _about_silence(heard: Heard) -> dict[str, Any]:
     """Who was left out, and how far the others' average was from everybody's; nothing where all spoke."""
     if heard.design is None or heard.squared_bias is None:
@@ -194,13 +202,19 @@ def _about_silence(heard: Heard) -> dict[str, Any]:
 
 def _about_estimate(heard: Heard) -> dict[str, Any]:
     """The error of what is broadcast, per entry, and what the receiver thinks of it; nothing if it is as received."""
-    if heard.estimate is None:
+    if heard.estimate is None or heard.knowledge.shape != heard.ideal.shape:  # what was learned is no estimate of it
         return {}
     expected = heard.estimate.expected_error
     return {
         "estimate_error": heard.estimate_error().tolist(),
         "expected_error": None if expected is None else expected.tolist(),
     }
+
+
+def _share_right(rows: FloatArray, labels: IntArray) -> float:
+    """Of rows `[row, class]` whose largest entry is at the label's place; of the rows that are known."""
+    known = np.isfinite(rows).all(axis=1) & rows.any(axis=1)
+    return float((rows[known].argmax(axis=1) == labels[known]).mean()) if known.any() else 0.0
 
 
 def _part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -217,10 +231,11 @@ def check_has_data(scenario: Scenario) -> None:
         raise InputError("data.class_counts", "declared", "a run needs data; declared counts are for planning")
 
 
-def _digest(dataset: Dataset, source: ChannelSource, num_rounds: int) -> str:
+def _digest(dataset: Dataset, public: PublicSet | None, source: ChannelSource, num_rounds: int) -> str:
     """Of the data and of every round's channel: what a resumed run must find unchanged."""
     digest = hashlib.sha256()
-    for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test):
+    shared = () if public is None else (public.samples,)
+    for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test, *shared):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     for round_index in range(1, num_rounds + 1):

@@ -132,7 +132,9 @@ class Public(_Section):
         description="leaves out rows that are farther than this (L1) from their nearest label",
     )
     temperature: Positive = Field(0.1, description="rows are sharpened to softmax(row/temperature) to learn from")
-    distill_epochs: StrictInt = Field(10, ge=0, description="passes over the public set after a broadcast")
+    distill_epochs: StrictInt = Field(5, ge=0, description="passes over the public set after a broadcast")
+    distill_lr: Positive = Field(0.05, description="largest step size of these passes; it rises to that and falls to 0")
+    own_weight: NotNegative = Field(0.2, description="weight of a device's own samples beside the public ones in them")
     server_model: StrictStr | None = Field(
         None, description="receiver learning: the server's own model; by default the fleet's (the first group's)"
     )

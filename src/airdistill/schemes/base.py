@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
-
-import numpy as np
 
 from airdistill.air.exchange import Heard, Noise, RoundNoise, receiver_noise
 from airdistill.air.receivers import Receiver
@@ -20,10 +17,10 @@ from airdistill.codesign.plan import Plan
 from airdistill.codesign.release import bare_release, release_of
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.learning.fleet import LearningFleet
-from airdistill.learning.learner import Losses, Target
+from airdistill.learning.learner import Losses
 from airdistill.privacy.ledger import Ledger
 from airdistill.scenario.model import Scenario
-from airdistill.streams import stream
+from airdistill.schemes.sharing import Sharing, learn_from, sharing_of, step_size
 
 
 @dataclass(frozen=True)
@@ -89,40 +86,32 @@ class Round:
         """Eq. (2) of every device, `[device, class, class]`."""
         return self.fleet.knowledge(for_full_batch=self.scenario.learning.local_epochs == 0)
 
+    def vectors(self) -> FloatArray:
+        """What every device has to send, `[device, row, entry]`: whatever the plan says is shared."""
+        return self._sharing.vectors(self.fleet, self.index, range(len(self.fleet.learners)))
+
     def learn(self, received: FloatArray | None) -> list[Losses]:
-        """Every device's update: one full-batch step (eq. 4), or the scenario's local epochs."""
-        return learn_from(self.fleet, self.scenario, self.index, received, range(len(self.fleet.learners)))
+        """Every device's update from what was broadcast, or without anything on its own samples alone.
 
+        From class means it is one full-batch step (eq. 4), or the scenario's local epochs.
+        """
+        devices = range(len(self.fleet.learners))
+        if received is None:
+            return learn_from(self.fleet, self.scenario, self.index, None, devices)
+        return self._sharing.learn(self.fleet, self.index, received, devices)
 
-def learn_from(
-    fleet: LearningFleet, scenario: Scenario, round_index: int, received: FloatArray | None, devices: Iterable[int]
-) -> list[Losses]:
-    """Every learner's update in a round; learner n takes its batches in the public order of device `devices[n]`."""
-    learning, engine = scenario.learning, fleet.engine
-    lr = step_size(scenario, round_index)
-    target = None if received is None else Target.of(received, engine.dtype, engine.device)
-    if learning.local_epochs == 0:
-        return fleet.full_batch_step(target, lr, learning.distill_weight)
-    orders = [
-        [rng.permutation(learner.num_samples) for _ in range(learning.local_epochs)]
-        for device, learner in zip(devices, fleet.learners, strict=True)
-        for rng in [stream(scenario.seed, "batch-order", round_index, device)]
-    ]
-    return fleet.local_epochs(target, lr, learning.distill_weight, orders, learning.batch_size)
-
-
-def step_size(scenario: Scenario, round_index: int) -> float:
-    """η_t = η0/√t."""
-    return float(scenario.learning.initial_lr / np.sqrt(round_index))
+    @property
+    def _sharing(self) -> Sharing:
+        return sharing_of(self.plan)
 
 
 class Scheme(ABC):
     """A system to run. One of your own is a class with these names in a file of its own.
 
-    `uplink` says what the planner plans for: "knowledge", "orthogonal_knowledge" or "gradient". `one_model` makes all
-    devices start from the same weights. `inherits` names schemes whose overrides in a scenario hold for this one too,
-    before its own. `releases` says what leaves the devices: "private" for what the plan's noise hides, "bare" for
-    numbers as they are, "nothing" for nothing.
+    `uplink` says what the planner plans for: "knowledge", "public_knowledge", "orthogonal_knowledge" or "gradient".
+    `one_model` makes all devices start from the same weights. `inherits` names schemes whose overrides in a scenario
+    hold for this one too, before its own. `releases` says what leaves the devices: "private" for what the plan's noise
+    hides, "bare" for numbers as they are, "nothing" for nothing.
     """
 
     name: ClassVar[str]

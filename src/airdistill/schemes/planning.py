@@ -8,6 +8,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.codesign.plan import Plan, plan
+from airdistill.codesign.uplinks import declared_public
 from airdistill.data.public import load_data
 from airdistill.errors import Described, InputError
 from airdistill.learning.models import count_parameters
@@ -28,6 +29,14 @@ def as_run_by(scheme: Scheme, scenario: Scenario, rounds: int | None = None) -> 
 def with_fixed_rounds(scenario: Scenario) -> Scenario:
     """The constant T of the schemes that do not optimise it."""
     return changed(scenario, {"learning": {"rounds": scenario.learning.fixed_rounds}})
+
+
+def for_public_set(scenario: Scenario, abstain: bool) -> Scenario:
+    """For knowledge on a public set: whole devices are protected, for nothing less has a bound; devices abstain as the
+    scenario says, or as the scheme would have it."""
+    public = declared_public(scenario)
+    changes = {"public": {"abstain": abstain if public.abstain is None else public.abstain}}
+    return changed(scenario, {**changes, "privacy": {"sensitivity": "device"}})
 
 
 def plan_scheme(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | None = None) -> Plan:

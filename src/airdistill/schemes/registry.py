@@ -9,6 +9,7 @@ from airdistill.errors import InputError
 from airdistill.plugins import load_object
 from airdistill.scenario.model import NAME_PATTERN
 from airdistill.schemes.airdistill import AirDistill
+from airdistill.schemes.airdistill_proxy import AirDistillProxy
 from airdistill.schemes.base import Scheme
 from airdistill.schemes.fd_error_free import FdErrorFree
 from airdistill.schemes.fedavg import FedAvg
@@ -19,6 +20,9 @@ from airdistill.schemes.ota_fd import OtaFd
 from airdistill.schemes.ota_fd_fixed import OtaFdFixed
 from airdistill.schemes.ota_fl import OtaFl
 from airdistill.schemes.ota_fl_fixed import OtaFlFixed
+from airdistill.schemes.ota_proxy_fd import OtaProxyFd
+from airdistill.schemes.proxy_fd import ProxyFd
+from airdistill.schemes.selective_fd import SelectiveFd
 
 SCHEMES: dict[str, type[Scheme]] = {
     scheme.name: scheme
@@ -27,7 +31,11 @@ SCHEMES: dict[str, type[Scheme]] = {
         OtaFd,
         OtaFdFixed,
         OrthogonalFd,
+        AirDistillProxy,
+        OtaProxyFd,
         FdErrorFree,
+        ProxyFd,
+        SelectiveFd,
         LocalOnly,
         OtaFl,
         OtaFlFixed,

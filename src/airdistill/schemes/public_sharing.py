@@ -1,0 +1,122 @@
+"""Knowledge on a public set: how devices come to their answers, and how they learn from what is broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.codesign.knowledge_uplink import public_rows_of
+from airdistill.codesign.plan import Plan
+from airdistill.codesign.uplinks import declared_public
+from airdistill.errors import InputError
+from airdistill.learning.answers import check_answers, sharpened, surest_answers, votes
+from airdistill.learning.fleet import LearningFleet
+from airdistill.learning.learner import Learner, Losses
+from airdistill.learning.mixed import MixedSteps, passes_in_batches, rise_and_fall
+from airdistill.learning.target import Target
+from airdistill.scenario.model import Public, Scenario
+from airdistill.streams import stream
+
+# Tuned on MNIST, docs/results.md.
+_MOMENTUM = 0.9
+_MOVED_ALONE, _MOVED_TOGETHER = 1, 2  # pixels that images are moved by, while a device learns alone and from the rest
+_PUBLIC_BATCH, _OWN_BATCH, _WARM_UP = 50, 10, 30
+
+
+@dataclass(frozen=True)
+class SharedPredictions:
+    """Each round a device trains on its own samples, answers the round's public ones, and learns from the broadcast.
+
+    With abstention it is also taught, while it trains, to be unsure on public samples, which are mostly none of its own
+    classes; it then votes where it is sure nevertheless.
+    """
+
+    scenario: Scenario
+    public: Public
+    most_answers: int
+    num_classes: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> SharedPredictions:
+        shared = public_rows_of(plan.uplink)
+        assert shared is not None  # the caller has looked
+        if plan.scenario.learning.local_epochs == 0:
+            rule = "devices train in passes over their samples before they answer a public set: at least 1"
+            raise InputError("learning.local_epochs", 0, rule)
+        return cls(plan.scenario, declared_public(plan.scenario), shared.most_answers, plan.fleet.num_classes)
+
+    def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
+        self._train(fleet, round_index, list(devices))
+        answers = self.answers(fleet, round_index)
+        return answers.reshape(len(answers), 1, -1)
+
+    def answers(self, fleet: LearningFleet, round_index: int) -> FloatArray:
+        """`[learner, sample, class]`, within the bound that the plan counts on."""
+        predictions = fleet.public_predictions(rows_of_round(self.public, round_index))
+        said = votes(predictions, self.public.confidence) if self.public.abstain else predictions
+        kept = surest_answers(said, predictions.max(axis=-1), self.most_answers)
+        check_answers(kept, self.most_answers)
+        return kept
+
+    def _train(self, fleet: LearningFleet, round_index: int, devices: list[int]) -> None:
+        public, engine = self.public, fleet.engine
+        weight = public.abstain_weight if public.abstain else 0.0
+        unsure = np.full((public.samples, self.num_classes), 1.0 / self.num_classes)
+        steps = [
+            self._local_steps(learner, round_index, device, weight)
+            for device, learner in zip(devices, fleet.learners, strict=True)
+        ]
+        fleet.mixed_steps(steps, Target.of(unsure, engine.dtype, engine.device))
+
+    def _local_steps(self, learner: Learner, round_index: int, device: int, public_weight: float) -> MixedSteps:
+        learning, own = self.scenario.learning, stream(self.scenario.seed, "batch-order", round_index, device)
+        shared = stream(self.scenario.seed, "public-order", round_index, device)
+        num_steps = learning.local_epochs * -(-learner.num_samples // learning.batch_size)
+        batch = learning.batch_size if public_weight else 0
+        lr = np.full(num_steps, learning.initial_lr / np.sqrt(round_index))
+        batches = (
+            passes_in_batches(learner.num_samples, num_steps, learning.batch_size, own),
+            passes_in_batches(self.public.samples, num_steps, batch, shared),
+        )
+        return self._moving(MixedSteps(*batches, 1.0, public_weight, lr, _MOMENTUM), _MOVED_ALONE, learner, own)
+
+    def learn(
+        self, fleet: LearningFleet, round_index: int, broadcast: FloatArray | None, devices: Iterable[int]
+    ) -> list[Losses]:
+        assert broadcast is not None  # nobody is asked to learn from a public set on its own
+        target = Target.of(sharpened(broadcast, self.public.temperature), fleet.engine.dtype, fleet.engine.device)
+        steps = [
+            self._distilling_steps(learner, round_index, device)
+            for device, learner in zip(devices, fleet.learners, strict=True)
+        ]
+        return fleet.mixed_steps(steps, target)
+
+    def _distilling_steps(self, learner: Learner, round_index: int, device: int) -> MixedSteps:
+        learning, public = self.scenario.learning, self.public
+        rng = stream(self.scenario.seed, "distilling-order", round_index, device)
+        num_steps = public.distill_epochs * -(-public.samples // _PUBLIC_BATCH)
+        batches = (
+            passes_in_batches(learner.num_samples, num_steps, _OWN_BATCH if public.own_weight else 0, rng),
+            passes_in_batches(public.samples, num_steps, _PUBLIC_BATCH, rng),
+        )
+        lr = public.distill_lr / np.sqrt(round_index) * rise_and_fall(num_steps, _WARM_UP)
+        steps = MixedSteps(*batches, public.own_weight, learning.distill_weight, lr, _MOMENTUM)
+        return self._moving(steps, _MOVED_TOGETHER, learner, rng)
+
+    def _moving(self, steps: MixedSteps, most: int, learner: Learner, rng: np.random.Generator) -> MixedSteps:
+        """The same with every image moved by a few pixels; what is no image stays."""
+        if learner.samples_and_labels()[0].ndim != 4:
+            return steps
+        num_samples = steps.own.shape[1] + steps.public.shape[1]
+        offsets = rng.integers(0, 2 * most, (len(steps.lr), num_samples, 2), endpoint=True)
+        return replace(steps, offsets=offsets, most_moved=most)
+
+
+def rows_of_round(public: Public, round_index: int) -> IntArray:
+    """The public samples that round t, from 1 on, asks about: the next ones each time, from the first again after the
+    last."""
+    first = (round_index - 1) * public.rows_a_round
+    return np.arange(first, first + public.rows_a_round) % public.samples

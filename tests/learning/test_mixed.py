@@ -1,0 +1,113 @@
+"""Steps on own and public samples: against PyTorch's own optimiser, and one by one against all at once."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from airdistill.learning.fleet import Engine, LearningFleet
+from airdistill.learning.learner import Learner
+from airdistill.learning.mixed import MixedSteps, passes_in_batches
+from airdistill.learning.models import build_model
+from airdistill.learning.target import Target
+
+CLASSES, PUBLIC = 4, 30
+CPU = torch.device("cpu")
+
+
+def learners_of(count, dtype=torch.float64, sizes=None, name="mlp"):
+    rng = np.random.default_rng(0)
+    made = []
+    for device in range(count):
+        size = 24 if sizes is None else sizes[device]
+        model = build_model(name, (6,), CLASSES, np.random.default_rng(device), dtype)
+        samples = torch.from_numpy(rng.standard_normal((size, 6))).to(dtype)
+        made.append(Learner(model, samples, rng.integers(0, CLASSES, size), CLASSES, 10))
+    return made
+
+
+def public_samples(dtype=torch.float64):
+    return torch.from_numpy(np.random.default_rng(1).standard_normal((PUBLIC, 6))).to(dtype)
+
+
+def target(dtype=torch.float64):
+    rows = np.random.default_rng(2).dirichlet(np.ones(CLASSES), PUBLIC)
+    rows[::7] = np.nan  # nothing was received of these
+    return Target.of(rows, dtype, CPU)
+
+
+def steps_of(seed, num_steps=5, size=24, own=8, public=6, momentum=0.9):
+    rng = np.random.default_rng(seed)
+    return MixedSteps(
+        passes_in_batches(size, num_steps, own, rng),
+        passes_in_batches(PUBLIC, num_steps, public, rng),
+        0.7, 1.3, np.linspace(0.2, 0.05, num_steps), momentum,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_steps_are_those_of_stochastic_gradient_descent(momentum):
+    """Against torch.optim.SGD and PyTorch's own cross-entropy with soft targets."""
+    (learner,), (twin,), public = learners_of(1), learners_of(1), public_samples()
+    steps, goal = steps_of(3, momentum=momentum), target()
+    learner.mixed_steps(steps, public, goal)
+    optimiser = torch.optim.SGD(twin.model.parameters(), lr=1.0, momentum=momentum)
+    samples, labels = twin.samples_and_labels()
+    for own, shared, lr in zip(steps.own, steps.public, steps.lr, strict=True):
+        optimiser.param_groups[0]["lr"] = lr
+        known = goal.known[shared] > 0
+        soft = cross_entropy(twin.model(public[shared][known]), goal.rows[shared][known], reduction="sum") / len(shared)
+        loss = 0.7 * cross_entropy(twin.model(samples[own]), labels[own]) + 1.3 * soft
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    for mine, theirs in zip(learner.model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_devices_at_once_do_as_one_by_one():
+    engine = Engine(dtype=torch.float64)
+    apart = LearningFleet(learners_of(3), engine, public=public_samples())
+    stacked = LearningFleet(learners_of(3), Engine(dtype=torch.float64, stacked=True), public=public_samples())
+    steps = [steps_of(seed) for seed in range(3)]
+    assert stacked.stacked is not None
+    found = [fleet.mixed_steps(steps, target()) for fleet in (apart, stacked)]
+    for one, other in zip(*found, strict=True):
+        assert one.training == pytest.approx(other.training)
+        assert one.distillation == pytest.approx(other.distillation)
+    rows = np.arange(3, 20)
+    one, other = (fleet.public_predictions(rows) for fleet in (apart, stacked))
+    np.testing.assert_allclose(one, other, rtol=1e-9)
+    assert one.shape == (3, 17, CLASSES)
+    np.testing.assert_allclose(one.sum(axis=2), 1)
+
+
+def test_unequal_devices_are_trained_one_by_one():
+    fleet = LearningFleet(
+        learners_of(2, sizes=[5, 24]), Engine(dtype=torch.float64, stacked=True), public=public_samples()
+    )
+    steps = [steps_of(0, num_steps=2, size=5), steps_of(1, num_steps=4)]
+    assert steps[0].own.shape == (2, 5)  # a batch is no larger than all that there is
+    losses = fleet.mixed_steps(steps, target())
+    assert all(loss.training > 0 and loss.distillation > 0 for loss in losses)
+
+
+def test_without_public_samples_it_is_ordinary_training():
+    (learner,), (twin,) = learners_of(1), learners_of(1)
+    order = np.random.default_rng(5).permutation(24)
+    nothing = np.zeros((3, 0), dtype=np.int64)
+    mixed = learner.mixed_steps(
+        MixedSteps(order.reshape(3, 8), nothing, 1.0, 0.0, np.full(3, 0.1)), public_samples(), target()
+    )
+    plain = twin.local_epochs(None, 0.1, 0.0, [order], 8)
+    assert mixed.training == pytest.approx(plain.training)
+    for mine, theirs in zip(learner.model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_passes_cover_all_samples_before_any_comes_again():
+    batches = passes_in_batches(7, 5, 3, np.random.default_rng(0))
+    assert batches.shape == (5, 3)
+    in_order = batches.ravel()
+    assert sorted(in_order[:7]) == sorted(in_order[7:14]) == list(range(7))
+    assert passes_in_batches(7, 2, 0, np.random.default_rng(0)).shape == (2, 0)
