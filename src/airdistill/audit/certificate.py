@@ -55,11 +55,12 @@ def certified_mu(world: World, model: str) -> FloatArray:
 def reference_bounds(world: World, promise: Promise) -> dict[str, FloatArray]:
     """Bounds to hold a measured shift against, `[round, row]` each: what was declared, and what is printed."""
     num_rounds, device = len(world.rounds), world.device
+    found: dict[str, FloatArray] = {}
     if world.link.of_gradient:
         samples = len(world.own_labels)
         record = np.full((num_rounds, 1), 2 * world.scenario.learning.clip_norm / samples)
         found = {RECORD_GRADIENT: record}
-    else:
+    elif world.plan.uplink.payload == "knowledge":
         counts = world.plan.fleet.class_counts
         found = {
             name: np.tile(knowledge_sensitivity(counts, model)[device], (num_rounds, 1))
