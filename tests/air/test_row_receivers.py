@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from airdistill.air.exchange import certain_rows, mean_of_answers
+from airdistill.air.exchange import mean_of_answers
 from airdistill.air.row_receivers import PooledRows, TrackedRows
 
 ROWS, CLASSES = 400, 4
@@ -81,16 +81,8 @@ def test_gathering_goes_on_from_its_state(kind):
 def test_the_mean_is_over_those_who_answered():
     answers = np.zeros((3, 4, 2))
     answers[0, 0], answers[1, 0], answers[0, 1] = [1, 0], [0.5, 0.5], [0.3, 0.7]
-    heard = mean_of_answers(answers, np.array([5, 2, 0, 1]), 6, 1e-6)
-    np.testing.assert_allclose(heard.knowledge[[5, 2]], [[0.75, 0.25], [0.3, 0.7]])
-    assert np.isnan(heard.knowledge[[0, 1, 3, 4]]).all()
+    heard = mean_of_answers(answers, 1e-6)
+    rows = heard.received.reshape(4, 2)
+    np.testing.assert_allclose(rows[:2], [[0.75, 0.25], [0.3, 0.7]])
+    assert np.isnan(rows[2:]).all()
     assert heard.uplink_seconds == pytest.approx(8e-6)
-    kept = mean_of_answers(answers, np.array([5, 2, 0, 1]), 6, 1e-6, farthest=0.5)
-    assert np.isfinite(kept.knowledge).all(axis=1).tolist() == [False, False, False, False, False, True]
-
-
-def test_rows_are_certain_near_a_label():
-    rows = np.array([[0.9, 0.1, 0.0], [0.5, 0.3, 0.2], [np.nan] * 3])
-    # ‖row − one-hot‖₁ = 2(1 − largest) on the simplex.
-    assert certain_rows(rows, 0.2 + 1e-12).tolist() == [True, False, False]
-    assert certain_rows(rows, 1.0).tolist() == [True, True, False]

@@ -29,8 +29,8 @@ def skewed(folder, *changes):
         write_dataset(path, num_classes=4, features=(8,), num_train=240, num_test=120)
     return small_scenario(
         folder, f"data.dataset={path}", "fleet.devices=12", "data.partition=shards", "data.classes_per_device=2",
-        "public.samples=60", "public.distill_epochs=50", "learning.rounds=1", "learning.local_epochs=5", "learning.batch_size=5",
-        "learning.initial_lr=0.05", "radio.noise_power=1e-16", "privacy.epsilon=50", *changes,
+        "public.samples=60", "public.distill_epochs=50", "learning.rounds=1", "learning.local_epochs=5",
+        "learning.batch_size=5", "learning.initial_lr=0.05", "radio.noise_power=1e-16", "privacy.epsilon=50", *changes,
     )  # fmt: skip
 
 
@@ -38,20 +38,25 @@ def skewed(folder, *changes):
 def test_devices_learn_classes_that_they_never_saw(tmp_path, scheme):
     alone = ad.run(skewed(tmp_path), "local_only", out=tmp_path / "alone", options=FAST)
     together = ad.run(skewed(tmp_path), scheme, out=tmp_path / "together", options=FAST)
-    assert alone.accuracy["mean"] < 0.5
-    assert together.accuracy["mean"] > 0.7
+    assert alone.accuracy["mean"] < 0.6
+    assert together.accuracy["mean"] > 0.75
     assert together.rounds[0]["labels_right"]["broadcast"] > 0.6
     assert together.summary["uplink_seconds"] == pytest.approx(60 * 4 * 3.6e-6)
 
 
 def test_class_means_cannot_teach_them(tmp_path):
     record = ad.run(skewed(tmp_path, "learning.rounds=5"), "fd_error_free", out=tmp_path / "run", options=FAST)
-    assert record.accuracy["mean"] < 0.5
+    assert record.accuracy["mean"] < 0.6
 
 
 def test_the_noise_that_arrives_is_the_one_that_was_planned(tmp_path):
     """Per entry over 20 rounds: the mean ratio of measured to predicted variance, within five of its own errors."""
-    record = ad.run(skewed(tmp_path, "learning.rounds=20"), "ota_proxy_fd", out=tmp_path / "run", options=FAST)
+    record = ad.run(
+        skewed(tmp_path, "learning.rounds=20", "public.distill_epochs=1"),
+        "ota_proxy_fd",
+        out=tmp_path / "run",
+        options=FAST,
+    )
     ratio = np.array([line["measured_noise_var"][0] / line["predicted_noise_var"][0] for line in record.rounds])
     error = np.sqrt(2 / (240 * 20))
     assert ratio.mean() == pytest.approx(1, abs=5 * error)

@@ -17,7 +17,7 @@ from airdistill.air.signal import (
     transmit,
     weighted_sum,
 )
-from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray
+from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.streams import stream
 
@@ -71,27 +71,14 @@ def mean_without_error(weights: FloatArray, vectors: FloatArray, slot_s: float) 
     return _without_error((weights @ vectors)[None], slot_s)
 
 
-def mean_of_answers(
-    answers: FloatArray, places: IntArray, num_samples: int, slot_s: float, farthest: float | None = None
-) -> Heard:
-    """Answers `[device, row, class]` on public samples at these places, each the mean of those who gave one.
+def mean_of_answers(answers: FloatArray, slot_s: float) -> Heard:
+    """Answers `[device, row, class]` on public samples over a perfect channel, each row the mean of those who gave one.
 
-    The mean over those who answered needs their number, which only an exchange without privacy may tell. A row farther
-    than `farthest` from its nearest label (L1) is left out.
+    The mean over those who answered needs their number, which only an exchange without privacy may tell.
     """
     answered = answers.any(axis=2).sum(axis=0)
     mean = np.where(answered[:, None] > 0, answers.sum(axis=0) / np.maximum(answered, 1)[:, None], np.nan)
-    kept = mean if farthest is None else np.where(certain_rows(mean, farthest)[:, None], mean, np.nan)
-    broadcast = np.full((num_samples, answers.shape[2]), np.nan)
-    broadcast[places] = kept
-    heard = _without_error(mean.reshape(1, -1), slot_s)
-    return replace(heard, estimate=Estimate(broadcast))
-
-
-def certain_rows(rows: FloatArray, farthest: float) -> BoolArray:
-    """Whether a row's L1 distance to the one-hot of its largest entry is that at most, `[row]`."""
-    nearest = np.eye(rows.shape[1])[np.nan_to_num(rows).argmax(axis=1)]
-    return np.asarray(np.abs(rows - nearest).sum(axis=1) <= farthest)
+    return _without_error(mean.reshape(1, -1), slot_s)
 
 
 def _without_error(ideal: FloatArray, slot_s: float) -> Heard:

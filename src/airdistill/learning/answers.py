@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airdistill.arrays import BoolArray, FloatArray
+from airdistill.arrays import FloatArray
 
 _ROUNDING = 1e-9
 
@@ -30,11 +30,6 @@ def surest_answers(answers: FloatArray, sureness: FloatArray, most: int) -> Floa
     kept = np.zeros(said.shape, dtype=np.bool_)
     np.put_along_axis(kept, order[:, :most], values=True, axis=1)
     return np.where(kept[..., None], answers, 0.0)
-
-
-def accepted_answers(answers: FloatArray, accepted: BoolArray) -> FloatArray:
-    """Zeros for samples that a device does not accept, `[device, sample]`."""
-    return np.where(accepted[..., None], answers, 0.0)
 
 
 def check_answers(answers: FloatArray, most: int) -> None:

@@ -152,23 +152,23 @@ class LearningFleet:
 
     def mixed_steps(self, steps: Sequence[MixedSteps], target: Target) -> list[Losses]:
         """Every device's steps on own and public samples; the target has a row for each public sample."""
-        public = self._public_samples()
+        public = self.public_samples()
         if self.stacked is not None and all(steps[0].alike(each) for each in steps):
             return self.stacked.mixed_steps(steps, public, target)
         return self.engine.for_each(lambda learner, own: learner.mixed_steps(own, public, target), self.learners, steps)
 
     def public_predictions(self, rows: IntArray) -> FloatArray:
         """Of every device on these public samples, `[device, sample, class]`."""
-        wanted = self._public_samples()[torch.from_numpy(rows).to(self.engine.device)]
-        chunks = torch.split(channels_last(wanted), self.engine.chunk_samples)
+        chunks = torch.split(channels_last(self.public_samples(rows)), self.engine.chunk_samples)
         if self.stacked is not None:
             return self.stacked.predictions(chunks)
         return np.stack(self.engine.for_each(lambda learner: predictions_of(learner.model, chunks), self.learners))
 
-    def _public_samples(self) -> Tensor:
+    def public_samples(self, rows: IntArray | None = None) -> Tensor:
+        """All, or these."""
         if self.public is None:
             raise ValueError("the fleet has no public samples")
-        return self.public
+        return self.public if rows is None else self.public[torch.from_numpy(rows).to(self.engine.device)]
 
     def gradients(self, clip_norm: float | None) -> tuple[FloatArray, list[Losses]]:
         """The mean gradient of every device's cross-entropy, `[device, parameter]`, clipped per sample if asked."""

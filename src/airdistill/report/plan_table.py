@@ -15,6 +15,7 @@ from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.outlook import Outlook
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.public_outlook import PublicOutlook
+from airdistill.privacy.promises import PUBLIC_KNOWLEDGE
 from airdistill.report.words import number
 from airdistill.units import with_prefix
 
@@ -90,26 +91,24 @@ def _summary_table(plan: Plan) -> Table:
 
 def summary_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan's main numbers, each with its label."""
-    of_knowledge = plan.uplink.payload == "knowledge"
+    error = {"knowledge": "Knowledge error Φ2", PUBLIC_KNOWLEDGE: "Error of a row"}
     forecast, rounds, outage = plan.forecast, plan.rounds, plan.scenario.radio.outage
     reason = {"fixed": "fixed by the scenario", "optimal": "the exact optimum", "paper": "the paper's formula"}[
         rounds.rule
     ]
     return [
         ("Rounds", f"{rounds.chosen}, {reason}"),
-        ("  exact optimum", f"{rounds.exact} of at most {rounds.largest}"),
-        ("  paper, eq. (21)" if of_knowledge else "  paper's accountant", number(rounds.paper, ".10g")),
-        ("  if L1, L2 were a tenth", f"{rounds.exact_smaller_constants}"),
+        *_other_rounds(plan),
         ("What binds", f"{forecast.regime} (privacy in {forecast.privacy_binds_share:.1%} of class-rounds)"),
         (
-            "Knowledge error Φ2" if of_knowledge else "Gradient error Φ",
+            error.get(plan.uplink.payload, "Gradient error Φ"),
             f"{number(forecast.effective_noise)}, mean of all but the worst {outage:.0%} of rounds",
         ),
         (
             "  median, quantile",
             f"{number(forecast.effective_noise_median)}, {number(forecast.effective_noise_quantile)}",
         ),
-        ("Convergence gap ΣΩ", number(plan.convergence_gap)),
+        *([] if plan.uplink.payload == PUBLIC_KNOWLEDGE else [("Convergence gap ΣΩ", number(plan.convergence_gap))]),
         *_silence_rows(plan),
         (
             "Transmit power",
@@ -118,6 +117,18 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
         ("Uplink time", f"{with_prefix(plan.uplink_seconds, 's')} in all, {_slots(plan)} a round"),
         ("Uplink energy", f"{with_prefix(plan.uplink_joules, 'J')} in all, for the whole fleet"),
         ("Weakest device", f"{forecast.worst_snr_db:.1f} dB SNR at full power (median round)"),
+    ]
+
+
+def _other_rounds(plan: Plan) -> list[tuple[str, str]]:
+    """T under other rules, where these are for what is sent."""
+    rounds, payload = plan.rounds, plan.uplink.payload
+    if payload == PUBLIC_KNOWLEDGE:
+        return []
+    return [
+        ("  exact optimum", f"{rounds.exact} of at most {rounds.largest}"),
+        ("  paper, eq. (21)" if payload == "knowledge" else "  paper's accountant", number(rounds.paper, ".10g")),
+        ("  if L1, L2 were a tenth", f"{rounds.exact_smaller_constants}"),
     ]
 
 

@@ -1,6 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from airdistill.air.exchange import mean_of_answers
+from airdistill.air.receivers import Estimate
+from airdistill.codesign.uplinks import declared_public
+from airdistill.learning.density_ratio import certain_rows
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.schemes.planning import for_public_set
@@ -18,14 +25,12 @@ class ProxyFd(Scheme):
         return for_public_set(scenario, abstain=False)
 
     def play(self, this: Round) -> Outcome:
-        public, vectors = this.scenario.public, this.vectors()
-        assert public is not None  # there would be no plan without one
+        public, vectors = declared_public(this.scenario), this.vectors()
         this.release_bare()
-        heard = mean_of_answers(
-            vectors.reshape(len(vectors), public.rows_a_round, -1),
-            rows_of_round(public, this.index),
-            public.samples,
-            this.scenario.radio.slot,
-            public.server_selector,
-        )
-        return Outcome(this.learn(heard.knowledge), heard)
+        heard = mean_of_answers(vectors.reshape(len(vectors), public.rows_a_round, -1), this.scenario.radio.slot)
+        rows = heard.received.reshape(public.rows_a_round, -1)
+        if public.server_selector is not None:
+            rows = np.where(certain_rows(rows, public.server_selector)[:, None], rows, np.nan)
+        broadcast = np.full((public.samples, rows.shape[1]), np.nan)
+        broadcast[rows_of_round(public, this.index)] = rows
+        return Outcome(this.learn(broadcast), replace(heard, estimate=Estimate(broadcast)))

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from airdistill.arrays import FloatArray, IntArray
+from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.codesign.knowledge_uplink import public_rows_of
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.uplinks import declared_public
 from airdistill.errors import InputError
 from airdistill.learning.answers import check_answers, sharpened, surest_answers, votes
+from airdistill.learning.density_ratio import ClientSelector
 from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps, passes_in_batches, rise_and_fall
@@ -49,17 +50,32 @@ class SharedPredictions:
         return cls(plan.scenario, declared_public(plan.scenario), shared.most_answers, plan.fleet.num_classes)
 
     def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
-        self._train(fleet, round_index, list(devices))
-        answers = self.answers(fleet, round_index)
+        places = list(devices)
+        self._train(fleet, round_index, places)
+        answers = self._answers(fleet, round_index, places)
         return answers.reshape(len(answers), 1, -1)
 
-    def answers(self, fleet: LearningFleet, round_index: int) -> FloatArray:
+    def _answers(self, fleet: LearningFleet, round_index: int, devices: list[int]) -> FloatArray:
         """`[learner, sample, class]`, within the bound that the plan counts on."""
-        predictions = fleet.public_predictions(rows_of_round(self.public, round_index))
+        asked = rows_of_round(self.public, round_index)
+        predictions = fleet.public_predictions(asked)
         said = votes(predictions, self.public.confidence) if self.public.abstain else predictions
+        if self.public.client_selector == "density":
+            said = np.where(self._accepted(fleet, asked, devices)[..., None], said, 0.0)
         kept = surest_answers(said, predictions.max(axis=-1), self.most_answers)
         check_answers(kept, self.most_answers)
         return kept
+
+    def _accepted(self, fleet: LearningFleet, asked: IntArray, devices: list[int]) -> BoolArray:
+        """Which public samples each learner takes for its own kind, `[learner, sample]`."""
+        public = fleet.public_samples(asked).cpu().numpy()
+
+        def of_one(learner: Learner, device: int) -> BoolArray:
+            samples, labels = (tensor.cpu().numpy() for tensor in learner.samples_and_labels())
+            rng = stream(self.scenario.seed, "client-selector", 0, device)
+            return ClientSelector.for_device(samples, labels, rng).accepts(public)
+
+        return np.stack(fleet.engine.for_each(of_one, fleet.learners, devices))
 
     def _train(self, fleet: LearningFleet, round_index: int, devices: list[int]) -> None:
         public, engine = self.public, fleet.engine
