@@ -35,13 +35,19 @@ def gap_by_hand(fleet, noise_var, num_rounds):
     """Theory section 2, round by round and device by device, with a scalar recursion for each part and class."""
     num_devices, num_classes = fleet.class_counts.shape
     shares = class_shares(fleet.class_counts)
-    common, own, rest, total, ever = 0.1, [0.003] * num_classes, [0.001] * num_classes, 0.0, set()
+    own, rest, total, ever = [0.003] * num_classes, [0.001] * num_classes, 0.0, set()
+    spread = np.diag([0.1, 1e-4])
     for t in range(1, num_rounds + 1):
         noise = noise_var[(t - 1) % len(noise_var)]
         heard = [k for k in range(num_classes) if np.isfinite(noise[k])]
         ever |= {*heard}
         mean = 1 / sum(1 / noise[k] for k in heard) if heard else np.inf
-        common = (common + 1e-3) / (1 + (common + 1e-3) / mean)
+        if heard:
+            # c and its trend: one step of time, then of Bayes' rule.
+            spread = np.array([[1, 1], [0, 1]]) @ spread @ np.array([[1, 0], [1, 1]])
+        spread = spread + np.diag([1e-5, 1e-6])
+        spread = np.linalg.inv(np.linalg.inv(spread) + np.diag([1 / mean, 0]))
+        common = spread[0, 0]
         for k in range(num_classes):
             own[k], rest[k] = own[k] + 1e-4, rest[k] + 1e-5
             if k in heard:

@@ -87,12 +87,12 @@ class Tracking:
     def _expected_error(self) -> FloatArray:
         """Per entry, `[class]`; not a number for a class that was never heard."""
         num_classes = len(self._towards)
-        error = np.diag(self._sureness.covariance) + max(num_classes - 2, 0) * self._rest.variance
+        error = self._sureness.variance + max(num_classes - 2, 0) * self._rest.variance
         return np.where(self._rest.heard > 0, error / num_classes, np.nan)
 
     def before_projection(self) -> FloatArray:
         """The estimate of every class, `[class, entry]`, which may lie off the simplex."""
-        return np.asarray(1.0 / len(self._towards) + self._sureness.mean[:, None] * self._towards + self._rest.mean)
+        return np.asarray(1.0 / len(self._towards) + self._sureness.level[:, None] * self._towards + self._rest.mean)
 
     def state(self) -> dict[str, FloatArray]:
         return {**self._sureness.state(), **self._rest.state()}
@@ -129,27 +129,48 @@ class _Drift:
 
 
 class _Sureness:
-    """c + d of every class together: P ← P + Q; G = P S⁻¹ with S = P + diag(v); s ← s + G(y − s); P ← P − G P.
+    """s_k = c + d_k of every class and the trend g of c, together: a Kalman filter of K + 1 numbers.
 
-    Common and own parts are in the covariance: drift_c in all its entries, drift_d on its diagonal. So a class that is
-    heard much better than the others, or alone, tells of them what it can, and no more.
+    s ← s + g and P ← F P Fᵀ + Q, which has drift_c in all entries of s, drift_d on its diagonal and the trend's own;
+    G = P S⁻¹ with S = P + diag(v) of what is heard; (s, g) ← (s, g) + G(y − s); P ← P − G P. So a class that is heard
+    much better than the others, or alone, tells of them what it can, and no more.
     """
 
     def __init__(self, parts: Parts, num_classes: int) -> None:
         self.common, self.own = _Drift(parts.common.drift), _Drift(parts.own.drift)
-        self.mean = np.zeros(num_classes)
-        first = (parts.common.initial_variance, parts.own.initial_variance)
-        self.covariance = np.full((num_classes, num_classes), first[0]) + first[1] * np.eye(num_classes)
+        self.mean, self._trend_drift = np.zeros(num_classes + 1), parts.trend.drift
+        self.covariance = self._of_parts(*(part.initial_variance for part in (parts.common, parts.own, parts.trend)))
         self.heard = np.zeros(num_classes)
+
+    @property
+    def level(self) -> FloatArray:
+        """s, `[class]`."""
+        return self.mean[:-1]
+
+    @property
+    def variance(self) -> FloatArray:
+        """Of s, `[class]`."""
+        return np.diag(self.covariance)[:-1]
+
+    def _of_parts(self, common: float, own: float, trend: float) -> FloatArray:
+        """The covariance of (s, g) that has these variances of its parts."""
+        together = np.diag(np.append(np.full(len(self.mean) - 1, own), trend))
+        together[:-1, :-1] += common
+        return together
 
     def follow(self, observed: FloatArray, noise_var: FloatArray, heard: BoolArray) -> None:
         """One round's sureness `[class]` and its noise; what was not heard only grows more uncertain."""
         places = np.flatnonzero(heard)
+        if len(places):
+            # A round of which nothing is heard may have been one in which nothing was learned.
+            onward = np.eye(len(self.mean))
+            onward[:-1, -1] = 1.0
+            self.mean, self.covariance = onward @ self.mean, onward @ self.covariance @ onward.T
         self._learn_drifts(observed, noise_var, np.flatnonzero(heard & (self.heard > 0)))
-        prior = self.covariance + self.common.value + self.own.value * np.eye(len(observed))
+        prior = self.covariance + self._of_parts(self.common.value, self.own.value, self._trend_drift)
         total = prior[np.ix_(places, places)] + np.diag(noise_var[places])
         gain = np.linalg.solve(total, prior[places]).T
-        self.mean = self.mean + gain @ (observed - self.mean)[places]
+        self.mean = self.mean + gain @ (observed - self.level)[places]
         after = prior - gain @ prior[places]
         self.covariance = (after + after.T) / 2
         self.heard = np.maximum(self.heard, heard)
@@ -161,7 +182,7 @@ class _Sureness:
         """
         if not len(places):
             return
-        innovation, noise = (observed - self.mean)[places], noise_var[places]
+        innovation, noise = (observed - self.level)[places], noise_var[places]
         expected = self.covariance[np.ix_(places, places)] + np.diag(noise)
         weights = 1 / np.maximum(np.diag(expected), 1e-300)
         weights = weights / weights.sum()

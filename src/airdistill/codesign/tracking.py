@@ -34,16 +34,25 @@ class Parts:
     c, how sure the fleet is, is common to all classes and moves most; all of them tell of it. d_k is what class k is
     surer by, and w_k, of K − 2 dimensions, what it is taken for instead. (Entries sum to one, so that nothing is left
     along that direction.) One filter for all would have to follow c, and could not average the rest for so long.
+
+    A fleet that learns grows surer round by round: c has a `trend` g, by which it moves besides its drift, and which
+    itself changes slowly. Without one a filter has to believe quickly what it hears, noise and all, and still lags.
     """
 
     common: Part
     own: Part
     rest: Part
+    trend: Part = Part(0.0, 0.0)
 
     @classmethod
     def for_drift(cls, drift: float) -> Parts:
-        """From the common part's. First variances and the ratio 100 : 10 : 1 are about those of MNIST in training."""
-        return cls(Part(0.1, drift), Part(0.003, 0.1 * drift), Part(0.001, 0.01 * drift))
+        """All drifts in proportion to one number; they and the first variances are about those of MNIST in training."""
+        return cls(
+            common=Part(0.1, 0.01 * drift),
+            own=Part(0.003, 0.1 * drift),
+            rest=Part(0.001, 0.01 * drift),
+            trend=Part(0.1 * drift, 0.001 * drift),
+        )
 
 
 def filter_gain(variance: FloatArray, noise_var: FloatArray) -> FloatArray:
@@ -156,11 +165,16 @@ class TrackingError:
 
 
 class _Recursion:
-    """Variances of a coordinate of each part, `[candidate, 1]` and `[candidate, class]`."""
+    """Variances of a coordinate of each part, `[candidate, 1]` and `[candidate, class]`.
+
+    Beside c's variance stand its trend's and the covariance of the two.
+    """
 
     def __init__(self, parts: Parts, shape: tuple[int, int]) -> None:
         self._parts = parts
         self._common = np.full((shape[0], 1), parts.common.initial_variance)
+        self._with_trend = np.zeros((shape[0], 1))
+        self._trend = np.full((shape[0], 1), parts.trend.initial_variance)
         self._own = np.full(shape, parts.own.initial_variance)
         self._rest = np.full(shape, parts.rest.initial_variance)
 
@@ -168,9 +182,18 @@ class _Recursion:
         """A round of this noise `[candidate, class]`."""
         parts = self._parts
         common_noise, own_noise = noise_of_parts(noise_var)
-        _, self._common = filter_step(self._common, common_noise, parts.common.drift)
+        self._follow_common(common_noise)
         _, self._own = filter_step(self._own, own_noise, parts.own.drift)
         _, self._rest = filter_step(self._rest, noise_var, parts.rest.drift)
+
+    def _follow_common(self, noise_var: FloatArray) -> None:
+        """c ← c + g with variances as follow from it, where anything is heard; then what is heard of c tells of g."""
+        heard = np.isfinite(noise_var)
+        moved = self._common + np.where(heard, 2 * self._with_trend + self._trend, 0.0)
+        together = self._with_trend + np.where(heard, self._trend, 0.0)
+        gain, self._common = filter_step(moved, noise_var, self._parts.common.drift)
+        self._trend = self._trend + self._parts.trend.drift - gain * together**2 / (moved + self._parts.common.drift)
+        self._with_trend = (1 - gain) * together
 
     def squared_error(self, length: int) -> FloatArray:
         """Of a class's whole vector of K entries, `[candidate, class]`."""

@@ -252,7 +252,7 @@ class Learning(_Section):
         "a public set, learned by a model of its own",
     )
     knowledge_drift: Positive = Field(
-        1e-3, description="tracking: variance by which what classes have in common is first thought to move in a round"
+        1e-3, description="tracking: how fast knowledge is first thought to move; each part's drift is in proportion"
     )
 
 
