@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from random_fleets import TRUSTS, random_fleet
 from small_worlds import small_scenario
 
-from airdistill.codesign.fleet import RealisedFleet
+from airdistill.codesign.fleet import RealisedFleet, realise_fleet
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.plan import Plan, plan
 from airdistill.codesign.public_outlook import affordable_rounds, public_outlook_of
@@ -119,12 +119,20 @@ def test_only_whole_devices_have_a_bound(tmp_path):
         (["public.answers_per_device=5000"], 3000),
         (["public.samples_per_round=1001"], 201),
         (["data.classes_per_device=10"], 3000),
+        (["data.classes_per_device=3"], 900),
     ],
 )
-def test_under_shards_a_device_answers_its_classes_share(changes, answers):
+def test_a_device_answers_its_classes_share(changes, answers):
     scenario = load("skewed", changes)
-    fleet = RealisedFleet(np.ones((200, 10)), *(np.ones(200),) * 4)
+    fleet = realise_fleet(scenario)
     assert public_rows(scenario, fleet).most_answers == answers
+
+
+def test_a_class_of_which_a_device_has_hardly_any_sample_does_not_count(tmp_path):
+    scenario = scenario_of(tmp_path)
+    counts = np.array([[10, 10, 0], [10, 10, 1], [10, 10, 10]])  # knows 2, 2 and 3 of 3
+    fleet = RealisedFleet(counts, *(np.ones(3),) * 4)
+    assert public_rows(scenario, fleet).most_answers == 8
 
 
 def test_the_outlook_follows_the_formulas(tmp_path):

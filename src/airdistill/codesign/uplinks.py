@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
+from airdistill.codesign.convergence import class_shares
 from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, training_dynamics
 from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
@@ -60,15 +61,15 @@ def _public(scenario: Scenario, fleet: RealisedFleet, _: int | None, choices: Ch
 def public_rows(scenario: Scenario, fleet: RealisedFleet) -> PublicRows:
     """What a round sends of a scenario's public set: all of its samples or a part, a device's answers held to a share.
 
-    A device under shards holds so many of K classes by the scenario's own word: it is not asked for more answers
-    than their share of the samples, which spares noise for all.
+    Nobody is asked for more answers than the share of classes that devices know on average, which spares noise for all.
+    Who holds less than a quarter of an even share of a class does not count as knowing it. Class counts are public.
     """
     public = declared_public(scenario)
     rows = public.rows_a_round
     most = public.answers_per_device
     if most is None:
-        held = scenario.data.classes_per_device if scenario.data.partition == "shards" else None
-        most = rows if held is None else math.ceil(rows * min(1.0, held / fleet.num_classes))
+        known = class_shares(fleet.class_counts) >= 0.25 / fleet.num_classes
+        most = math.ceil(rows * max(1, round(float(known.sum(axis=1).mean()))) / fleet.num_classes)
     return PublicRows(fleet, rows, min(most, rows))
 
 

@@ -31,6 +31,7 @@ from airdistill.streams import stream
 _EPOCHS, _BATCH, _LR, _MOMENTUM, _DECAY = 20, 50, 0.05, 0.9, 5e-4
 _WARM_UP = 100  # steps
 _HELD_OUT = 0.1  # of the received rows, to tell when to stop
+_CLEARLY = 2.0  # deviations of the noise
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Server:
 
     1. Rows are pooled over samples that look alike, which needs no labels (`smoothing`).
     2. The model learns the label that stands out of each pooled row, from images that are bent a little each time.
-    3. What it is kept as is the pass after which it agreed best with raw rows that it was not taught: their noise is
-       independent of it, so that the agreement is an unbiased measure, up to a constant, of how right it is.
+    3. It is kept as it was before a pass if after it it agrees clearly less with raw rows that it was not taught: their
+       noise is independent of it, so that the agreement tells, up to a constant, how right it is.
     4. Its predictions are the broadcast.
     """
 
@@ -72,10 +73,11 @@ class Server:
         heard = np.flatnonzero(np.isfinite(rows).all(axis=1))
         if len(heard) < 2:
             return np.full(rows.shape, np.nan)
-        pooled = smoothed(rows[heard], float(noise_var[heard].mean()), self._modes_of(heard))
-        labels = pooled.argmax(axis=1)
+        noise = float(noise_var[heard].mean())
+        labels = smoothed(rows[heard], noise, self._modes_of(heard)).argmax(axis=1)
         checks = stream(self.seed, "server-checks").random(len(heard)) < _HELD_OUT
-        model = self._trained(heard[~checks], labels[~checks], heard[checks], rows[heard[checks]])
+        check = Check(heard[checks], rows[heard[checks]], noise)
+        model = self._trained(heard[~checks], labels[~checks], check)
         return self._predictions(model, self._inputs)
 
     def _modes_of(self, places: IntArray) -> Modes:
@@ -85,32 +87,43 @@ class Server:
     def _all_modes(self) -> Modes:
         return Modes.of(self._features)
 
-    def _trained(self, places: IntArray, labels: IntArray, checks: IntArray, raw: FloatArray) -> nn.Module:
-        """The model after the pass that agreed best with raw rows `[check, class]`."""
+    def _trained(self, places: IntArray, labels: IntArray, check: Check) -> nn.Module:
+        """After passes over these samples, or before one of them that made it worse."""
         rng = stream(self.seed, "server-model")
         shape = input_shape(self.samples)
         model = build_model(self.model, shape, self.num_classes, rng, self.engine.dtype).to(self.engine.device)
         orders, noise = stream(self.seed, "server-order"), torch.Generator().manual_seed(int(rng.integers(2**63)))
         steps = _Steps(model, _EPOCHS * math.ceil(len(places) / _BATCH))
-        answers = torch.from_numpy(labels).to(self.engine.device)
-        best, kept = -np.inf, copy.deepcopy(model.state_dict())
+        taught, answers = self._inputs[torch.from_numpy(places)], torch.from_numpy(labels).to(self.engine.device)
+        kept, known = model.state_dict(), None
         for _ in range(_EPOCHS):
             order = torch.from_numpy(orders.permutation(len(places))).to(self.engine.device)
             for batch in torch.split(order, _BATCH):
-                images = bent(self._inputs[torch.from_numpy(places).to(batch.device)[batch]], noise)
-                steps.make(images, answers[batch])
-            if len(checks):
-                found = self._predictions(model, self._inputs[torch.from_numpy(checks)])
-                agreement = float((found * (raw - raw.mean(axis=0))).sum())
-                if agreement < best:
-                    continue
-                best = agreement
-            kept = copy.deepcopy(model.state_dict())
+                steps.make(bent(taught[batch], noise), answers[batch])
+            found = self._predictions(model, self._inputs[torch.from_numpy(check.places)])
+            if known is None or not check.prefers(known, found):
+                kept, known = copy.deepcopy(model.state_dict()), found
         model.load_state_dict(kept)
         return model
 
     def _predictions(self, model: nn.Module, inputs: Tensor) -> FloatArray:
         return predictions_of(model, torch.split(channels_last(inputs), self.engine.chunk_samples))
+
+
+@dataclass(frozen=True)
+class Check:
+    """Raw rows `[row, class]`, with noise of so much variance per entry, of samples that a model is not taught."""
+
+    places: IntArray
+    rows: FloatArray
+    noise_var: float
+
+    def prefers(self, one: FloatArray, other: FloatArray) -> bool:
+        """Whether predictions `[row, class]` agree clearly better with the rows than others do: by more than two
+        deviations of what the noise alone makes of their difference."""
+        apart = one - other
+        gain = float((apart * (self.rows - self.rows.mean(axis=0))).sum()) if len(self.rows) else 0.0
+        return gain > _CLEARLY * math.sqrt(self.noise_var) * float(np.linalg.norm(apart))
 
 
 class _Steps:

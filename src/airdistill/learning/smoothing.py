@@ -15,7 +15,7 @@ from scipy.sparse.linalg import eigsh
 
 from airdistill.arrays import FloatArray, IntArray
 
-_NEIGHBOURS = 10
+_NEIGHBOURS = 6
 _MOST_AT_ONCE = 5000  # samples of which all modes are found; of more, the slowest
 _SLOWEST = 300
 _AT_ONCE = 2000  # samples whose distances to all others are computed together
@@ -74,17 +74,18 @@ def _nearest(unit: FloatArray, neighbours: int) -> tuple[IntArray, FloatArray]:
 
 
 def smoothed(rows: FloatArray, noise_var: float, modes: Modes) -> FloatArray:
-    """Rows `[sample, class]` with so much noise per entry, each mode kept by the share of it that is signal.
+    """How rows `[sample, class]` with so much noise per entry differ from their mean, each mode kept by the share of it
+    that is signal.
 
     The signal is taken to have variance c·g(λ) in a mode of eigenvalue λ, with g ∝ (1 − αλ)^-2: α and c are those
-    under which the rows are likeliest. The mean row is kept as it is.
+    under which the rows are likeliest. The mean is left out: beside what is shrunk, its own noise would favour the
+    classes that it happens to favour.
     """
-    middle = rows.mean(axis=0)
-    strength = modes.vectors.T @ (rows - middle)  # [mode, class]
+    strength = modes.vectors.T @ (rows - rows.mean(axis=0))  # [mode, class]
     squares = (strength**2).mean(axis=1)
     signal = likeliest_signal(squares, noise_var, modes.eigenvalues)
     kept = signal / (signal + noise_var) if noise_var > 0 else np.ones_like(signal)
-    return np.asarray(middle + modes.vectors @ (kept[:, None] * strength))
+    return np.asarray(modes.vectors @ (kept[:, None] * strength))
 
 
 def likeliest_signal(squares: FloatArray, noise_var: float, eigenvalues: FloatArray) -> FloatArray:

@@ -114,15 +114,17 @@ class Public(_Section):
         None,
         ge=1,
         description="the most that a device may answer in a round, its surest; noise is planned for so many. By "
-        "default all, and under shards the share of the classes that a device holds",
+        "default the share of the classes that devices know on average",
     )
     abstain: StrictBool | None = Field(
         None,
         description="devices learn to be unsure of what they do not know, and vote or send nothing; by default as the "
         "scheme has it",
     )
-    abstain_weight: NotNegative = Field(1.0, description="abstain: β, weight of being unsure on public samples")
-    confidence: Number = Field(0.6, ge=0, le=1, description="abstain: the least probability to vote with")
+    abstain_weight: NotNegative = Field(
+        1.0, description="abstain: β, weight of being unsure on public samples; none where all samples are answered"
+    )
+    confidence: Number = Field(0.0, ge=0, le=1, description="abstain: the least probability to vote with")
     client_selector: Literal["none", "density"] = Field(
         "none", description="which samples a device answers: all, or those that its own data's density ratio accepts"
     )

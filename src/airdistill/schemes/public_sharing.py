@@ -32,7 +32,7 @@ class SharedPredictions:
     """Each round a device trains on its own samples, answers the round's public ones, and learns from the broadcast.
 
     With abstention it is also taught, while it trains, to be unsure on public samples, which are mostly none of its own
-    classes; it then votes where it is sure nevertheless.
+    classes; it then votes on those of which it is surest nevertheless.
     """
 
     scenario: Scenario
@@ -79,7 +79,9 @@ class SharedPredictions:
 
     def _train(self, fleet: LearningFleet, round_index: int, devices: list[int]) -> None:
         public, engine = self.public, fleet.engine
-        weight = public.abstain_weight if public.abstain else 0.0
+        # Who is asked about everything has nothing to be unsure of.
+        lacks = self.most_answers < public.rows_a_round
+        weight = public.abstain_weight if public.abstain and lacks else 0.0
         unsure = np.full((public.samples, self.num_classes), 1.0 / self.num_classes)
         steps = [
             self._local_steps(learner, round_index, device, weight)
