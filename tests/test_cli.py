@@ -64,7 +64,7 @@ def test_scenarios_are_listed(run):
     code, out, _ = run("scenarios")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == [
-        "device-level", "paper", "paper-literal", "quick", "small-data",
+        "device-level", "paper", "paper-literal", "quick", "skewed", "skewed-50", "small-data",
     ]  # fmt: skip
     _, out, _ = run("scenarios", "--json")
     assert "quick" in json.loads(out)
@@ -349,8 +349,8 @@ def test_schemes_are_listed(run):
     code, out, _ = run("schemes")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == [
-        "airdistill", "ota_fd", "ota_fd_fixed", "orthogonal_fd", "fd_error_free", "local_only",
-        "ota_fl", "ota_fl_fixed", "fedsgd", "fedavg",
+        "airdistill", "ota_fd", "ota_fd_fixed", "orthogonal_fd", "airdistill_proxy", "ota_proxy_fd", "fd_error_free",
+        "proxy_fd", "selective_fd", "local_only", "ota_fl", "ota_fl_fixed", "fedsgd", "fedavg",
     ]  # fmt: skip
 
 

@@ -1,10 +1,13 @@
 """Steps on own and public samples: against PyTorch's own optimiser, and one by one against all at once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from airdistill.learning.augmenting import bent, moved
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.learner import Learner
 from airdistill.learning.mixed import MixedSteps, passes_in_batches
@@ -111,3 +114,49 @@ def test_passes_cover_all_samples_before_any_comes_again():
     in_order = batches.ravel()
     assert sorted(in_order[:7]) == sorted(in_order[7:14]) == list(range(7))
     assert passes_in_batches(7, 2, 0, np.random.default_rng(0)).shape == (2, 0)
+
+
+def test_moved_images_are_the_same_for_all_at_once():
+    rng, dtype = np.random.default_rng(4), torch.float64
+    fleets = []
+    for stacked in (False, True):
+        draws = np.random.default_rng(7)
+        learners = [
+            Learner(
+                build_model("paper_cnn", (1, 16, 16), CLASSES, np.random.default_rng(device), dtype),
+                torch.from_numpy(draws.standard_normal((12, 1, 16, 16))), draws.integers(0, CLASSES, 12), CLASSES, 10,
+            )
+            for device in range(2)
+        ]  # fmt: skip
+        public = torch.from_numpy(draws.standard_normal((PUBLIC, 1, 16, 16)))
+        fleets.append(LearningFleet(learners, Engine(dtype=dtype, stacked=stacked), public=public))
+    assert fleets[1].stacked is not None
+    steps = [
+        replace(steps_of(device, 3, 12, 4, 5), offsets=rng.integers(0, 5, (3, 9, 2)), most_moved=2)
+        for device in range(2)
+    ]
+    apart, together = (fleet.mixed_steps(steps, target()) for fleet in fleets)
+    assert [loss.training for loss in apart] == pytest.approx([loss.training for loss in together])
+    rows = np.arange(PUBLIC)
+    np.testing.assert_allclose(*(fleet.public_predictions(rows) for fleet in fleets), rtol=1e-8)
+
+
+def test_an_image_is_moved_by_its_offset_and_filled_from_its_edge():
+    image = torch.arange(20.0).reshape(1, 1, 4, 5)
+    offsets = torch.tensor([[2, 2], [0, 2], [2, 3]])
+    same, down, left = moved(image.expand(3, 1, 4, 5), offsets, 2)
+    assert torch.equal(same, image[0])
+    assert torch.equal(down[0, 2:], image[0, 0, :2])
+    assert torch.equal(down[0, 0], image[0, 0, 0])
+    assert torch.equal(left[0, :, :4], image[0, 0, :, 1:])
+    assert torch.equal(left[0, :, 4], image[0, 0, :, 4])
+
+
+def test_bending_is_the_generators_and_leaves_other_samples():
+    images = torch.rand(6, 1, 20, 20)
+    one, other = (bent(images, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(one, other)
+    assert not torch.equal(one, images)
+    assert abs(float(one.mean() / images.mean()) - 1) < 0.1
+    flat = torch.rand(6, 9)
+    assert bent(flat, torch.Generator()) is flat

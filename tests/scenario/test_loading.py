@@ -197,4 +197,6 @@ def test_every_field_says_what_it_is():
 
 
 def test_the_presets_are_those_of_the_theory():
-    assert preset_names() == ["device-level", "paper", "paper-literal", "quick", "small-data"]
+    assert preset_names() == [
+        "device-level", "paper", "paper-literal", "quick", "skewed", "skewed-50", "small-data",
+    ]  # fmt: skip

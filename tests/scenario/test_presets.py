@@ -3,6 +3,7 @@
 import pytest
 
 from airdistill.scenario import load
+from airdistill.scenario.loading import preset_names
 
 RANGES = ((0.001, 0.1), (1e-11, 1e-9))
 TARGET = ((8.0,), (1e-5,))
@@ -34,7 +35,7 @@ def test_a_preset_has_the_numbers_of_the_table(name):
     assert (learning.rounds, learning.max_rounds) == (rounds, most)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", preset_names())
 def test_all_presets_share_the_link_and_the_constants(name):
     scenario = load(name)
     radio, constants = scenario.radio, scenario.constants
@@ -42,3 +43,12 @@ def test_all_presets_share_the_link_and_the_constants(name):
     assert (radio.carrier, radio.path_loss_exponent, radio.fading, radio.slot) == (915e6, 3, "rayleigh", 3.6e-6)
     assert (constants.grad_lipschitz, constants.model_lipschitz) == (22, 7.7)
     assert (constants.grad_norm_bound, constants.loss_bound) == (4, 2.5)
+
+
+@pytest.mark.parametrize(("name", "devices"), [("skewed", 200), ("skewed-50", 50)])
+def test_presets_of_a_public_set(name, devices):
+    scenario = load(name)
+    assert (scenario.num_devices, scenario.data.partition, scenario.data.classes_per_device) == (devices, "shards", 2)
+    assert (scenario.public.samples, scenario.public.source, scenario.learning.rounds) == (3000, "test", 1)
+    assert (scenario.privacy.epsilon.numbers, scenario.privacy.delta.numbers) == TARGET
+    assert (scenario.privacy.sensitivity, scenario.privacy.accountant, scenario.privacy.trust) == SOUND

@@ -29,6 +29,8 @@ from airdistill.privacy.targets import target_mu
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.threegpp import CELLS
 
+_MANY_MISSING = 0.3  # of the classes, on average
+
 
 def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
     """What the plan's promises rest on."""
@@ -130,6 +132,12 @@ def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast
     unheld = unheld_classes(fleet)
     if unheld and uplink.payload == "knowledge":
         yield f"Nobody holds class {', '.join(map(str, unheld))}: it has no knowledge and no distillation term."
+    missing = float((fleet.class_counts == 0).mean())
+    if missing > _MANY_MISSING and uplink.payload == "knowledge":
+        yield (
+            f"Devices lack {missing:.0%} of the classes, and class means cannot teach a class to who does not hold it; "
+            "votes on a public set can (--scheme airdistill_proxy)."
+        )
     if forecast.channel_snr_db < 0:
         yield (
             f"The {uplink.payload} drowns in channel noise: it arrives {-forecast.channel_snr_db:.0f} dB below it even "
