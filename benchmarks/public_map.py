@@ -10,7 +10,7 @@ set 20 passes (10 with 50 devices) with momentum and moved images.
 from __future__ import annotations
 
 import argparse
-import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -58,16 +58,16 @@ def name(preset: str, split: str, scheme: str, epsilon: int | None) -> str:
 
 def run(folder: Path, device: str, jobs: int) -> None:
     for place, (preset, changes, scheme) in tasks().items():
-        if not (folder / place / "runs.csv").exists():
+        if np.isnan(accuracy(folder, place)):
             options = RunOptions(device=device, eval_every=1000)
             ad.compare(ad.load(preset, changes), [scheme], 1, out=folder / place, options=options, jobs=jobs)
             print(place, f"{accuracy(folder, place):.2f} %", flush=True)
 
 
 def accuracy(folder: Path, place: str) -> float:
-    """In percent, mean over seeds."""
-    with (folder / place / "runs.csv").open() as file:
-        return 100 * float(np.mean([float(row["accuracy"]) for row in csv.DictReader(file)]))
+    """In percent, mean over the seeds whose runs have ended."""
+    ended = [json.loads(path.read_text()) for path in sorted((folder / place).glob("*/seed-*/summary.json"))]
+    return 100 * float(np.mean([summary["accuracy"]["mean"] for summary in ended])) if ended else float("nan")
 
 
 def draw(folder: Path, image: Path) -> None:

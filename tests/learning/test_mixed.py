@@ -85,6 +85,28 @@ def test_devices_at_once_do_as_one_by_one():
     np.testing.assert_allclose(one.sum(axis=2), 1)
 
 
+def test_a_gradient_is_no_longer_than_it_may_be():
+    """One step without momentum moves the weights by η·min(‖g‖, C); for all at once, each device by its own."""
+    plain, clipped = (learners_of(2) for _ in range(2))
+    together = LearningFleet(learners_of(2), Engine(dtype=torch.float64, stacked=True), public=public_samples())
+    before = [torch.cat([p.detach().flatten() for p in learner.model.parameters()]) for learner in plain]
+    steps = [steps_of(seed, num_steps=1, momentum=0.0) for seed in range(2)]
+    short = [replace(each, clip_norm=0.5) for each in steps]
+    for learners, made in ((plain, steps), (clipped, short)):
+        for learner, each in zip(learners, made, strict=True):
+            learner.mixed_steps(each, public_samples(), target())
+    together.mixed_steps(short, target())
+    for place, start in enumerate(before):
+        full, shortened, stacked = (
+            torch.cat([p.detach().flatten() for p in learner.model.parameters()]) - start
+            for learner in (plain[place], clipped[place], together.learners[place])
+        )
+        norm = float(full.norm()) / 0.2
+        assert norm > 0.5
+        torch.testing.assert_close(shortened, full * (0.5 / norm))
+        torch.testing.assert_close(stacked, shortened)
+
+
 def test_unequal_devices_are_trained_one_by_one():
     fleet = LearningFleet(
         learners_of(2, sizes=[5, 24]), Engine(dtype=torch.float64, stacked=True), public=public_samples()
@@ -114,6 +136,7 @@ def test_passes_cover_all_samples_before_any_comes_again():
     in_order = batches.ravel()
     assert sorted(in_order[:7]) == sorted(in_order[7:14]) == list(range(7))
     assert passes_in_batches(7, 2, 0, np.random.default_rng(0)).shape == (2, 0)
+    assert passes_in_batches(7, 0, 3, np.random.default_rng(0)).shape == (0, 3)
 
 
 def test_moved_images_are_the_same_for_all_at_once():

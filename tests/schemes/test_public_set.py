@@ -44,6 +44,20 @@ def test_devices_learn_classes_that_they_never_saw(tmp_path, scheme):
     assert together.summary["uplink_seconds"] == pytest.approx(60 * 4 * 3.6e-6)
 
 
+def test_with_no_passes_over_the_public_set_nothing_is_learned_from_it(tmp_path):
+    images = write_dataset(tmp_path / "images.npz", num_classes=4, features=(16, 16), num_train=240, num_test=120)
+    for path, model in [(tmp_path / "skewed.npz", "mlp"), (images, "paper_cnn")]:
+        scenario = skewed(
+            tmp_path,
+            "public.distill_epochs=0",
+            "learning.local_epochs=2",
+            f"data.dataset={path}",
+            f"learning.model={model}",
+        )
+        record = ad.run(scenario, "proxy_fd", out=tmp_path / model, options=FAST)
+        assert record.rounds[0]["distillation_loss"] == 0
+
+
 def test_class_means_cannot_teach_them(tmp_path):
     record = ad.run(skewed(tmp_path, "learning.rounds=5"), "fd_error_free", out=tmp_path / "run", options=FAST)
     assert record.accuracy["mean"] < 0.6

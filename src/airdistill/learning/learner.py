@@ -139,7 +139,7 @@ class Learner:
             losses = mixed_losses(logits, self._labels[own], target, shared)
             loss = steps.own_weight * losses[0] + steps.public_weight * losses[1]
             slopes = torch.autograd.grad(loss, weights, materialize_grads=True)
-            descend(weights, slopes, velocities, lr, steps.momentum)
+            descend(weights, steps.shorten(slopes, device_axis=False), velocities, lr, steps.momentum)
             sums += losses.detach()
         training, distillation = (sums / max(len(steps.lr), 1)).tolist()
         return Losses(training, distillation)

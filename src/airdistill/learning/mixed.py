@@ -19,7 +19,8 @@ from airdistill.learning.target import Target
 class MixedSteps:
     """A device's steps: indices of own samples `[step, own]` and of public ones `[step, public]`, and step sizes.
 
-    `offsets` `[step, own + public, 2]`, from 0 to twice `most_moved`, move every image before it is learned from.
+    `offsets` `[step, own + public, 2]`, from 0 to twice `most_moved`, move every image before it is learned from. A
+    gradient longer than `clip_norm` is shortened to it.
 
     A step goes down the gradient of own_weight · (mean cross-entropy of the own samples) + public_weight · (mean
     cross-entropy of the public ones against their target's rows), with momentum from step to step; `lr` is `[step]`.
@@ -33,11 +34,12 @@ class MixedSteps:
     momentum: float = 0.0
     offsets: IntArray | None = None
     most_moved: int = 0
+    clip_norm: float | None = None
 
     @property
     def packed(self) -> IntArray:
         """All that changes from step to step but its size, `[step, number]`."""
-        moves = [] if self.offsets is None else [self.offsets.reshape(len(self.offsets), -1)]
+        moves = [] if self.offsets is None else [self.offsets.reshape(len(self.offsets), 2 * self.offsets.shape[1])]
         return np.concatenate([self.own, self.public, *moves], axis=1)
 
     def unpacked(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,8 +53,16 @@ class MixedSteps:
         return samples if self.offsets is None else moved(samples, offsets, self.most_moved)
 
     @property
-    def _factors(self) -> tuple[float, float, float, int]:
-        return self.own_weight, self.public_weight, self.momentum, self.most_moved
+    def _factors(self) -> tuple[float, float, float, int, float | None]:
+        return self.own_weight, self.public_weight, self.momentum, self.most_moved, self.clip_norm
+
+    def shorten(self, slopes: Sequence[Tensor], device_axis: bool) -> Sequence[Tensor]:
+        """The gradient, or each device's where the first axis is of devices, no longer than it may be."""
+        if self.clip_norm is None:
+            return slopes
+        squares = [slope.flatten(1).square().sum(dim=1) if device_axis else slope.square().sum() for slope in slopes]
+        share = (self.clip_norm / torch.stack(squares).sum(dim=0).sqrt()).clamp(max=1.0)
+        return [slope * (share.view(-1, *[1] * (slope.ndim - 1)) if device_axis else share) for slope in slopes]
 
     def alike(self, other: MixedSteps) -> bool:
         """Whether both can be made at once: the same sizes, weights and step sizes."""
@@ -67,8 +77,8 @@ class MixedSteps:
 def passes_in_batches(num_samples: int, num_steps: int, batch_size: int, rng: np.random.Generator) -> IntArray:
     """Passes over shuffled samples, cut into that many batches `[step, sample]`, all full; none larger than all."""
     size = min(batch_size, num_samples)
-    if size == 0:
-        return np.zeros((num_steps, 0), dtype=np.int64)
+    if size == 0 or num_steps == 0:
+        return np.zeros((num_steps, size), dtype=np.int64)
     num_passes = -(-num_steps * size // num_samples)
     order = np.concatenate([rng.permutation(num_samples) for _ in range(num_passes)])
     return np.asarray(order[: num_steps * size].reshape(num_steps, size))

@@ -97,7 +97,7 @@ class StackedLearners:
             loss = first.own_weight * losses[0] + first.public_weight * losses[1]
             # A device's weights enter its own losses alone: the gradient of the sum over devices is each one's own.
             slopes = torch.autograd.grad(loss.sum(), self._trained, materialize_grads=True)
-            descend(self._trained, slopes, velocities, lr, first.momentum)
+            descend(self._trained, first.shorten(slopes, device_axis=True), velocities, lr, first.momentum)
             return losses.detach()
 
         made = MinibatchStep(step, (len(self._labels), packed.shape[2]), target, [*self._trained, *velocities])

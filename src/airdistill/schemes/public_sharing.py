@@ -23,6 +23,7 @@ from airdistill.streams import stream
 
 # Tuned on MNIST, docs/results.md.
 _MOMENTUM = 0.9
+_CLIP_NORM = 4.0
 _MOVED_ALONE, _MOVED_TOGETHER = 1, 2  # pixels that images are moved by, while a device learns alone and from the rest
 _PUBLIC_BATCH, _OWN_BATCH, _WARM_UP = 50, 10, 30
 
@@ -99,7 +100,8 @@ class SharedPredictions:
             passes_in_batches(learner.num_samples, num_steps, learning.batch_size, own),
             passes_in_batches(self.public.samples, num_steps, batch, shared),
         )
-        return self._moving(MixedSteps(*batches, 1.0, public_weight, lr, _MOMENTUM), _MOVED_ALONE, learner, own)
+        steps = MixedSteps(*batches, 1.0, public_weight, lr, _MOMENTUM, clip_norm=self._clip_norm)
+        return self._moving(steps, _MOVED_ALONE, learner, own)
 
     def learn(
         self, fleet: LearningFleet, round_index: int, broadcast: FloatArray | None, devices: Iterable[int]
@@ -121,8 +123,14 @@ class SharedPredictions:
             passes_in_batches(public.samples, num_steps, _PUBLIC_BATCH, rng),
         )
         lr = public.distill_lr / np.sqrt(round_index) * rise_and_fall(num_steps, _WARM_UP)
-        steps = MixedSteps(*batches, public.own_weight, learning.distill_weight, lr, _MOMENTUM)
+        weights = (public.own_weight, learning.distill_weight)
+        steps = MixedSteps(*batches, *weights, lr, _MOMENTUM, clip_norm=self._clip_norm)
         return self._moving(steps, _MOVED_TOGETHER, learner, rng)
+
+    @property
+    def _clip_norm(self) -> float | None:
+        """Who never learned to be unsure is so sure that its first steps towards others' labels can wreck it."""
+        return None if self.public.abstain else _CLIP_NORM
 
     def _moving(self, steps: MixedSteps, most: int, learner: Learner, rng: np.random.Generator) -> MixedSteps:
         """The same with every image moved by a few pixels; what is no image stays."""
