@@ -40,8 +40,8 @@ def command(*arguments):
     return [sys.executable, "-m", "airdistill", *map(str, arguments)]
 
 
-def scenario_file(folder, num_rounds):
-    scenario = small_scenario(folder, f"learning.rounds={num_rounds}")
+def scenario_file(folder, num_rounds, *changes):
+    scenario = small_scenario(folder, f"learning.rounds={num_rounds}", *changes)
     path = folder / "small.toml"
     path.write_text(tomli_w.dumps(scenario.model_dump(mode="json", exclude_none=True)))
     return path
@@ -115,6 +115,35 @@ def test_a_run_killed_twenty_times_ends_in_the_same_bytes(tmp_path):
             assert ended == -signal.SIGKILL
     done = subprocess.run(command("resume", cut), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert bytes_of(cut) == bytes_of(tmp_path / "whole")
+
+
+def test_a_run_on_a_public_set_killed_six_times_ends_in_the_same_bytes(tmp_path):
+    """Its server's model is trained anew from the rows of all rounds so far, which the checkpoint keeps."""
+    path = scenario_file(
+        tmp_path, 30, "public.samples=15", "public.samples_per_round=5", "public.distill_epochs=1",
+        "learning.local_epochs=1", "learning.batch_size=5",
+    )  # fmt: skip
+    options = ["--scheme", "airdistill_proxy", "--eval-every", 100, "--checkpoint-every", 2, "--threads", 1]
+    whole = RunOptions(eval_every=100, checkpoint_every=2, threads=1)
+    ad.run(ad.load(path), "airdistill_proxy", out=tmp_path / "whole", options=whole)
+    cut, rng = tmp_path / "cut", random.Random(1)
+
+    def num_rounds():
+        rounds = cut / "rounds.jsonl"
+        return rounds.read_bytes().count(b"\n") if rounds.exists() else 0
+
+    with forking() as killed:
+        for _ in range(6):
+            arguments = ("resume", cut) if (cut / "run.json").exists() else ("run", path, "--out", cut, *options)
+            wanted = num_rounds() + rng.randint(1, 4)
+
+            def some_rounds_later(process, wanted=wanted):
+                wait_for(lambda: num_rounds() >= wanted, process)
+                time.sleep(rng.uniform(0, 0.1))
+
+            assert killed(arguments, some_rounds_later) == -signal.SIGKILL
+    assert exit_code("resume", str(cut)) == 0
     assert bytes_of(cut) == bytes_of(tmp_path / "whole")
 
 

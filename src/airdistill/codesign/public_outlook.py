@@ -20,8 +20,8 @@ from airdistill.codesign.knowledge_uplink import KnowledgeUplink, public_rows_of
 from airdistill.codesign.plan import Plan, planning_draws
 from airdistill.codesign.shared_knowledge import PublicRows
 
-# What was measured on MNIST (docs/results.md): above the first the server learned nearly all that there was to learn,
-# below the second it could not tell the classes apart.
+# What was measured on MNIST (docs/results.md): above the first devices learned nearly all that there was to learn,
+# below the second about half of it.
 _PLENTY, _TOO_LITTLE = 8.0, 4.0
 _FEW_MISSING = 0.05  # of the classes: who holds nearly all of them has little to learn from others' votes
 
@@ -90,9 +90,9 @@ def advice_for(fleet: RealisedFleet, forecast: PublicForecast) -> str:
         )
     if forecast.class_evidence < _TOO_LITTLE:
         return (
-            f"Devices lack {missing:.0%} of the classes, which class means cannot teach them; but votes of "
-            f"{forecast.devices} devices stand out of the noise by only {forecast.class_evidence:.2g} deviations: "
-            "more devices or a larger ε are needed before a public set can."
+            f"Devices lack {missing:.0%} of the classes, which class means cannot teach them. A public set can, but "
+            f"the votes of {forecast.devices} devices stand out of the noise by only {forecast.class_evidence:.2g} "
+            "deviations: many labels will be wrong, and more devices or a larger ε would help most."
         )
     return (
         f"Devices lack {missing:.0%} of the classes. Class means cannot teach a class to who does not hold it; a "
