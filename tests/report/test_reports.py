@@ -13,7 +13,7 @@ from small_worlds import small_scenario
 import airdistill as ad
 from airdistill.report.comparison_page import write_comparison_page
 from airdistill.report.comparison_table import curves_csv, print_comparison, runs_csv
-from airdistill.report.drawing import LOOKS, looks_for
+from airdistill.report.drawing import LOOKS, count_rounds, looks_for, new_figure
 from airdistill.report.run_page import write_run_page
 from airdistill.runs.options import RunOptions
 from airdistill.schemes.registry import SCHEMES
@@ -134,3 +134,16 @@ def test_the_command_line_compares_reports_and_reproduces(tmp_path, capsys):
     assert (code, json.loads(out)["rounds"]["chosen"]) == (0, 10)
     code, out, _ = call("plan", path, "--scheme", "ota_fl")
     assert (code, "Gradient error" in out) == (0, True)
+
+
+def test_a_single_round_can_be_seen():
+    figure, (axes,) = new_figure()
+    axes.plot([1], [50.0], "-")
+    axes.plot([1], [60.0], "D")
+    count_rounds(axes)
+    assert [line.get_marker() for line in axes.get_lines()] == ["_", "D"]
+    assert axes.get_xlim() == (0.5, 1.5)
+    figure, (axes,) = new_figure()
+    axes.plot([1, 4], [50.0, 60.0], "-")
+    count_rounds(axes)
+    assert axes.get_lines()[0].get_marker() == "None"

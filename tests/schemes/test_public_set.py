@@ -14,6 +14,8 @@ from airdistill.audit.options import AuditOptions
 from airdistill.audit.twins import follow
 from airdistill.errors import InputError
 from airdistill.privacy.ledger import Ledger
+from airdistill.report.page import render
+from airdistill.report.run_page import run_page
 from airdistill.runs.options import RunOptions
 from airdistill.schemes.public_sharing import rows_of_round
 from airdistill.schemes.registry import load_scheme
@@ -42,6 +44,12 @@ def test_devices_learn_classes_that_they_never_saw(tmp_path, scheme):
     assert together.accuracy["mean"] > 0.75
     assert together.rounds[0]["labels_right"]["broadcast"] > 0.6
     assert together.summary["uplink_seconds"] == pytest.approx(60 * 4 * 3.6e-6)
+
+
+def test_the_page_of_a_run_says_how_many_labels_are_right(tmp_path):
+    record = ad.run(skewed(tmp_path), "ota_proxy_fd", out=tmp_path / "run", options=FAST)
+    page = render(run_page(record))
+    assert f"{record.rounds[0]['labels_right']['received']:.1%} as received" in page
 
 
 def test_with_no_passes_over_the_public_set_nothing_is_learned_from_it(tmp_path):

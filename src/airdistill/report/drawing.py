@@ -74,9 +74,15 @@ def new_figure(columns: int = 1, height: float = 4.2) -> tuple[Figure, list[Axes
 
 
 def count_rounds(axes: Axes) -> None:
-    """Along the horizontal axis, in whole numbers."""
+    """Along the horizontal axis, in whole numbers; of a single round there is a mark to see, and room on both sides."""
     from matplotlib.ticker import MaxNLocator
 
+    for line in axes.get_lines():
+        if len(line.get_xdata()) == 1 and line.get_marker() in ("", "None"):  # type: ignore[arg-type]
+            line.set(marker="_", markersize=14)
+    first, last = axes.dataLim.intervalx
+    if last - first < 1:
+        axes.set_xlim(first - 0.5, last + 0.5)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 

@@ -55,7 +55,7 @@ def run_page(record: RunRecord) -> Page:
 
 def _rounds_in_words(summary: dict[str, Any], plan: Plan) -> str:
     if summary["ended_because"] is None:
-        return f"{summary['rounds']} rounds"
+        return f"{summary['rounds']} round{'' if summary['rounds'] == 1 else 's'}"
     return f"{summary['rounds']} of {plan.num_rounds} rounds: the privacy budget was spent"
 
 
@@ -73,7 +73,17 @@ def _result_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         ("Uplink time", with_prefix(summary["uplink_seconds"], "s")),
         ("Energy", f"{with_prefix(summary['measured_joules'], 'J')} measured, of the whole fleet"),
         ("Privacy spent", f"ε {number(summary['epsilon_spent'])} of the worst device ({summary['sensitivity']})"),
+        *_labels_right(record),
     )
+
+
+def _labels_right(record: RunRecord) -> list[tuple[str, str]]:
+    """On a public set whose labels are known: how far each step comes."""
+    right = record.rounds[-1].get("labels_right") if record.rounds else None
+    if right is None:
+        return []
+    told = f"{right['ideal']:.1%} in the sum without noise, {right['received']:.1%} as received"
+    return [("Labels right", f"{told}, {right['broadcast']:.1%} as broadcast (public samples, last round)")]
 
 
 def _drawings(record: RunRecord) -> tuple[Drawing, ...]:
