@@ -80,11 +80,11 @@ def count_rounds(axes: Axes) -> None:
     for line in axes.get_lines():
         if len(line.get_xdata()) == 1 and line.get_marker() in ("", "None"):  # type: ignore[arg-type]
             line.set(marker="_", markersize=14)
-    first, last = axes.dataLim.intervalx
-    if last - first < 1:
-        axes.set_xlim(first - 0.5, last + 0.5)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    first, last = axes.dataLim.intervalx
+    if last - first < 1:
+        axes.set(xlim=(first - 0.5, last + 0.5), xticks=[first])
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:

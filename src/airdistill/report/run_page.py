@@ -121,7 +121,9 @@ def _noise_figure(record: RunRecord) -> Figure:
             axes.plot(rounds, values, style, color=colour, label=label)
     count_rounds(axes)
     axes.set_ylabel("squared error per entry")
-    if any(max(filter(None, line["predicted_noise_var"]), default=0) > 0 for line in lines):
+    if len(lines) == 1:
+        axes.set_ylim(bottom=0)
+    elif any(max(filter(None, line["predicted_noise_var"]), default=0) > 0 for line in lines):
         axes.set_yscale("log")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure
