@@ -18,7 +18,7 @@ from airdistill.runs.results import ArmResult, arm_results
 COLUMNS = ("scheme", "accuracy", "gain over local", "worst device", "rounds", "uplink", "energy")
 EPSILON_COLUMNS = tuple(f"ε {model}" for model in SENSITIVITY_MODELS)
 NOTES = (
-    "Accuracy: of the devices' own models on the whole test set, mean over devices, then over seeds ± 95 % interval.",
+    "Accuracy: of the devices' own models on the common test set, mean over devices, then over seeds ± 95 % interval.",
     "Gain over local: in points, against every device alone at the same round and seed.",
     "ε: exact, of the worst device and seed, if one neighbour change could move what each sensitivity model says; * is "
     "the model that the scenario declares. Only `device` is sound for knowledge of trained models; for gradients all "

@@ -67,7 +67,7 @@ def plan_of(record: RunRecord) -> Plan:
 def _result_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     summary, accuracy = record.summary, record.summary["accuracy"]
     return (
-        ("Accuracy", f"{accuracy['mean']:.2%}, mean over the devices' own models on the whole test set"),
+        ("Accuracy", f"{accuracy['mean']:.2%}, mean over the devices' own models on the common test set"),
         ("Worst and best device", f"{accuracy['worst']:.2%} and {accuracy['best']:.2%}"),
         ("On own classes", f"{accuracy['own_classes']:.2%}"),
         ("Uplink time", with_prefix(summary["uplink_seconds"], "s")),
@@ -122,7 +122,7 @@ def _noise_figure(record: RunRecord) -> Figure:
     count_rounds(axes)
     axes.set_ylabel("squared error per entry")
     if len(lines) == 1:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.25 * axes.dataLim.y1)
     elif any(max(filter(None, line["predicted_noise_var"]), default=0) > 0 for line in lines):
         axes.set_yscale("log")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
