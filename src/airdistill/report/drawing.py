@@ -83,7 +83,7 @@ def count_rounds(axes: Axes) -> None:
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     first, last = axes.dataLim.intervalx
-    if last - first < 1:
+    if 0 <= last - first < 1:
         axes.set(xlim=(first - 0.5, last + 0.5), xticks=[first])
 
 
