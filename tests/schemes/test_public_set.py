@@ -128,6 +128,18 @@ def test_models_of_different_kinds_learn_from_each_other(tmp_path):
     assert record.accuracy["worst"] > 0.5
 
 
+def test_the_servers_model_is_looked_at_before_anything_is_sent(tmp_path):
+    for name, rule in [("nobody", "must be one of"), ("paper_cnn", "needs images")]:
+        with pytest.raises(InputError, match=rule) as refused:
+            ad.run(
+                skewed(tmp_path, f"public.server_model={name}"), "airdistill_proxy", out=tmp_path / "run", options=FAST
+            )
+        assert refused.value.field in ("public.server_model", "learning.model")
+        assert not (tmp_path / "run").exists()
+    record = ad.run(skewed(tmp_path, "public.server_model=mlp"), "airdistill_proxy", out=tmp_path / "run", options=FAST)
+    assert record.accuracy["mean"] > 0.7
+
+
 @pytest.mark.parametrize(("round_index", "rows"), [(1, [0, 1, 2, 3]), (2, [4, 5, 6, 7]), (3, [8, 9, 0, 1])])
 def test_rounds_ask_about_the_next_samples(tmp_path, round_index, rows):
     public = skewed(tmp_path, "public.samples=10", "public.samples_per_round=4").public

@@ -64,35 +64,41 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 
 
 def build_model(
-    name: str, input_shape: tuple[int, ...], num_classes: int, rng: np.random.Generator, dtype: torch.dtype
+    name: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    rng: np.random.Generator,
+    dtype: torch.dtype,
+    field: str = _FIELD,
 ) -> nn.Module:
     """A model by name, or by a user's `package.module:factory`, with weights drawn from `rng`.
 
-    A factory is called with those of `input_shape` and `num_classes` that it has parameters for.
+    A factory is called with those of `input_shape` and `num_classes` that it has parameters for. `field` is where the
+    scenario names it.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**63)))
-        model = _create(name, input_shape, num_classes).to(dtype)
+        model = _create(name, input_shape, num_classes, field).to(dtype)
         # Inside the seed's reach, for lazy layers draw their weights only when they see a sample.
-        _check_output(model, name, input_shape, num_classes, dtype)
+        _check_output(model, name, input_shape, num_classes, dtype, field)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError(_FIELD, name, "has no parameters to train")
+        raise InputError(field, name, "has no parameters to train")
     return model
 
 
-def _create(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def _create(name: str, input_shape: tuple[int, ...], num_classes: int, field: str) -> nn.Module:
     if name in MODELS:
         return MODELS[name](input_shape, num_classes)
     if ":" not in name:
         known = ", ".join(MODELS)
-        raise InputError(_FIELD, name, f"must be one of {known}, or your own as package.module:factory")
-    factory = load_object(name, _FIELD)
+        raise InputError(field, name, f"must be one of {known}, or your own as package.module:factory")
+    factory = load_object(name, field)
     try:
         model = factory(**_wanted_arguments(factory, {"input_shape": input_shape, "num_classes": num_classes}))
     except Exception as error:  # the user's own code can fail in any way
-        raise InputError(_FIELD, name, f"failed: {type(error).__name__}: {error}") from error
+        raise InputError(field, name, f"failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
-        raise InputError(_FIELD, name, f"must return an nn.Module, not a {type(model).__name__}")
+        raise InputError(field, name, f"must return an nn.Module, not a {type(model).__name__}")
     return model
 
 
@@ -104,7 +110,7 @@ def _wanted_arguments(factory: Callable[..., Any], offered: dict[str, Any]) -> d
 
 
 def _check_output(
-    model: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int, dtype: torch.dtype
+    model: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int, dtype: torch.dtype, field: str
 ) -> None:
     """One pass in evaluation mode, in which layers neither draw nor keep statistics."""
     model.eval()
@@ -112,11 +118,11 @@ def _check_output(
         with torch.no_grad():
             output = model(torch.zeros(2, *input_shape, dtype=dtype))
     except Exception as error:  # the user's own code can fail in any way
-        raise InputError(_FIELD, name, f"cannot take samples of shape {input_shape}: {error}") from error
+        raise InputError(field, name, f"cannot take samples of shape {input_shape}: {error}") from error
     model.train()
     if not isinstance(output, Tensor) or output.shape != (2, num_classes):
         given = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(_FIELD, name, f"must give {num_classes} outputs a sample, not {given}")
+        raise InputError(field, name, f"must give {num_classes} outputs a sample, not {given}")
 
 
 def count_parameters(name: str, input_shape: tuple[int, ...], num_classes: int) -> int:

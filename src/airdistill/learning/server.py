@@ -55,7 +55,9 @@ class Server:
     def of(cls, scenario: Scenario, samples: NDArray[np.generic], num_classes: int, engine: Engine) -> Server:
         assert scenario.public is not None  # who has public samples has declared them
         model = scenario.public.server_model or scenario.model_names[0]
-        return cls(model, samples, num_classes, engine, scenario.seed)
+        made = cls(model, samples, num_classes, engine, scenario.seed)
+        made._new_model(np.random.default_rng(0))  # what cannot be built is said before anything is sent
+        return made
 
     @cached_property
     def _inputs(self) -> Tensor:
@@ -90,8 +92,7 @@ class Server:
     def _trained(self, places: IntArray, labels: IntArray, check: Check) -> nn.Module:
         """After passes over these samples, or before one of them that made it worse."""
         rng = stream(self.seed, "server-model")
-        shape = input_shape(self.samples)
-        model = build_model(self.model, shape, self.num_classes, rng, self.engine.dtype).to(self.engine.device)
+        model = self._new_model(rng)
         orders, noise = stream(self.seed, "server-order"), torch.Generator().manual_seed(int(rng.integers(2**63)))
         steps = _Steps(model, _EPOCHS * math.ceil(len(places) / _BATCH))
         taught, answers = self._inputs[torch.from_numpy(places)], torch.from_numpy(labels).to(self.engine.device)
@@ -105,6 +106,11 @@ class Server:
                 kept, known = copy.deepcopy(model.state_dict()), found
         model.load_state_dict(kept)
         return model
+
+    def _new_model(self, rng: np.random.Generator) -> nn.Module:
+        shape, dtype = input_shape(self.samples), self.engine.dtype
+        model = build_model(self.model, shape, self.num_classes, rng, dtype, "public.server_model")
+        return model.to(self.engine.device)
 
     def _predictions(self, model: nn.Module, inputs: Tensor) -> FloatArray:
         return predictions_of(model, torch.split(channels_last(inputs), self.engine.chunk_samples))

@@ -99,7 +99,9 @@ class Simulation:
         return outcome
 
     def _has_user_code(self) -> bool:
-        own_model = any(":" in name for name in self.plan.scenario.model_names)
+        public = self.plan.scenario.public
+        servers = [] if public is None or public.server_model is None else [public.server_model]
+        own_model = any(":" in name for name in (*self.plan.scenario.model_names, *servers))
         return own_model or not type(self.scheme).__module__.startswith("airdistill.")
 
     def accuracy(self) -> dict[str, float]:
