@@ -19,7 +19,10 @@ from airdistill.air.signal import (
 )
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.codesign.transceiver import RoundDesign
+from airdistill.errors import AirDistillError
 from airdistill.streams import stream
+
+_ROUNDING = 1e-4  # of norms: gradients are clipped in single precision
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,15 @@ def vector_over_the_air(
     largest_norm: float,
 ) -> Heard:
     """One vector of each device, `[device, entry]`, of that norm at most, through one round's channel: a gradient, or
-    all predictions on a public set. They are to be summed with these weights, `[device]`."""
+    all predictions on a public set. They are to be summed with these weights, `[device]`.
+
+    A longer one would break the power limit, and the bound that its noise was made for: it is refused.
+    """
+    norms = np.linalg.norm(vectors, axis=1)
+    if not (norms <= largest_norm * (1 + _ROUNDING)).all():
+        loudest = int(np.argmax(np.nan_to_num(norms, nan=np.inf)))
+        rule = f"was planned for {largest_norm:.6g} at most"
+        raise AirDistillError(f"device {loudest} would send a vector of norm {norms[loudest]:.6g}; the round {rule}")
     transmitted = noise.transmit(design, vectors[:, None], vectors.shape[1] / largest_norm**2)
     received = receive(superpose(transmitted, channel, noise.receiver), design.rx_scale)
     ideal, aimed = ((shares @ vectors)[None] for shares in (weights, design.weights[:, 0]))

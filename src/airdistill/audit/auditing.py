@@ -149,7 +149,9 @@ def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
 def _notes_on(scheme: Scheme) -> list[str]:
     if type(scheme).__module__.startswith("airdistill."):
         return []
-    return [f"{scheme.name} is your own: it was assumed to learn as ota_fd does, with a linear receiver."]
+    like = {"public_knowledge": "ota_proxy_fd", "gradient": "ota_fl", "orthogonal_knowledge": "orthogonal_fd"}
+    known = f"as {like.get(scheme.uplink, 'ota_fd')} does"
+    return [f"{scheme.name} is your own: it was assumed to send and to learn {known}, with the scenario's receiver."]
 
 
 def _notes_on_trials(empirical: EmpiricalAudit | None, options: AuditOptions, num_rounds: int) -> list[str]:

@@ -55,7 +55,8 @@ def plan_command(
     outlook, public = outlook_of(made, with_steps=ledger is None), public_outlook_of(made)
     if as_json:
         told = {"outlook": outlook, "public_outlook": public}
-        print_json(made.to_dict() | {name: jsonable(asdict(each)) for name, each in told.items() if each is not None})
+        found = {name: None if each is None else jsonable(asdict(each)) for name, each in told.items()}
+        print_json(made.to_dict() | found)
         return
     from airdistill.report.plan_table import print_plan
     from airdistill.report.terminal import Terminal

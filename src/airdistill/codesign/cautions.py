@@ -36,7 +36,7 @@ def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
     """What the plan's promises rest on."""
     privacy, gradient = scenario.privacy, uplink.payload == "gradient"
     lines = [f"{neighbours(privacy.sensitivity, uplink.payload)} {basis(privacy.sensitivity, uplink.payload)}"]
-    if privacy.relabel and not gradient:
+    if privacy.relabel and uplink.payload == "knowledge":
         lines.append(RELABEL)
     if uplink.payload == PUBLIC_KNOWLEDGE:
         lines.append(PUBLIC_SET)
@@ -74,7 +74,7 @@ def warnings_of(
         *_about_pilot(scenario, uplink),
         *_about_payload(fleet, uplink, forecast),
         *_about_channel(scenario, forecast),
-        *_about_rounds(scenario, rounds),
+        *_about_rounds(scenario, uplink, rounds),
     )
 
 
@@ -171,7 +171,7 @@ def _about_channel(scenario: Scenario, forecast: RoundForecast) -> Iterator[str]
         )
 
 
-def _about_rounds(scenario: Scenario, rounds: RoundsChoice) -> Iterator[str]:
+def _about_rounds(scenario: Scenario, uplink: Uplink, rounds: RoundsChoice) -> Iterator[str]:
     if rounds.rule == "optimal" and rounds.chosen == rounds.largest:
         yield f"The optimum lies at the limit of {rounds.largest} rounds (learning.max_rounds), or beyond it."
     if rounds.rule == "paper" and rounds.paper > rounds.largest:
@@ -180,7 +180,7 @@ def _about_rounds(scenario: Scenario, rounds: RoundsChoice) -> Iterator[str]:
     if scenario.fleet.sampling != "none":
         yield "The gap leaves out how much a sampled mean gradient scatters about that of all devices."
     limit = 1 / scenario.constants.grad_lipschitz
-    if scenario.learning.initial_lr > limit:
+    if scenario.learning.initial_lr > limit and uplink.payload != PUBLIC_KNOWLEDGE:
         yield (
             f"The step size η0 = {scenario.learning.initial_lr:g} exceeds 1/L1 = {limit:.3g}: the convergence bound "
             "does not cover it, and the rounds that it advises are a rough guide."

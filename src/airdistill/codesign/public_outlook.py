@@ -47,7 +47,7 @@ class PublicForecast:
     def verdict(self) -> str:
         if self.class_evidence >= _PLENTY:
             return "enough"
-        return "too little" if self.class_evidence < _TOO_LITTLE else "scarce"
+        return "faint" if self.class_evidence < _TOO_LITTLE else "scarce"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PublicOutlook:
 def public_outlook_of(plan: Plan) -> PublicOutlook | None:
     """Of a plan for a public set; None of any other."""
     shared, uplink = public_rows_of(plan.uplink), plan.uplink
-    if shared is None:
+    if shared is None or plan.forecast.effective_noise == 0:  # who makes no noise needs no forecast of it
         return None
     assert isinstance(uplink, KnowledgeUplink)  # only these share anything
     channels = planning_draws(plan.scenario)

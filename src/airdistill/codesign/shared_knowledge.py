@@ -122,10 +122,10 @@ class ClassMeans:
 class PublicRows:
     """Predictions on N public samples, theory section 8: one vector of N·K entries, every device's weight 1/M.
 
-    A device answers at most `most_answers` of the samples in a round and sends zeros for the others. An answer has a
-    norm of 1 at most. So two devices' vectors are at most √(2V) apart, V being that number: where both answer by √2
-    each, elsewhere by 1 for each answer of either. What is divided by M is never divided by the private number of those
-    who answered.
+    A device answers at most `most_answers` of the samples in a round and sends zeros for the others. An answer has no
+    entry below zero and a norm of 1 at most. So two devices' vectors are at most √(2V) apart, V being that number:
+    where both answer by √2 each, elsewhere by 1 for each answer of either. What is divided by M is never divided by
+    the private number of those who answered.
     """
 
     fleet: RealisedFleet

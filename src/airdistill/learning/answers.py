@@ -1,7 +1,7 @@
 """What a device says of the public samples: its predictions, or votes on what it knows and nothing on the rest.
 
-However it comes to them, its answers keep to the bound that its privacy rests on: no more of them than was agreed, and
-none of a norm above 1.
+However it comes to them, its answers keep to the bound that its privacy rests on: no more of them than was agreed, no
+entry below zero, and none of a norm above 1.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def check_answers(answers: FloatArray, most: int) -> None:
     said = answers.any(axis=-1).sum(axis=1)
     if said.max() > most:
         raise ValueError(f"device {int(said.argmax())} answers {said.max()} samples, where {most} were agreed")
+    least = answers.min(axis=(1, 2))
+    if least.min() < 0:
+        raise ValueError(
+            f"device {int(least.argmin())} has an answer with an entry of {least.min():.3g}: must be 0 or more"
+        )
     norms = np.linalg.norm(answers, axis=-1).max(axis=1)
     if not norms.max() <= 1 + _ROUNDING:
         raise ValueError(f"device {int(norms.argmax())} has an answer of norm {norms.max():.3g}: must be 1 at most")

@@ -60,9 +60,10 @@ class MixedSteps:
         """The gradient, or each device's where the first axis is of devices, no longer than it may be."""
         if self.clip_norm is None:
             return slopes
-        squares = [slope.flatten(1).square().sum(dim=1) if device_axis else slope.square().sum() for slope in slopes]
+        apart = [slope.reshape(len(slope) if device_axis else 1, -1) for slope in slopes]
+        squares = [slope.square().sum(dim=1) for slope in apart]
         share = (self.clip_norm / torch.stack(squares).sum(dim=0).sqrt()).clamp(max=1.0)
-        return [slope * (share.view(-1, *[1] * (slope.ndim - 1)) if device_axis else share) for slope in slopes]
+        return [(slope * share[:, None]).view_as(given) for slope, given in zip(apart, slopes, strict=True)]
 
     def alike(self, other: MixedSteps) -> bool:
         """Whether both can be made at once: the same sizes, weights and step sizes."""

@@ -17,7 +17,7 @@ _PASSES = 15
 _LEAST_CONTRAST = 0.1  # of a drawn patch: most of an image is often empty
 _SOFTENING = 0.5  # added to a patch's norm, so that empty ones do not become loud
 _THRESHOLD = 0.25
-_AT_ONCE = 500
+_NUMBERS_AT_ONCE = 1 << 23  # of all patches of some images
 
 
 def features_of(samples: NDArray[np.generic]) -> FloatArray:
@@ -28,7 +28,8 @@ def features_of(samples: NDArray[np.generic]) -> FloatArray:
     if scaled.ndim != 4 or min(scaled.shape[2:]) < _SIZE + _PARTS:
         return np.asarray(scaled.reshape(len(scaled), -1))
     patterns = _typical_patches(scaled, np.random.default_rng(0))
-    chunks = [_strengths(scaled[start : start + _AT_ONCE], patterns) for start in range(0, len(scaled), _AT_ONCE)]
+    at_once = max(1, _NUMBERS_AT_ONCE // (scaled[0].size * _SIZE**2))
+    chunks = [_strengths(scaled[start : start + at_once], patterns) for start in range(0, len(scaled), at_once)]
     # A root makes room for the weak ones beside the strong.
     return np.asarray(np.sqrt(np.concatenate(chunks)))
 

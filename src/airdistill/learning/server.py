@@ -9,6 +9,7 @@ import copy
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from airdistill.arrays import FloatArray, IntArray
+from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.learning.augmenting import bent
 from airdistill.learning.fleet import Engine
 from airdistill.learning.learner import predictions_of
-from airdistill.learning.mixed import descend, rise_and_fall
+from airdistill.learning.mixed import descend, passes_in_batches, rise_and_fall
 from airdistill.learning.models import build_model
 from airdistill.learning.patches import features_of
 from airdistill.learning.samples import channels_last, input_shape, to_tensor
@@ -31,7 +32,7 @@ from airdistill.streams import stream
 _EPOCHS, _BATCH, _LR, _MOMENTUM, _DECAY = 20, 50, 0.05, 0.9, 5e-4
 _WARM_UP = 100  # steps
 _HELD_OUT = 0.1  # of the received rows, to tell when to stop
-_CLEARLY = 2.0  # deviations of the noise
+_CLEARLY = 3.0  # deviations of the noise; the best of many passes is better by some luck
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class Server:
 
     1. Rows are pooled over samples that look alike, which needs no labels (`smoothing`).
     2. The model learns the label that stands out of each pooled row, from images that are bent a little each time.
-    3. It is kept as it was before a pass if after it it agrees clearly less with raw rows that it was not taught: their
-       noise is independent of it, so that the agreement tells, up to a constant, how right it is.
+    3. A tenth of the samples is left out of both. Their rows' noise is independent of the model, so that its agreement
+       with them tells, up to a constant, how right it is: if that was clearly greater after an earlier pass, the model
+       goes back to it.
     4. Its predictions are the broadcast.
     """
 
@@ -75,36 +77,50 @@ class Server:
         heard = np.flatnonzero(np.isfinite(rows).all(axis=1))
         if len(heard) < 2:
             return np.full(rows.shape, np.nan)
-        noise = float(noise_var[heard].mean())
-        labels = smoothed(rows[heard], noise, self._modes_of(heard)).argmax(axis=1)
-        checks = stream(self.seed, "server-checks").random(len(heard)) < _HELD_OUT
-        check = Check(heard[checks], rows[heard[checks]], noise)
-        model = self._trained(heard[~checks], labels[~checks], check)
+        noise, left_out = float(noise_var[heard].mean()), self._left_out[heard]
+        if np.count_nonzero(~left_out) < 2:
+            left_out = np.zeros_like(left_out)
+        taught, checked = heard[~left_out], heard[left_out]
+        labels = smoothed(rows[taught], noise, self._modes_of(taught)).argmax(axis=1)
+        model = self._trained(taught, labels, Check(checked, rows[checked], noise))
         return self._predictions(model, self._inputs)
 
+    @cached_property
+    def _left_out(self) -> BoolArray:
+        """Which samples are there to tell when to stop, `[sample]`."""
+        return stream(self.seed, "server-checks").random(len(self.samples)) < _HELD_OUT
+
     def _modes_of(self, places: IntArray) -> Modes:
-        return self._all_modes if len(places) == len(self.samples) else Modes.of(self._features[places])
+        """Of the graph of these samples; once all have been received it is the same in every round."""
+        if not np.array_equal(self._graphed.get("places", ()), places):
+            self._graphed.update(places=places, modes=Modes.of(self._features[places]))
+        found: Modes = self._graphed["modes"]
+        return found
 
     @cached_property
-    def _all_modes(self) -> Modes:
-        return Modes.of(self._features)
+    def _graphed(self) -> dict[str, Any]:
+        """The samples of the latest graph, and its modes."""
+        return {}
 
     def _trained(self, places: IntArray, labels: IntArray, check: Check) -> nn.Module:
         """After passes over these samples, or before one of them that made it worse."""
         rng = stream(self.seed, "server-model")
         model = self._new_model(rng)
-        orders, noise = stream(self.seed, "server-order"), torch.Generator().manual_seed(int(rng.integers(2**63)))
-        steps = _Steps(model, _EPOCHS * math.ceil(len(places) / _BATCH))
+        noise, in_a_pass = torch.Generator().manual_seed(int(rng.integers(2**63))), math.ceil(len(places) / _BATCH)
+        steps = _Steps(model, _EPOCHS * in_a_pass)
+        # All batches are full: some models cannot take a single sample.
+        batches = passes_in_batches(len(places), _EPOCHS * in_a_pass, _BATCH, stream(self.seed, "server-order"))
         taught, answers = self._inputs[torch.from_numpy(places)], torch.from_numpy(labels).to(self.engine.device)
-        kept, known = model.state_dict(), None
-        for _ in range(_EPOCHS):
-            order = torch.from_numpy(orders.permutation(len(places))).to(self.engine.device)
-            for batch in torch.split(order, _BATCH):
+        asked, best, kept = self._inputs[torch.from_numpy(check.places)], -np.inf, model.state_dict()
+        agreeing = found = np.zeros((0, self.num_classes))
+        for some in np.split(batches, _EPOCHS):
+            for batch in torch.from_numpy(some).to(self.engine.device):
                 steps.make(bent(taught[batch], noise), answers[batch])
-            found = self._predictions(model, self._inputs[torch.from_numpy(check.places)])
-            if known is None or not check.prefers(known, found):
-                kept, known = copy.deepcopy(model.state_dict()), found
-        model.load_state_dict(kept)
+            found = self._predictions(model, asked)
+            if check.agreement(found) > best:
+                best, agreeing, kept = check.agreement(found), found, copy.deepcopy(model.state_dict())
+        if check.prefers(agreeing, found):
+            model.load_state_dict(kept)
         return model
 
     def _new_model(self, rng: np.random.Generator) -> nn.Module:
@@ -124,12 +140,15 @@ class Check:
     rows: FloatArray
     noise_var: float
 
+    def agreement(self, predictions: FloatArray) -> float:
+        """Of predictions `[row, class]` with the rows: up to a constant, unbiased for how many of them are right."""
+        return float((predictions * (self.rows - self.rows.mean(axis=0))).sum()) if len(self.rows) else 0.0
+
     def prefers(self, one: FloatArray, other: FloatArray) -> bool:
-        """Whether predictions `[row, class]` agree clearly better with the rows than others do: by more than two
+        """Whether predictions `[row, class]` agree clearly better with the rows than others do: by more than three
         deviations of what the noise alone makes of their difference."""
-        apart = one - other
-        gain = float((apart * (self.rows - self.rows.mean(axis=0))).sum()) if len(self.rows) else 0.0
-        return gain > _CLEARLY * math.sqrt(self.noise_var) * float(np.linalg.norm(apart))
+        apart = float(np.linalg.norm(one - other))
+        return self.agreement(one) - self.agreement(other) > _CLEARLY * math.sqrt(self.noise_var) * apart
 
 
 class _Steps:

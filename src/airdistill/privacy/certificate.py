@@ -199,7 +199,7 @@ def _statement(promises: Sequence[Opening], assumptions: Sequence[Assumption]) -
         lines += [
             neighbours(promise.sensitivity, promise.payload),
             JUDGED_BY_CLASS_MEAN if judged else basis(promise.sensitivity, promise.payload),
-            *([RELABEL] if promise.relabel and promise.payload != "gradient" else []),
+            *([RELABEL] if promise.relabel and promise.payload == "knowledge" else []),
             trust_in_words(promise.trust, promise.terms["uplink"]),
             *([SAMPLING] if promise.terms["sampling"] != "none" else []),
             NOISE[promise.noise],

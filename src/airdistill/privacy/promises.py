@@ -56,8 +56,8 @@ PUBLIC_SET = (
     "looking at private data."
 )
 _PUBLIC_SET_BASIS = (
-    "A device answers no more public samples than was agreed, each by a vector of norm 1 at most: the bound holds for "
-    "any local training and any way to choose what to answer."
+    "A device answers no more public samples than was agreed, each by a vector without negative entries and of norm 1 "
+    "at most: the bound holds for any local training and any way to choose what to answer."
 )
 _GRADIENT_BASIS = (
     "Gradients are clipped per sample, the model is public and treats every sample by itself, so that the bound holds "

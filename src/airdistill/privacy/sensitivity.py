@@ -130,7 +130,8 @@ def public_rows_sensitivity(most_answers: int) -> float:
     """L2 sensitivity of a whole device's predictions on a public set, of which it answers V samples at most: √(2V).
 
     Let a samples be answered by both of two neighbours, b and c by one of them alone, a + b ≤ V and a + c ≤ V. Answers
-    are points of the simplex, or of norm 1 at most in any case: ‖Q − Q'‖² ≤ 2a + b + c ≤ 2V, whatever the training.
+    have no entry below zero and a norm of 1 at most, so that two of them are at most √2 apart: ‖Q − Q'‖² ≤ 2a + b + c ≤
+    2V, whatever the training.
     """
     if most_answers < 1 or most_answers != int(most_answers):
         raise ValueError(f"most_answers = {most_answers}: must be a whole number of at least 1")

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from airdistill.arrays import FloatArray
-from airdistill.codesign.knowledge_uplink import KnowledgeUplink
+from airdistill.codesign.knowledge_uplink import KnowledgeUplink, public_rows_of
 from airdistill.codesign.outlook import Outlook
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.public_outlook import PublicOutlook
@@ -99,7 +99,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("Rounds", f"{rounds.chosen}, {reason}"),
         *_other_rounds(plan),
-        ("What binds", f"{forecast.regime} (privacy in {forecast.privacy_binds_share:.1%} of class-rounds)"),
+        ("What binds", f"{forecast.regime} (privacy in {forecast.privacy_binds_share:.1%} of {_rows_in_words(plan)})"),
         (
             error.get(plan.uplink.payload, "Gradient error Φ"),
             f"{number(forecast.effective_noise)}, mean of all but the worst {outage:.0%} of rounds",
@@ -109,6 +109,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{number(forecast.effective_noise_median)}, {number(forecast.effective_noise_quantile)}",
         ),
         *([] if plan.uplink.payload == PUBLIC_KNOWLEDGE else [("Convergence gap ΣΩ", number(plan.convergence_gap))]),
+        *_answers_rows(plan),
         *_silence_rows(plan),
         (
             "Transmit power",
@@ -130,6 +131,18 @@ def _other_rounds(plan: Plan) -> list[tuple[str, str]]:
         ("  paper, eq. (21)" if payload == "knowledge" else "  paper's accountant", number(rounds.paper, ".10g")),
         ("  if L1, L2 were a tenth", f"{rounds.exact_smaller_constants}"),
     ]
+
+
+def _rows_in_words(plan: Plan) -> str:
+    return "class-rounds" if plan.uplink.payload == "knowledge" else "rounds"
+
+
+def _answers_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Nothing where no public set is answered."""
+    shared = public_rows_of(plan.uplink)
+    if shared is None:
+        return []
+    return [("Answers", f"{shared.most_answers} of {shared.num_samples} public samples at most, a device and round")]
 
 
 def _silence_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -203,9 +216,9 @@ def _public_table(public: PublicOutlook) -> Table:
     columns = ("devices", "samples", "rounds", "uplink", "noise variance", "of a row", "of a class", "evidence")
     table = starred_table(columns, rows, narrow=True)
     table.caption = (
-        "* the plan. Evidence: deviations by which a row's label, and a class's rows together, stand out of the\n"
-        "noise; a receiver that pools alike samples lives on the last. Rounds of which each could be read by\n"
-        f"itself: {public.affordable_rounds} at most"
+        "* the plan. Evidence: deviations by which a row's label, and a class's rows\n"
+        "together, stand out of the noise; who pools alike samples lives on the last.\n"
+        f"Rounds of which each could be read by itself: {number(public.affordable_rounds)} at most"
     )
     return table
 

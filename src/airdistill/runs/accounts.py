@@ -11,6 +11,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
+from airdistill.codesign.knowledge_uplink import public_rows_of
 from airdistill.codesign.plan import Plan
 from airdistill.errors import InputError
 from airdistill.privacy.certificate import Certificate, certificate_of
@@ -76,6 +77,9 @@ def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
         "csi_error_limit": ChannelError.of(scenario).limit,
         "constants": scenario.constants.model_dump(),
     }
+    shared = public_rows_of(plan.uplink)
+    if shared is not None:
+        facts["public"] = {"samples": shared.num_samples, "answers": shared.most_answers}
     if scenario.privacy.noise == "secure":
         # New noise each time: the same scenario run twice is two runs.
         facts["run"] = secrets.token_hex(16)

@@ -141,8 +141,7 @@ class Simulation:
                 "planned_power_w": heard.planned_power_w,
                 "measured_power_w": heard.measured_power_w,
                 **_about_silence(heard),
-                **_about_estimate(heard),
-                **self._about_labels(this, heard),
+                **self._about_knowledge(this, heard),
             }
         return record | {
             "uplink_seconds": self.uplink_seconds,
@@ -151,10 +150,12 @@ class Simulation:
             "epsilon_spent": self.epsilon_spent(self.plan.scenario.privacy.sensitivity),
         }
 
-    def _about_labels(self, this: Round, heard: Heard) -> dict[str, Any]:
-        """Of the public samples, where their labels are known: how many the sum, the received and the broadcast rows
-        have right."""
-        if self.plan.uplink.kind != "public_knowledge" or self._public is None or self._public.hidden_labels is None:
+    def _about_knowledge(self, this: Round, heard: Heard) -> dict[str, Any]:
+        """How good what is broadcast is: of class means its error; of public samples, where their labels are known,
+        how many the sum, the received and the broadcast rows have right."""
+        if self.plan.uplink.kind != "public_knowledge":
+            return _about_estimate(heard)
+        if self._public is None or self._public.hidden_labels is None:
             return {}
         labels, num_classes = self._public.hidden_labels, self.plan.fleet.num_classes
         asked = rows_of_round(declared_public(self.plan.scenario), this.index)
@@ -204,7 +205,7 @@ def _about_silence(heard: Heard) -> dict[str, Any]:
 
 def _about_estimate(heard: Heard) -> dict[str, Any]:
     """The error of what is broadcast, per entry, and what the receiver thinks of it; nothing if it is as received."""
-    if heard.estimate is None or heard.knowledge.shape != heard.ideal.shape:  # what was learned is no estimate of it
+    if heard.estimate is None:
         return {}
     expected = heard.estimate.expected_error
     return {

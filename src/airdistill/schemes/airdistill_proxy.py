@@ -3,7 +3,7 @@ from __future__ import annotations
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.ota_proxy_fd import OtaProxyFd
-from airdistill.schemes.planning import for_public_set
+from airdistill.schemes.planning import for_public_set, refuse_server_selector
 
 
 class AirDistillProxy(OtaProxyFd):
@@ -16,6 +16,7 @@ class AirDistillProxy(OtaProxyFd):
     def adapt(self, scenario: Scenario) -> Scenario:
         """Takes every step; a threshold of silence and a receiver of the scenario's own choice stay."""
         radio, learning = scenario.radio, scenario.learning
+        refuse_server_selector(scenario)
         return changed(
             for_public_set(scenario, abstain=True),
             {

@@ -4,7 +4,7 @@ from airdistill.air.exchange import vector_over_the_air
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
-from airdistill.schemes.planning import for_public_set
+from airdistill.schemes.planning import for_public_set, refuse_server_selector
 
 
 class OtaProxyFd(Scheme):
@@ -15,13 +15,16 @@ class OtaProxyFd(Scheme):
     uplink = "public_knowledge"
 
     def adapt(self, scenario: Scenario) -> Scenario:
-        return for_public_set(scenario, abstain=False)
+        adapted = for_public_set(scenario, abstain=False)
+        refuse_server_selector(adapted)
+        return adapted
 
     def play(self, this: Round) -> Outcome:
-        uplink, vectors, design = this.plan.uplink, this.vectors(), this.design()
+        uplink, design, slot = this.plan.uplink, this.design(), this.scenario.radio.slot
         assert isinstance(uplink, KnowledgeUplink)
-        noise, slot = this.noise(design), this.scenario.radio.slot
+        # Paid for first: devices train before they answer, and must not for a round that cannot be paid.
+        noise, weights = this.noise(design), uplink.usual_weights[:, 0]
         heard = vector_over_the_air(
-            uplink.usual_weights[:, 0], vectors[:, 0], design, this.channel(), noise, slot, uplink.largest_norm
+            weights, this.vectors()[:, 0], design, this.channel(), noise, slot, uplink.largest_norm
         ).estimated_by(this.receiver)
         return Outcome(this.learn(heard.knowledge), heard)

@@ -39,12 +39,21 @@ def for_public_set(scenario: Scenario, abstain: bool) -> Scenario:
     return changed(scenario, {**changes, "privacy": {"sensitivity": "device"}})
 
 
+def refuse_server_selector(scenario: Scenario) -> None:
+    selector = declared_public(scenario).server_selector
+    if selector is not None:
+        rule = "needs the number of those who answered, which is private over the air; put it into [overrides.proxy_fd]"
+        raise InputError("public.server_selector", selector, rule)
+
+
 def plan_scheme(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | None = None) -> Plan:
     """The plan of a scenario that `as_run_by` made, with what earlier runs have left of every device's budget."""
     if scheme.one_model and len(set(scenario.model_names)) > 1:
         mixed = Described(" and ".join(sorted(set(scenario.model_names))))
         rule = f"{scheme.name} needs one model for all devices; only knowledge can be shared between different ones"
         raise InputError("fleet.groups", mixed, rule)
+    if scheme.uplink == "public_knowledge" and scenario.data.class_counts is None:
+        load_data(scenario)  # what cannot be had is said now
     length = num_parameters(scenario) if scheme.uplink == "gradient" else None
     made = plan(scenario, scheme.uplink, length, spent_squared_mu if scheme.releases == "private" else None)
     return made if scheme.releases == "private" else _without_protection(made, scheme)

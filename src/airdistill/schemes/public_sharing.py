@@ -14,7 +14,7 @@ from airdistill.codesign.uplinks import declared_public
 from airdistill.errors import InputError
 from airdistill.learning.answers import check_answers, sharpened, surest_answers, votes
 from airdistill.learning.density_ratio import ClientSelector
-from airdistill.learning.fleet import LearningFleet
+from airdistill.learning.fleet import LearningFleet, check_finite
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps, passes_in_batches, rise_and_fall
 from airdistill.learning.target import Target
@@ -88,7 +88,8 @@ class SharedPredictions:
             self._local_steps(learner, round_index, device, weight)
             for device, learner in zip(devices, fleet.learners, strict=True)
         ]
-        fleet.mixed_steps(steps, Target.of(unsure, engine.dtype, engine.device))
+        losses = fleet.mixed_steps(steps, Target.of(unsure, engine.dtype, engine.device))
+        check_finite(losses, fleet.finite_weights(), round_index)
 
     def _local_steps(self, learner: Learner, round_index: int, device: int, public_weight: float) -> MixedSteps:
         learning, own = self.scenario.learning, stream(self.scenario.seed, "batch-order", round_index, device)
