@@ -59,6 +59,9 @@ def test_answers_beyond_the_bound_are_refused():
     answers[0, 0] = [0.9, 0.9, 0]
     with pytest.raises(ValueError, match=r"device 0 has an answer of norm 1\.27"):
         check_answers(answers, 3)
+    answers[0, 0] = [-0.5, 0, 0]
+    with pytest.raises(ValueError, match=r"device 0 has an answer with an entry of -0\.5: must be 0 or more"):
+        check_answers(answers, 4)
     answers[0, 0, 0] = np.nan
     with pytest.raises(ValueError, match="norm nan"):
         check_answers(answers, 4)

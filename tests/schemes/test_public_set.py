@@ -2,23 +2,37 @@
 
 import numpy as np
 import pytest
+import torch
 from audited_worlds import FLOAT64, planned, small_world
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from small_worlds import small_scenario, write_dataset
 
 import airdistill as ad
+from airdistill.air.exchange import vector_over_the_air
+from airdistill.air.receivers import project_on_simplex
 from airdistill.audit.auditing import audit
 from airdistill.audit.neighbours import neighbours_of
 from airdistill.audit.options import AuditOptions
 from airdistill.audit.twins import follow
-from airdistill.errors import InputError
-from airdistill.privacy.ledger import Ledger
+from airdistill.codesign.public_outlook import public_outlook_of
+from airdistill.data.public import load_data
+from airdistill.errors import AirDistillError, InputError
+from airdistill.learning.density_ratio import ClientSelector
+from airdistill.learning.fleet import Engine, TrainingDivergedError
+from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.report.page import render
 from airdistill.report.run_page import run_page
 from airdistill.runs.options import RunOptions
+from airdistill.runs.simulation import Simulation
+from airdistill.schemes import public_sharing
+from airdistill.schemes.ota_proxy_fd import OtaProxyFd
+from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.public_sharing import rows_of_round
+from airdistill.schemes.receiving import receiver_of
 from airdistill.schemes.registry import load_scheme
+from airdistill.schemes.sharing import sharing_of
+from airdistill.streams import stream
 
 FAST = RunOptions(threads=1, eval_every=100, dtype="float64")
 SCHEMES = ("proxy_fd", "selective_fd", "ota_proxy_fd", "airdistill_proxy")
@@ -227,3 +241,154 @@ def test_the_attack_on_drawn_noise_stays_below_the_certificate(tmp_path):
     assert found.empirical is not None
     assert found.membership is None
     assert any("comes of public knowledge" in note for note in found.notes)
+
+
+def row_receiver(tmp_path, receiver, *changes):
+    """Of a plan whose rounds ask about 20 of 60 samples, and devices may answer 10 of them."""
+    scenario = skewed(
+        tmp_path,
+        "public.samples_per_round=20",
+        "public.answers_per_device=10",
+        f"learning.receiver={receiver}",
+        *changes,
+    )
+    scheme = load_scheme("ota_proxy_fd")
+    made = plan_scheme(scheme, as_run_by(scheme, scenario))
+    _, public = load_data(scenario)
+    return receiver_of(made, public, Engine(dtype=torch.float64))
+
+
+def test_rows_come_to_their_places_scaled_and_pooled(tmp_path):
+    """Round t has rows 20(t−1)…; a row and its noise are scaled by N/V = 2; a second visit is weighed in."""
+    receiver, rng = row_receiver(tmp_path, "linear"), np.random.default_rng(0)
+    rounds = [rng.standard_normal((1, 80)) for _ in range(4)]
+    for place, (received, noise_var) in enumerate(zip(rounds, (0.1, 0.2, 0.3, 0.4), strict=True)):
+        broadcast = receiver.estimate(received, np.array([noise_var])).knowledge
+        assert np.isfinite(broadcast).all(axis=1).tolist() == [row < 20 * (place + 1) for row in range(60)]
+        if place == 1:
+            state = {name: array.copy() for name, array in receiver.state().items()}
+    first = (rounds[0] / 0.1 + rounds[3] / 0.4) / (1 / 0.1 + 1 / 0.4)
+    assert broadcast[:20] == pytest.approx(2 * first.reshape(20, 4))
+    assert broadcast[20:40] == pytest.approx(2 * rounds[1].reshape(20, 4))
+    again = row_receiver(tmp_path, "linear")
+    again.restore(state)
+    for received, noise_var in zip(rounds[2:], (0.3, 0.4), strict=True):
+        resumed = again.estimate(received, np.array([noise_var])).knowledge
+    assert np.array_equal(resumed, broadcast)
+
+
+def test_the_tracker_shrinks_by_the_noise_of_the_scaled_rows(tmp_path):
+    """Prior variance s² = mean square − v, gain s²/(s² + v), all of rows times 2 and v times 4."""
+    received, noise_var = np.random.default_rng(1).standard_normal((1, 80)), 0.2
+    broadcast = row_receiver(tmp_path, "tracking", "learning.knowledge_drift=1e-9").estimate(
+        received, np.array([noise_var])
+    )
+    rows = 2 * received.reshape(20, 4)
+    middle = rows.mean(axis=0)
+    variance = ((rows - middle) ** 2).mean() - 4 * noise_var
+    shrunk = middle + variance / (variance + 4 * noise_var) * (rows - middle)
+    assert broadcast.knowledge[:20] == pytest.approx(project_on_simplex(shrunk))
+
+
+def simulation_of(tmp_path, scheme, *changes):
+    chosen = load_scheme(scheme)
+    made = plan_scheme(chosen, as_run_by(chosen, skewed(tmp_path, *changes)))
+    return Simulation(made, chosen, FAST.resolved()), sharing_of(made)
+
+
+def answers_of(tmp_path, scheme, *changes):
+    """`[device, sample, class]`, after the training of the first round."""
+    simulation, sharing = simulation_of(tmp_path, scheme, *changes)
+    return sharing.vectors(simulation.fleet, 1, range(12)).reshape(12, 60, 4), simulation.fleet
+
+
+def test_who_learns_to_abstain_is_less_sure_of_what_it_does_not_know(tmp_path):
+    rows = np.arange(60)
+    sure = {
+        weight: answers_of(tmp_path, "airdistill_proxy", f"public.abstain_weight={weight}")[1].public_predictions(rows)
+        for weight in (0, 1)
+    }
+    assert sure[1].max(axis=2).mean() < sure[0].max(axis=2).mean() - 0.1
+
+
+def test_abstaining_devices_vote_as_often_as_they_may_and_others_predict(tmp_path):
+    voted, _ = answers_of(tmp_path, "airdistill_proxy")
+    assert set(np.unique(voted)) == {0, 1}
+    assert voted.any(axis=2).sum(axis=1).tolist() == [30] * 12  # two classes of four
+    told, _ = answers_of(tmp_path, "ota_proxy_fd", "public.answers_per_device=60")
+    np.testing.assert_allclose(told.sum(axis=2), 1)
+
+
+def test_the_client_selector_decides_what_is_answered(tmp_path):
+    free, _ = answers_of(tmp_path, "proxy_fd", "public.answers_per_device=60")
+    chosen, fleet = answers_of(tmp_path, "selective_fd", "public.answers_per_device=60")
+    assert free.any(axis=2).all()
+    said = chosen.any(axis=2)
+    assert 0.1 < said.mean() < 0.9
+    np.testing.assert_allclose(chosen[said], free[said])
+    samples, labels = (tensor.numpy() for tensor in fleet.learners[3].samples_and_labels())
+    selector = ClientSelector.for_device(samples, labels, stream(0, "client-selector", 0, 3))
+    assert np.array_equal(said[3], selector.accepts(fleet.public.numpy()))
+
+
+def test_the_server_selector_leaves_rows_out(tmp_path):
+    strict, _ = simulation_of(tmp_path, "proxy_fd", "public.server_selector=0.4")
+    free, _ = simulation_of(tmp_path, "proxy_fd")
+    right = [each.advance()["labels_right"] for each in (strict, free)]
+    assert right[0]["ideal"] == right[1]["ideal"] == right[1]["broadcast"]
+    assert right[0]["broadcast"] > right[1]["broadcast"]
+    with pytest.raises(InputError, match="which is private over the air"):
+        simulation_of(tmp_path, "airdistill_proxy", "public.server_selector=0.4")
+
+
+def test_answers_are_checked_before_they_are_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr(public_sharing, "surest_answers", lambda said, _sureness, _most: said)
+    with pytest.raises(ValueError, match="answers 60 samples, where 30 were agreed"):
+        answers_of(tmp_path, "ota_proxy_fd")
+
+
+class Louder(OtaProxyFd):
+    """A scheme of a user's own that sends more than its plan is for."""
+
+    name = "louder"
+
+    def play(self, this):
+        design, uplink = this.design(), this.plan.uplink
+        vectors, noise = 10 * this.vectors()[:, 0], this.noise(design)
+        weights = uplink.usual_weights[:, 0]
+        return vector_over_the_air(weights, vectors, design, this.channel(), noise, 1e-6, uplink.largest_norm)
+
+
+def test_nobody_can_send_louder_than_planned(tmp_path):
+    made = plan_scheme(Louder(), as_run_by(Louder(), skewed(tmp_path)))
+    with pytest.raises(AirDistillError, match=r"would send a vector of norm .*; the round was planned for 5\.47"):
+        Simulation(made, Louder(), FAST.resolved()).advance()
+
+
+def test_a_round_that_cannot_be_paid_trains_nobody(tmp_path):
+    simulation, _ = simulation_of(tmp_path, "ota_proxy_fd", "learning.rounds=2")
+    simulation.advance()
+    before = {name: tensor.clone() for name, tensor in simulation.fleet.state().items()}
+    simulation.ledger.charge = lambda _release: (_ for _ in ()).throw(BudgetExceeded("spent"))
+    with pytest.raises(BudgetExceeded):
+        simulation.advance()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in simulation.fleet.state().items())
+
+
+def test_training_that_diverges_is_said_so(tmp_path):
+    scheme = load_scheme("airdistill_proxy")
+    scenario = skewed(tmp_path, "learning.model=mlp", "learning.initial_lr=1e20")
+    with pytest.raises(TrainingDivergedError, match="round 1, device 0: training diverged"):
+        Simulation(plan_scheme(scheme, as_run_by(scheme, scenario)), scheme, RunOptions(threads=1).resolved()).advance()
+
+
+def test_a_set_that_cannot_be_had_is_refused_by_the_plan(tmp_path):
+    scheme = load_scheme("ota_proxy_fd")
+    with pytest.raises(InputError, match=r"public\.samples"):
+        plan_scheme(scheme, as_run_by(scheme, skewed(tmp_path, "public.samples=120")))
+
+
+def test_schemes_without_noise_have_no_forecast_of_it(tmp_path):
+    for scheme, told in [("proxy_fd", False), ("ota_proxy_fd", True)]:
+        simulation, _ = simulation_of(tmp_path, scheme)
+        assert (public_outlook_of(simulation.plan) is not None) == told

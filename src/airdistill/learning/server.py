@@ -117,8 +117,8 @@ class Server:
             for batch in torch.from_numpy(some).to(self.engine.device):
                 steps.make(bent(taught[batch], noise), answers[batch])
             found = self._predictions(model, asked)
-            if check.agreement(found) > best:
-                best, agreeing, kept = check.agreement(found), found, copy.deepcopy(model.state_dict())
+            if (agreement := check.agreement(found)) > best:
+                best, agreeing, kept = agreement, found, copy.deepcopy(model.state_dict())
         if check.prefers(agreeing, found):
             model.load_state_dict(kept)
         return model
