@@ -74,7 +74,7 @@ def test_devices_at_once_do_as_one_by_one():
     stacked = LearningFleet(learners_of(3), Engine(dtype=torch.float64, stacked=True), public=public_samples())
     steps = [steps_of(seed) for seed in range(3)]
     assert stacked.stacked is not None
-    found = [fleet.mixed_steps(steps, target()) for fleet in (apart, stacked)]
+    found = [fleet.mixed_steps(steps, target(), "steps") for fleet in (apart, stacked)]
     for one, other in zip(*found, strict=True):
         assert one.training == pytest.approx(other.training)
         assert one.distillation == pytest.approx(other.distillation)
@@ -95,7 +95,7 @@ def test_a_gradient_is_no_longer_than_it_may_be():
     for learners, made in ((plain, steps), (clipped, short)):
         for learner, each in zip(learners, made, strict=True):
             learner.mixed_steps(each, public_samples(), target())
-    together.mixed_steps(short, target())
+    together.mixed_steps(short, target(), "steps")
     for place, start in enumerate(before):
         full, shortened, stacked = (
             torch.cat([p.detach().flatten() for p in learner.model.parameters()]) - start
@@ -113,7 +113,7 @@ def test_unequal_devices_are_trained_one_by_one():
     )
     steps = [steps_of(0, num_steps=2, size=5), steps_of(1, num_steps=4)]
     assert steps[0].own.shape == (2, 5)  # a batch is no larger than all that there is
-    losses = fleet.mixed_steps(steps, target())
+    losses = fleet.mixed_steps(steps, target(), "steps")
     assert all(loss.training > 0 and loss.distillation > 0 for loss in losses)
 
 
@@ -158,7 +158,7 @@ def test_moved_images_are_the_same_for_all_at_once():
         replace(steps_of(device, 3, 12, 4, 5), offsets=rng.integers(0, 5, (3, 9, 2)), most_moved=2)
         for device in range(2)
     ]
-    apart, together = (fleet.mixed_steps(steps, target()) for fleet in fleets)
+    apart, together = (fleet.mixed_steps(steps, target(), "steps") for fleet in fleets)
     assert [loss.training for loss in apart] == pytest.approx([loss.training for loss in together])
     rows = np.arange(PUBLIC)
     np.testing.assert_allclose(*(fleet.public_predictions(rows) for fleet in fleets), rtol=1e-8)

@@ -23,6 +23,7 @@ from airdistill.learning.samples import channels_last, input_shape, to_tensor
 from airdistill.learning.stacked import StackedLearners
 from airdistill.learning.stacking import can_stack, stackable
 from airdistill.learning.target import Target
+from airdistill.stages import tell
 from airdistill.streams import stream
 
 Result = TypeVar("Result")
@@ -52,12 +53,24 @@ class Engine:
     workers: int = 1
     stacked: bool = False
 
-    def for_each(self, function: Callable[..., Result], *sequences: Iterable[Any]) -> list[Result]:
-        """The function's results for every device, in order."""
+    def for_each(
+        self, function: Callable[..., Result], *sequences: Iterable[Any], stage: str | None = None
+    ) -> list[Result]:
+        """The function's results for every device, in order; a `stage` that takes long is told as it goes on."""
+        given = [list(each) for each in sequences]
+
+        def gathered(results: Iterable[Result]) -> list[Result]:
+            found = []
+            for result in results:
+                found.append(result)
+                if stage is not None:
+                    tell(stage, len(found), len(given[0]))
+            return found
+
         if self.workers == 1 or self.device.type != "cpu":
-            return list(map(function, *sequences))
+            return gathered(map(function, *given))
         with ThreadPoolExecutor(self.workers) as pool:
-            return list(pool.map(function, *sequences))
+            return gathered(pool.map(function, *given))
 
 
 class LearningFleet:
@@ -150,12 +163,17 @@ class LearningFleet:
             orders,
         )
 
-    def mixed_steps(self, steps: Sequence[MixedSteps], target: Target) -> list[Losses]:
-        """Every device's steps on own and public samples; the target has a row for each public sample."""
+    def mixed_steps(self, steps: Sequence[MixedSteps], target: Target, stage: str) -> list[Losses]:
+        """Every device's steps on own and public samples; the target has a row for each public sample.
+
+        `stage` is what this is called while it goes on.
+        """
         public = self.public_samples()
         if self.stacked is not None and all(steps[0].alike(each) for each in steps):
             return self.stacked.mixed_steps(steps, public, target)
-        return self.engine.for_each(lambda learner, own: learner.mixed_steps(own, public, target), self.learners, steps)
+        return self.engine.for_each(
+            lambda learner, own: learner.mixed_steps(own, public, target), self.learners, steps, stage=stage
+        )
 
     def public_predictions(self, rows: IntArray) -> FloatArray:
         """Of every device on these public samples, `[device, sample, class]`."""

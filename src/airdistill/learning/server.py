@@ -27,6 +27,7 @@ from airdistill.learning.patches import features_of
 from airdistill.learning.samples import channels_last, input_shape, to_tensor
 from airdistill.learning.smoothing import Modes, smoothed
 from airdistill.scenario.model import Scenario
+from airdistill.stages import tell
 from airdistill.streams import stream
 
 _EPOCHS, _BATCH, _LR, _MOMENTUM, _DECAY = 20, 50, 0.05, 0.9, 5e-4
@@ -113,10 +114,11 @@ class Server:
         taught, answers = self._inputs[torch.from_numpy(places)], torch.from_numpy(labels).to(self.engine.device)
         asked, best, kept = self._inputs[torch.from_numpy(check.places)], -np.inf, model.state_dict()
         agreeing = found = np.zeros((0, self.num_classes))
-        for some in np.split(batches, _EPOCHS):
+        for number, some in enumerate(np.split(batches, _EPOCHS), start=1):
             for batch in torch.from_numpy(some).to(self.engine.device):
                 steps.make(bent(taught[batch], noise), answers[batch])
             found = self._predictions(model, asked)
+            tell("passes of the server", number, _EPOCHS)
             if (agreement := check.agreement(found)) > best:
                 best, agreeing, kept = agreement, found, copy.deepcopy(model.state_dict())
         if check.prefers(agreeing, found):

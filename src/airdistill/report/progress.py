@@ -17,6 +17,7 @@ from airdistill.report.words import number
 from airdistill.runs.comparison import OnProgress, Task
 from airdistill.runs.folder import CERTIFICATE
 from airdistill.runs.record import RunRecord
+from airdistill.stages import told_to
 from airdistill.units import with_prefix
 
 _MOST_BARS = 12  # more than this, and those that are full make room
@@ -50,7 +51,11 @@ def round_bar(console: Console, label: str) -> Iterator[Callable[[dict[str, Any]
             news = f"{accuracy}ε {number(record['epsilon_spent'])}"
             progress.update(task, completed=record["round"], total=num_rounds, news=news)
 
-        yield follow
+        def note(stage: str, done: int, total: int) -> None:
+            progress.update(task, news=f"{stage} {done}/{total}")
+
+        with told_to(note):
+            yield follow
 
 
 def print_run(record: RunRecord, console: Console) -> None:

@@ -88,7 +88,7 @@ class SharedPredictions:
             self._local_steps(learner, round_index, device, weight)
             for device, learner in zip(devices, fleet.learners, strict=True)
         ]
-        losses = fleet.mixed_steps(steps, Target.of(unsure, engine.dtype, engine.device))
+        losses = fleet.mixed_steps(steps, Target.of(unsure, engine.dtype, engine.device), "devices trained")
         check_finite(losses, fleet.finite_weights(), round_index)
 
     def _local_steps(self, learner: Learner, round_index: int, device: int, public_weight: float) -> MixedSteps:
@@ -113,7 +113,7 @@ class SharedPredictions:
             self._distilling_steps(learner, round_index, device)
             for device, learner in zip(devices, fleet.learners, strict=True)
         ]
-        return fleet.mixed_steps(steps, target)
+        return fleet.mixed_steps(steps, target, "devices taught")
 
     def _distilling_steps(self, learner: Learner, round_index: int, device: int) -> MixedSteps:
         learning, public = self.scenario.learning, self.public
