@@ -7,6 +7,7 @@ import torch
 from airdistill.data.datasets import load_dataset
 from airdistill.learning.fleet import Engine
 from airdistill.learning.server import Check, Server
+from airdistill.stages import told_to
 
 COUNT = 400
 
@@ -57,32 +58,37 @@ def test_the_same_rows_give_the_same_predictions(digits):
     assert np.array_equal(one, other)
 
 
-def test_it_goes_back_to_the_pass_that_agreed_best(digits, monkeypatch):
-    """If a later pass is found clearly worse; here every check after the third pass says so."""
+def test_no_more_passes_are_made_than_until_it_agreed_best(digits, monkeypatch):
+    """If the last pass is found clearly worse; here every check after the third one says so."""
     samples, labels = digits
-    rows, noise = votes(labels, 0.05), np.full(COUNT, 0.05**2)
-    passes = []
+    rows, noise, told = votes(labels, 0.05), np.full(COUNT, 0.05**2), []
+    asked = []
 
     def agreement(_check, predictions):
-        passes.append(predictions)
-        return {3: 100.0}.get(len(passes), float(-len(passes)))
+        asked.append(predictions)
+        return {3: 100.0}.get(len(asked), float(-len(asked)))
 
     monkeypatch.setattr(Check, "agreement", agreement)
     monkeypatch.setattr(Check, "prefers", lambda _check, one, other: not np.array_equal(one, other))
-    server = server_of(samples)
-    found = server.read(rows, noise)
-    np.testing.assert_allclose(found[server._left_out], passes[2], rtol=1e-9)
-    assert np.abs(passes[2] - passes[-1]).max() > 0.1
+    with told_to(lambda *news: told.append(news)):
+        server_of(samples).read(rows, noise)
+    assert told[-3:] == [("passes of the server", number, 3) for number in (1, 2, 3)]
+    assert len(asked) == 20
 
 
-def test_rows_to_stop_by_teach_nothing(digits):
-    """Neither their noise nor what pooling makes of it reaches the model: other rows there, the same predictions."""
+def test_rows_to_stop_by_have_no_part_in_what_they_judge(digits, monkeypatch):
+    """Neither their noise nor what pooling makes of it: other rows there, the same predictions to be judged."""
     samples, labels = digits
-    rows, noise = votes(labels, 0.1), np.full(COUNT, 0.01)
+    rows, noise, judged = votes(labels, 0.1), np.full(COUNT, 0.01), []
     server = server_of(samples)
     others = np.where(server._left_out[:, None], votes(labels, 0.1, seed=9), rows)
     assert 0.05 < server._left_out.mean() < 0.2
-    assert np.array_equal(server.read(rows, noise), server_of(samples).read(others, noise))
+    monkeypatch.setattr(Check, "prefers", lambda _check, one, other: judged.append((one, other)) or False)
+    monkeypatch.setattr(Check, "agreement", lambda _check, predictions: float(predictions[0, 0]))
+    for given in (rows, others):
+        server_of(samples).read(given, noise)
+    assert np.array_equal(judged[0][0], judged[1][0])
+    assert np.array_equal(judged[0][1], judged[1][1])
 
 
 def test_samples_that_are_no_images_are_read_too():

@@ -5,11 +5,10 @@ All of it is computed from what was released already and from public samples, so
 
 from __future__ import annotations
 
-import copy
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +29,10 @@ from airdistill.scenario.model import Scenario
 from airdistill.stages import tell
 from airdistill.streams import stream
 
-_EPOCHS, _BATCH, _LR, _MOMENTUM, _DECAY = 20, 50, 0.05, 0.9, 5e-4
+_MOST_PASSES, _BATCH, _LR, _MOMENTUM, _DECAY = 20, 50, 0.05, 0.9, 5e-4
 _WARM_UP = 100  # steps
-_HELD_OUT = 0.1  # of the received rows, to tell when to stop
+_HELD_OUT = 0.1  # of the samples, to tell when to stop
+_GRAPHS_KEPT = 2  # of a round: with all samples, and without those
 _CLEARLY = 3.0  # deviations of the noise; the best of many passes is better by some luck
 
 
@@ -42,9 +42,9 @@ class Server:
 
     1. Rows are pooled over samples that look alike, which needs no labels (`smoothing`).
     2. The model learns the label that stands out of each pooled row, from images that are bent a little each time.
-    3. A tenth of the samples is left out of both. Their rows' noise is independent of the model, so that its agreement
-       with them tells, up to a constant, how right it is: if that was clearly greater after an earlier pass, the model
-       goes back to it.
+    3. How many passes that takes is found first, with a tenth of the samples left out of both. Their rows' noise is
+       independent of the model then, so that its agreement with them tells, up to a constant, how right it is: if that
+       was clearly greater after an earlier pass, no more passes are made.
     4. Its predictions are the broadcast.
     """
 
@@ -79,12 +79,19 @@ class Server:
         if len(heard) < 2:
             return np.full(rows.shape, np.nan)
         noise, left_out = float(noise_var[heard].mean()), self._left_out[heard]
-        if np.count_nonzero(~left_out) < 2:
-            left_out = np.zeros_like(left_out)
         taught, checked = heard[~left_out], heard[left_out]
-        labels = smoothed(rows[taught], noise, self._modes_of(taught)).argmax(axis=1)
-        model = self._trained(taught, labels, Check(checked, rows[checked], noise))
+        passes = _MOST_PASSES
+        if len(taught) >= 2 and len(checked):
+            check = Check(checked, rows[checked], noise)
+            passes = self._passes_until_worse(taught, self._labels(rows, noise, taught), check)
+        model = self._new_model(stream(self.seed, "server-model"))
+        for _ in self._passes(model, heard, self._labels(rows, noise, heard), passes):
+            pass
         return self._predictions(model, self._inputs)
+
+    def _labels(self, rows: FloatArray, noise_var: float, places: IntArray) -> IntArray:
+        """What stands out of the rows of these samples, pooled over those that look alike."""
+        return np.asarray(smoothed(rows[places], noise_var, self._modes_of(places)).argmax(axis=1))
 
     @cached_property
     def _left_out(self) -> BoolArray:
@@ -92,38 +99,43 @@ class Server:
         return stream(self.seed, "server-checks").random(len(self.samples)) < _HELD_OUT
 
     def _modes_of(self, places: IntArray) -> Modes:
-        """Of the graph of these samples; once all have been received it is the same in every round."""
-        if not np.array_equal(self._graphed.get("places", ()), places):
-            self._graphed.update(places=places, modes=Modes.of(self._features[places]))
-        found: Modes = self._graphed["modes"]
-        return found
+        """Of the graph of these samples; once all have been received the graphs are the same in every round."""
+        key = places.tobytes()
+        if key not in self._graphs:
+            if len(self._graphs) >= _GRAPHS_KEPT:
+                self._graphs.clear()
+            self._graphs[key] = Modes.of(self._features[places])
+        return self._graphs[key]
 
     @cached_property
-    def _graphed(self) -> dict[str, Any]:
-        """The samples of the latest graph, and its modes."""
+    def _graphs(self) -> dict[bytes, Modes]:
+        """By the samples that they are of."""
         return {}
 
-    def _trained(self, places: IntArray, labels: IntArray, check: Check) -> nn.Module:
-        """After passes over these samples, or before one of them that made it worse."""
-        rng = stream(self.seed, "server-model")
-        model = self._new_model(rng)
-        noise, in_a_pass = torch.Generator().manual_seed(int(rng.integers(2**63))), math.ceil(len(places) / _BATCH)
-        steps = _Steps(model, _EPOCHS * in_a_pass)
+    def _passes_until_worse(self, places: IntArray, labels: IntArray, check: Check) -> int:
+        """How many passes to make: all, unless after an earlier one the model was clearly righter than at the end."""
+        model, asked = self._new_model(stream(self.seed, "server-model")), self._inputs[torch.from_numpy(check.places)]
+        found = [
+            self._predictions(model, asked) for _ in self._passes(model, places, labels, _MOST_PASSES, "passes tried")
+        ]
+        best = max(range(_MOST_PASSES), key=lambda number: check.agreement(found[number]))
+        return best + 1 if check.prefers(found[best], found[-1]) else _MOST_PASSES
+
+    def _passes(
+        self, model: nn.Module, places: IntArray, labels: IntArray, count: int, stage: str = "passes of the server"
+    ) -> Iterator[None]:
+        """Trains a model on these samples and labels, stopping after each of so many passes."""
+        noise = torch.Generator().manual_seed(int(stream(self.seed, "server-noise").integers(2**63)))
+        in_a_pass = math.ceil(len(places) / _BATCH)
+        steps = _Steps(model, _MOST_PASSES * in_a_pass)
         # All batches are full: some models cannot take a single sample.
-        batches = passes_in_batches(len(places), _EPOCHS * in_a_pass, _BATCH, stream(self.seed, "server-order"))
+        batches = passes_in_batches(len(places), _MOST_PASSES * in_a_pass, _BATCH, stream(self.seed, "server-order"))
         taught, answers = self._inputs[torch.from_numpy(places)], torch.from_numpy(labels).to(self.engine.device)
-        asked, best, kept = self._inputs[torch.from_numpy(check.places)], -np.inf, model.state_dict()
-        agreeing = found = np.zeros((0, self.num_classes))
-        for number, some in enumerate(np.split(batches, _EPOCHS), start=1):
+        for number, some in enumerate(np.split(batches, _MOST_PASSES)[:count], start=1):
             for batch in torch.from_numpy(some).to(self.engine.device):
                 steps.make(bent(taught[batch], noise), answers[batch])
-            found = self._predictions(model, asked)
-            tell("passes of the server", number, _EPOCHS)
-            if (agreement := check.agreement(found)) > best:
-                best, agreeing, kept = agreement, found, copy.deepcopy(model.state_dict())
-        if check.prefers(agreeing, found):
-            model.load_state_dict(kept)
-        return model
+            tell(stage, number, count)
+            yield
 
     def _new_model(self, rng: np.random.Generator) -> nn.Module:
         shape, dtype = input_shape(self.samples), self.engine.dtype
