@@ -82,7 +82,8 @@ def draw(folder: Path, image: Path) -> None:
         axes.imshow(np.clip(gains, -40, 40), cmap="RdYlGn", vmin=-40, vmax=40, aspect="auto")
         axes.grid(visible=False)
         for (row, column), gain in np.ndenumerate(gains):
-            axes.text(column, row, f"{gain:+.1f}\n{ends[row, column]:.1f} %", ha="center", va="center", fontsize=8)
+            told, colour = f"{gain:+.1f}\n{ends[row, column]:.1f} %", "white" if gain > 30 else "black"
+            axes.text(column, row, told, ha="center", va="center", fontsize=8, color=colour)
         axes.set_title(kind)
         axes.set_xticks(
             range(len(columns)), [f"{PRESETS[preset]} devices\nε = {epsilon}" for preset, epsilon in columns]
