@@ -9,9 +9,9 @@ from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.convergence import (
     convergence_gap,
     effective_noise,
-    fleet_effective_noise,
     fleet_gap,
     misalignment,
+    over_fleet,
 )
 from airdistill.codesign.transceiver import design_round
 
@@ -26,15 +26,15 @@ def test_effective_noise_is_eq_14():
     noise_var = np.array([0.1, 0.2, 0.4])
     # K Σ_k (B_i^k/B_i) v_k, device 0: 3(¼·0.1 + ¾·0.2); device 1: 3(½·0.1 + ⅛·0.2 + ⅜·0.4).
     assert effective_noise(COUNTS, noise_var) == pytest.approx([0.525, 0.675])
-    assert fleet_effective_noise(COUNTS, noise_var) == pytest.approx(1.2)
-    several = fleet_effective_noise(COUNTS, np.stack([noise_var, 2 * noise_var]))
+    assert COUNTS.shape[1] * over_fleet(COUNTS, noise_var) == pytest.approx(1.2)
+    several = COUNTS.shape[1] * over_fleet(COUNTS, np.stack([noise_var, 2 * noise_var]))
     assert several == pytest.approx([1.2, 2.4])
 
 
 def test_noise_of_a_class_reaches_only_its_holders():
     noise_var = np.array([0.1, 0.2, np.inf])
     assert effective_noise(COUNTS, noise_var)[0] == pytest.approx(0.525)
-    assert fleet_effective_noise(np.array([[1, 1, 0]]), noise_var) == pytest.approx(3 * 0.15)
+    assert 3 * over_fleet(np.array([[1, 1, 0]]), noise_var) == pytest.approx(3 * 0.15)
 
 
 def test_effective_noise_is_the_mean_squared_error_of_the_noise():

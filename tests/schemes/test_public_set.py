@@ -110,6 +110,7 @@ def test_the_ledger_charges_the_whole_device_for_its_answers(tmp_path):
     assert ledger.epsilon().max() == pytest.approx(2, rel=1e-6)
     certificate = ad.certify(record.folder)
     assert any("answers no more public samples than was agreed" in line for line in certificate.statement)
+    assert "A device answers at most 20 of 60 public samples in a round." in certificate.statement
     assert {"harmless public set"} <= {assumption.name for assumption in certificate.assumptions}
 
 

@@ -27,11 +27,6 @@ def effective_noise(class_counts: ArrayLike, effective_noise_var: FloatArray) ->
     return np.asarray(shares.shape[1] * (shares * reached).sum(axis=1))
 
 
-def fleet_effective_noise(class_counts: ArrayLike, effective_noise_var: FloatArray) -> FloatArray:
-    """Σ_iΦ2_i = K Σ_k α_k v_k, for v `[..., class]`."""
-    return np.asarray(np.shape(class_counts)[1] * over_fleet(class_counts, effective_noise_var))
-
-
 def over_fleet(class_counts: ArrayLike, of_class: FloatArray) -> FloatArray:
     """Σ_iΣ_k (B_i^k/B_i) x_k = Σ_k α_k x_k with α_k = Σ_i B_i^k/B_i, for x `[..., class]`; an unheld class does not
     count."""

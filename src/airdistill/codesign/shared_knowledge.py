@@ -18,42 +18,21 @@ from airdistill.codesign.convergence import over_fleet
 from airdistill.codesign.demand import ClassDemand, Demand, OneVectorDemand
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.paper_rounds import paper_rounds
+from airdistill.codesign.uplink import Payload
 from airdistill.privacy.promises import PUBLIC_KNOWLEDGE
 from airdistill.privacy.sensitivity import (
     SIMPLEX_DIAMETER,
     AccumulatedShift,
     ConstantShift,
-    Shift,
     TrajectoryDynamics,
     aggregation_weights,
     public_rows_sensitivity,
 )
 
 
-class SharedKnowledge(Protocol):
-    """A kind of knowledge. Each row of `vector_length` numbers is sent as one vector."""
-
-    @property
-    def kind(self) -> str:
-        """What an uplink of it is called in plans and ledgers."""
-
-    @property
-    def payload(self) -> str:
-        """What it is called in sentences."""
-
-    @property
-    def model(self) -> str:
-        """The sensitivity model that it is planned for."""
-
-    @property
-    def num_rows(self) -> int: ...
-
-    @property
-    def vector_length(self) -> int: ...
-
-    @property
-    def largest_norm(self) -> float:
-        """Of a row that a device sends."""
+class SharedKnowledge(Payload, Protocol):
+    """A kind of knowledge. An error in a row means to a device what it means to the vectors of K entries, one for each
+    sample, that it learns from."""
 
     @property
     def usual_weights(self) -> FloatArray:
@@ -65,18 +44,6 @@ class SharedKnowledge(Protocol):
 
     def demand(self, split: bool, alone: bool, floor: FloatArray | None) -> Demand:
         """The noise that privacy asks for; the arguments are those of `ClassDemand`."""
-
-    def shift(self, model: str) -> Shift:
-        """How far T rounds move what the server sees, under a sensitivity model."""
-
-    def over_fleet(self, of_row: FloatArray) -> FloatArray:
-        """The sum over devices of what a squared error x `[..., row]` means to each: that of a vector it learns from.
-
-        A device learns from vectors of K entries, one for each sample.
-        """
-
-    def paper_rounds(self, constants: LearningConstants) -> float:
-        """T by eq. (21); infinite where it says nothing."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from airdistill.codesign.transceiver import RoundDesign
 from airdistill.privacy.sensitivity import Shift
 
 
-class Uplink(Protocol):
-    """A way to the server. What is counted and required refers to each device's usual weight."""
+class Payload(Protocol):
+    """What devices send in a round: rows, and what a neighbour and an error can do to them."""
 
     @property
     def kind(self) -> str:
@@ -24,15 +24,11 @@ class Uplink(Protocol):
 
     @property
     def payload(self) -> str:
-        """What it sends, in words."""
+        """What it is, in words."""
 
     @property
     def model(self) -> str:
         """The sensitivity model that it is planned for."""
-
-    @property
-    def carry_over(self) -> bool:
-        """Whether its design depends on what the rounds before have cost."""
 
     @property
     def num_rows(self) -> int: ...
@@ -44,6 +40,23 @@ class Uplink(Protocol):
     @property
     def largest_norm(self) -> float:
         """Of a row that a device sends."""
+
+    def shift(self, model: str) -> Shift:
+        """How far T rounds move what the server sees, under a sensitivity model."""
+
+    def over_fleet(self, of_row: FloatArray) -> FloatArray:
+        """The sum over devices of what a squared error x `[..., row]` means to each."""
+
+    def paper_rounds(self, constants: LearningConstants) -> float:
+        """T by the paper's formula, at least 1; infinite if nothing limits it."""
+
+
+class Uplink(Payload, Protocol):
+    """A way to the server. What is counted and required refers to each device's usual weight."""
+
+    @property
+    def carry_over(self) -> bool:
+        """Whether its design depends on what the rounds before have cost."""
 
     @property
     def num_slots(self) -> int:
@@ -82,14 +95,8 @@ class Uplink(Protocol):
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
         """Σ_iΦ_i, from v `[..., row]`."""
 
-    def over_fleet(self, of_row: FloatArray) -> FloatArray:
-        """The sum over devices of what each row means to each, from x `[..., row]`."""
-
     def noise_factor(self, constants: LearningConstants) -> float:
         """What Φ is multiplied with in the gap."""
-
-    def paper_rounds(self, constants: LearningConstants) -> float:
-        """T by the paper's formula, at least 1; infinite if nothing limits it."""
 
     def linear_from(self, max_rounds: int) -> int:
         """The round from which on the requirement grows linearly."""
@@ -105,6 +112,3 @@ class Uplink(Protocol):
 
         In units of the estimate in which a device's vector has the round's weight; infinite where nothing is sent.
         """
-
-    def shift(self, model: str) -> Shift:
-        """How far T rounds move what the server sees, under a sensitivity model."""

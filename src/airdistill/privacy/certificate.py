@@ -18,6 +18,7 @@ from airdistill.privacy.promises import (
     SAMPLING,
     STATIC_MODEL,
     Assumption,
+    answers_in_words,
     assumptions_behind,
     basis,
     neighbours,
@@ -199,6 +200,7 @@ def _statement(promises: Sequence[Opening], assumptions: Sequence[Assumption]) -
         lines += [
             neighbours(promise.sensitivity, promise.payload),
             JUDGED_BY_CLASS_MEAN if judged else basis(promise.sensitivity, promise.payload),
+            *answers_in_words(promise.terms),
             *([RELABEL] if promise.relabel and promise.payload == "knowledge" else []),
             trust_in_words(promise.trust, promise.terms["uplink"]),
             *([SAMPLING] if promise.terms["sampling"] != "none" else []),

@@ -118,6 +118,14 @@ def basis(model: str, payload: str) -> str:
     return _GRADIENT_BASIS if payload == "gradient" and model != "device" else _BASIS[model]
 
 
+def answers_in_words(terms: Mapping[str, Any]) -> list[str]:
+    """How many public samples a device answers; nothing of other payloads."""
+    public = terms.get("public")
+    if public is None:
+        return []
+    return [f"A device answers at most {public['answers']} of {public['samples']} public samples in a round."]
+
+
 def channels_in_words(error_limit: float, trust: str) -> str:
     """What is taken for granted of the channel estimates."""
     if error_limit == 0:
