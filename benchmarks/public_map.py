@@ -1,7 +1,7 @@
 """Which knowledge to share: what class means and a public set each gain, by split, devices and ε.
 
-    python benchmarks/public_map.py run FOLDER [--device cuda] [--jobs N]    every run that FOLDER does not hold yet
-    python benchmarks/public_map.py draw FOLDER IMAGE                        the map, as a picture and as a table
+    python benchmarks/public_map.py run FOLDER [--device cuda] [--jobs N] [--seeds N]    every run that FOLDER does not hold yet
+    python benchmarks/public_map.py draw FOLDER IMAGE    the map, as a picture and as a table
 
 A gain is over the same devices trained alone for as long: for class means 20 rounds of one pass, for a public set 20
 passes (10 with 50 devices).
@@ -56,18 +56,22 @@ def name(preset: str, split: str, scheme: str, epsilon: int | None) -> str:
     return f"{preset}-{split.replace(' ', '-')}-{scheme}-{'alone' if epsilon is None else epsilon}"
 
 
-def run(folder: Path, device: str, jobs: int) -> None:
+def run(folder: Path, device: str, jobs: int, seeds: int) -> None:
     for place, (preset, changes, scheme) in tasks().items():
-        if np.isnan(accuracy(folder, place)):
+        if len(ended(folder, place)) < seeds:
             options = RunOptions(device=device, eval_every=1000)
-            ad.compare(ad.load(preset, changes), [scheme], 1, out=folder / place, options=options, jobs=jobs)
+            ad.compare(ad.load(preset, changes), [scheme], seeds, out=folder / place, options=options, jobs=jobs)
             print(place, f"{accuracy(folder, place):.2f} %", flush=True)
 
 
 def accuracy(folder: Path, place: str) -> float:
     """In percent, mean over the seeds whose runs have ended."""
-    ended = [json.loads(path.read_text()) for path in sorted((folder / place).glob("*/seed-*/summary.json"))]
-    return 100 * float(np.mean([summary["accuracy"]["mean"] for summary in ended])) if ended else float("nan")
+    accuracies = [json.loads(path.read_text())["accuracy"]["mean"] for path in ended(folder, place)]
+    return 100 * float(np.mean(accuracies)) if accuracies else float("nan")
+
+
+def ended(folder: Path, place: str) -> list[Path]:
+    return sorted((folder / place).glob("*/seed-*/summary.json"))
 
 
 def draw(folder: Path, image: Path) -> None:
@@ -104,9 +108,10 @@ def main() -> None:
     parser.add_argument("image", type=Path, nargs="?", default=Path("public-map.png"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     if given.what == "run":
-        run(given.folder, given.device, given.jobs)
+        run(given.folder, given.device, given.jobs, given.seeds)
     else:
         draw(given.folder, given.image)
 
