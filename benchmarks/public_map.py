@@ -1,6 +1,6 @@
 """Which knowledge to share: what class means and a public set each gain, by split, devices and ε.
 
-    python benchmarks/public_map.py run FOLDER [--device cuda] [--jobs N] [--seeds N]    every run that FOLDER does not hold yet
+    python benchmarks/public_map.py run FOLDER [--device cuda] [--jobs N] [--seeds N]    what it does not hold yet
     python benchmarks/public_map.py draw FOLDER IMAGE    the map, as a picture and as a table
 
 A gain is over the same devices trained alone for as long: for class means 20 rounds of one pass, for a public set 20
