@@ -14,11 +14,13 @@ from airdistill.cli.app import app, print_json, print_text
 from airdistill.cli.options import (
     CheckpointEveryOption,
     DeviceOption,
+    EngineOption,
     EvalEveryOption,
     JobsOption,
     JsonOption,
     ScenarioArgument,
     SetOption,
+    Tf32Option,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ def compare_command(
         typer.Option("--out", metavar="DIR", help="An empty folder, or the same comparison's to go on with."),
     ] = None,
     device: DeviceOption = "cpu",
+    engine: EngineOption = "auto",
+    tf32: Tf32Option = False,
     jobs: JobsOption = 0,
     eval_every: EvalEveryOption = 20,
     checkpoint_every: CheckpointEveryOption = 5,
@@ -50,7 +54,7 @@ def compare_command(
     from airdistill.runs.options import RunOptions
     from airdistill.scenario.loading import load
 
-    options = RunOptions(device=device, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    options = RunOptions(device, engine, tf32=tf32, eval_every=eval_every, checkpoint_every=checkpoint_every)
     given, names = load(scenario, changes or []), [name.strip() for name in schemes.split(",")]
     follow_comparison(lambda bar: compare(given, names, seeds, rounds, out, options, jobs, bar), as_json)
 
@@ -100,6 +104,8 @@ def reproduce_command(
     quick: Annotated[bool, typer.Option("--quick", help="Small: fewer devices, samples and rounds.")] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="fig2b: how many.")] = 1,
     device: DeviceOption = "cpu",
+    engine: EngineOption = "auto",
+    tf32: Tf32Option = False,
     jobs: JobsOption = 0,
     eval_every: EvalEveryOption = 20,
     redraw: Annotated[bool, typer.Option("--redraw", help="fig2b: train nothing, show what DIR holds.")] = False,
@@ -119,7 +125,7 @@ def reproduce_command(
     elif redraw:
         claims = redraw_fig2b(names, folder, command, silent=as_json)
     else:
-        options = RunOptions(device=device, eval_every=eval_every, checkpoint_every=20)
+        options = RunOptions(device, engine, tf32=tf32, eval_every=eval_every, checkpoint_every=20)
         try:
             claims = reproduce_fig2b(names, quick, changes or [], seeds, folder, options, jobs, command, silent=as_json)
         except KeyboardInterrupt:

@@ -21,6 +21,10 @@ SchemeOption = Annotated[
     str, typer.Option("--scheme", metavar="NAME", help="A scheme's name, or your own as package.module:Scheme.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="fused: kernels for the paper's kind of network; torch: any model; auto.")
+]
+Tf32Option = Annotated[bool, typer.Option("--tf32", help="On a GPU: faster products of ten-bit factors.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", help="Devices worked on at once; 0: one for each core.")]
 EvalEveryOption = Annotated[int, typer.Option("--eval-every", help="Rounds between two evaluations.")]
 CheckpointEveryOption = Annotated[int, typer.Option("--checkpoint-every", help="Rounds between checkpoints.")]

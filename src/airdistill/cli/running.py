@@ -15,6 +15,7 @@ from airdistill.cli.comparing import follow_comparison
 from airdistill.cli.options import (
     CheckpointEveryOption,
     DeviceOption,
+    EngineOption,
     EvalEveryOption,
     JobsOption,
     JsonOption,
@@ -22,6 +23,7 @@ from airdistill.cli.options import (
     ScenarioArgument,
     SchemeOption,
     SetOption,
+    Tf32Option,
     ThreadsOption,
 )
 
@@ -41,6 +43,8 @@ def run_command(
     ] = None,
     ledger: LedgerOption = None,
     device: DeviceOption = "cpu",
+    engine: EngineOption = "auto",
+    tf32: Tf32Option = False,
     threads: ThreadsOption = 0,
     eval_every: EvalEveryOption = 20,
     checkpoint_every: CheckpointEveryOption = 5,
@@ -54,7 +58,7 @@ def run_command(
     from airdistill.runs.runner import run
     from airdistill.scenario.loading import load
 
-    options = RunOptions(device=device, threads=threads, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    options = RunOptions(device, engine, threads, tf32=tf32, eval_every=eval_every, checkpoint_every=checkpoint_every)
     given = load(scenario, changes or [])
 
     def start(on_round: OnRound) -> RunRecord:

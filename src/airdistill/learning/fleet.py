@@ -28,6 +28,7 @@ from airdistill.streams import stream
 
 Result = TypeVar("Result")
 CPU = torch.device("cpu")
+KERNELS = ("auto", "torch", "fused")
 
 
 class TrainingDivergedError(AirDistillError):
@@ -44,6 +45,9 @@ class Engine:
 
     `stacked` trains all devices in the same operations where they are alike enough (`can_stack`), `chunk_samples` of
     each at once, and keeps no forward passes: many small steps one after another leave a GPU idle.
+
+    `kernels` says whose: "torch" takes any model; "fused" are our own for models of the paper's form, and refuse
+    others; "auto" takes those where they fit.
     """
 
     device: torch.device = CPU
@@ -52,6 +56,7 @@ class Engine:
     kept_bytes: int = 4 << 30
     workers: int = 1
     stacked: bool = False
+    kernels: str = "auto"
 
     def for_each(
         self, function: Callable[..., Result], *sequences: Iterable[Any], stage: str | None = None

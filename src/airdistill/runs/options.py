@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from airdistill.errors import InputError
-from airdistill.learning.fleet import Engine
+from airdistill.learning.fleet import KERNELS, Engine
 from airdistill.learning.memory import keep_freed_memory
 
 # On a CPU, what its cache holds; on a GPU, of every device at once, what keeps it busy without filling its memory.
@@ -21,14 +21,18 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class RunOptions:
     """Stored with the run, so that a resumed run does the same arithmetic.
 
-    `device`, `chunk_samples` and `dtype` may change the last bits of a result; the others never do. `threads` work on
-    as many devices at once; 0 stands for one for each core. `chunk_samples` go through a model at once; 0 stands for
-    what suits the device. Rounds are evaluated every so many, at the end, and those in `eval_also`.
+    `device`, `kernels`, `chunk_samples`, `dtype` and `tf32` may change the last bits of a result; the others never do.
+    `threads` work on as many devices at once; 0 stands for one for each core. `kernels` are "torch" for any model, "fused" for
+    those of the paper's form, or "auto": fused where they fit. `chunk_samples` go through a model at once; 0 stands for
+    what suits the device. `tf32` lets a GPU round the factors of its products to ten bits: faster, and no float32.
+    Rounds are evaluated every so many, at the end, and those in `eval_also`.
     """
 
     device: str = "cpu"
+    kernels: str = "auto"
     threads: int = 0
     dtype: str = "float32"
+    tf32: bool = False
     chunk_samples: int = 0
     kept_bytes: int = 4 << 30
     eval_every: int = 20
@@ -45,6 +49,8 @@ class RunOptions:
                 raise InputError(f"--{name.replace('_', '-')}", getattr(self, name), "must not be negative")
         if self.dtype not in _DTYPES:
             raise InputError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
+        if self.kernels not in KERNELS:
+            raise InputError("--engine", self.kernels, f"must be one of {', '.join(KERNELS)}")
 
     def resolved(self) -> RunOptions:
         """The same with all choices made, so that a resumed run does not make them otherwise."""
@@ -54,10 +60,11 @@ class RunOptions:
     def engine(self) -> Engine:
         """The arithmetic that these options ask for; leaves PyTorch one thread inside each operation."""
         torch.set_num_threads(1)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
         keep_freed_memory()
         workers = self.threads or len(os.sched_getaffinity(0))
         device, dtype, chunk = self._device(), _DTYPES[self.dtype], self.resolved().chunk_samples
-        return Engine(device, dtype, chunk, self.kept_bytes, workers, stacked=device.type == "cuda")
+        return Engine(device, dtype, chunk, self.kept_bytes, workers, device.type == "cuda", self.kernels)
 
     def _device(self) -> torch.device:
         if self.device == "auto":
