@@ -16,6 +16,7 @@ from airdistill.learning.target import Target
 
 RNG = np.random.default_rng(0)
 CPU, F32, F64 = torch.device("cpu"), torch.float32, torch.float64
+TORCH = Engine(kernels="torch")
 TARGET = RNG.dirichlet(np.ones(10), 10) + 0.3 * RNG.standard_normal((10, 10))
 
 
@@ -136,7 +137,7 @@ def test_knowledge_is_the_mean_prediction_of_each_class(mnist):
 def test_the_kept_forward_pass_gives_the_same_bits_as_a_second_one(mnist):
     weights, passes = [], []
     for kept_bytes in (4 << 30, 0):
-        fleet = fleet_of(mnist, Engine(kept_bytes=kept_bytes, chunk_samples=50))
+        fleet = fleet_of(mnist, Engine(kept_bytes=kept_bytes, chunk_samples=50, kernels="torch"))
         calls = []
         for model in fleet.models():
             model.register_forward_hook(lambda *_, calls=calls: calls.append(1))
@@ -150,12 +151,12 @@ def test_the_kept_forward_pass_gives_the_same_bits_as_a_second_one(mnist):
 
 
 def test_some_devices_keep_their_pass_when_not_all_fit(mnist):
-    fleet = fleet_of(mnist)
+    fleet = fleet_of(mnist, TORCH)
     need = fleet.learners[0].bytes_kept_for_a_sample() * 130
     assert need > 130 * 10 * 26 * 26 * 4  # at least what the first convolution puts out
-    mixed = LearningFleet.of(mnist, [np.arange(130)] * 3, ["softmax_regression", "paper_cnn", "paper_cnn"], 0, Engine())
+    mixed = LearningFleet.of(mnist, [np.arange(130)] * 3, ["softmax_regression", "paper_cnn", "paper_cnn"], 0, TORCH)
     assert mixed._bytes_kept_for_a_sample(mixed.learners[1]) > 10 * mixed._bytes_kept_for_a_sample(mixed.learners[0])
-    tight = fleet_of(mnist, Engine(kept_bytes=int(2.5 * need)))
+    tight = fleet_of(mnist, Engine(kept_bytes=int(2.5 * need), kernels="torch"))
     tight.knowledge(for_full_batch=True)
     assert [learner._kept is not None for learner in tight.learners] == [True, True, False]
 
@@ -234,7 +235,8 @@ def test_evaluation_counts_what_is_right():
 
     labels = np.array([0, 0, 0, 1, 1, 2])
     tests = EvaluationSet.of(torch.zeros(6, 4), labels, 3, 4)
-    accuracy = tests.evaluate([Always(0), Always(1)], np.array([[5, 0, 5], [0, 5, 0]]), Engine())
+    learners = [Learner(Always(klass), torch.zeros(1, 4), np.zeros(1, np.int64), 3, 4) for klass in (0, 1)]
+    accuracy = tests.evaluate(LearningFleet(learners, Engine()), np.array([[5, 0, 5], [0, 5, 0]]))
     assert accuracy.mean == pytest.approx((3 / 6 + 2 / 6) / 2)
     assert (accuracy.worst, accuracy.best) == (pytest.approx(2 / 6), pytest.approx(3 / 6))
     # Device 0 holds classes 0 and 2: three of four right; device 1 holds class 1: both right.

@@ -143,12 +143,11 @@ def test_evaluation_counts():
     tests = EvaluationSet.of(to_tensor(DATASET.x_test, F64, CPU), DATASET.y_test, CLASSES, 7)
     for fleet in (one_by_one, stacked):
         fleet.local_epochs(None, 0.3, 0.0, some_orders(), 5)
-    expected = np.stack([tests._correct_by_class(model) for model in one_by_one.models()])
+    expected = np.stack([tests._correct_by_class(learner) for learner in one_by_one.learners])
     assert expected.any()
     assert np.array_equal(stacked.stacked.correct_by_class(tests.chunks, tests.labels), expected)
     counts = np.eye(DEVICES, CLASSES, dtype=np.int64)
-    accuracy = tests.evaluate(one_by_one.models(), counts, one_by_one.engine)
-    assert tests.evaluate(stacked.models(), counts, stacked.engine, stacked.stacked) == accuracy
+    assert tests.evaluate(stacked, counts) == tests.evaluate(one_by_one, counts)
 
 
 def test_weights_travel_between_the_two_ways():

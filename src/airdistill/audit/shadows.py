@@ -19,8 +19,7 @@ from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.audit.world import World, learn
 from airdistill.data.partition import partition_dirichlet, partition_iid, partition_shards
 from airdistill.errors import InputError
-from airdistill.learning.fleet import LearningFleet
-from airdistill.learning.learner import Learner
+from airdistill.learning.fleet import LearnerMaker, LearningFleet
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.runs.simulation import seed_torch
@@ -130,12 +129,12 @@ def _fleet(world: World, pool: Pool, shares: list[IntArray], num_devices: int) -
     """A learner for each share; within a shadow fleet, device d has the model and initial weights of the fleet's."""
     engine, dataset, scenario = world.engine, world.dataset, world.scenario
     samples, shape = to_tensor(pool.samples, engine.dtype, engine.device), input_shape(dataset.x_train)
-    learners = []
+    learners, maker = [], LearnerMaker(engine)
     for place, held in enumerate(shares):
         device = place % num_devices
         rng = stream(scenario.seed, "model-weights", 0, device)
         model = build_model(scenario.model_names[device], shape, dataset.num_classes, rng, engine.dtype)
         own = samples[torch.from_numpy(held).to(engine.device)]
         labels = pool.labels[held]
-        learners.append(Learner(model.to(engine.device), own, labels, dataset.num_classes, engine.chunk_samples))
+        learners.append(maker.learner(model.to(engine.device), own, labels, dataset.num_classes))
     return LearningFleet(learners, engine)

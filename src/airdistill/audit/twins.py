@@ -11,7 +11,7 @@ from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.link import NoiseSource
 from airdistill.audit.neighbours import Neighbour, Samples
 from airdistill.audit.world import World, broadcast_of, learn
-from airdistill.learning.fleet import LearningFleet
+from airdistill.learning.fleet import LearnerMaker, LearningFleet
 from airdistill.learning.learner import Learner
 from airdistill.learning.models import build_model, draws_at_random
 from airdistill.learning.samples import input_shape, to_tensor
@@ -67,7 +67,7 @@ class Twins:
         name, shape = world.scenario.model_names[world.device], input_shape(dataset.x_train)
         model = build_model(name, shape, dataset.num_classes, rng, engine.dtype).to(engine.device)
         tensor = to_tensor(samples, engine.dtype, engine.device)
-        return Learner(model, tensor, labels, dataset.num_classes, engine.chunk_samples)
+        return LearnerMaker(engine).learner(model, tensor, labels, dataset.num_classes)
 
     def follow(
         self,

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from airdistill.arrays import FloatArray, IntArray
-from airdistill.learning.fleet import Engine
+from airdistill.learning.fleet import LearningFleet
+from airdistill.learning.learner import Learner
 from airdistill.learning.samples import channels_last
-from airdistill.learning.stacked import StackedLearners
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,14 @@ class TestSet:
     def of(cls, samples: Tensor, labels: IntArray, num_classes: int, chunk: int) -> TestSet:
         return cls(torch.split(channels_last(samples), chunk), labels, num_classes)
 
-    def evaluate(
-        self, models: list[nn.Module], class_counts: IntArray, engine: Engine, stacked: StackedLearners | None = None
-    ) -> Accuracy:
-        """The models' accuracies; `class_counts` `[device, class]` say which classes are a device's own.
-
-        A model that several devices share is tested once. With `stacked`, which holds the same models, all are
-        evaluated at once.
-        """
-        different = list({id(model): model for model in models}.values())
-        if stacked is not None and len(different) > 1:
-            correct = stacked.correct_by_class(self.chunks, self.labels)
+    def evaluate(self, fleet: LearningFleet, class_counts: IntArray) -> Accuracy:
+        """The devices' accuracies; `class_counts` `[device, class]` say which classes are a device's own."""
+        if fleet.stacked is not None and not fleet.one_model:
+            correct = fleet.stacked.correct_by_class(self.chunks, self.labels)
         else:
-            counted = dict(zip(map(id, different), engine.for_each(self._correct_by_class, different), strict=True))
-            correct = np.stack([counted[id(model)] for model in models])
+            different = fleet.learners[:1] if fleet.one_model else fleet.learners
+            counted = np.stack(fleet.engine.for_each(self._correct_by_class, different))
+            correct = np.broadcast_to(counted, (len(fleet.learners), self.num_classes))
         size = np.bincount(self.labels, minlength=self.num_classes)
         overall = correct.sum(axis=1) / size.sum()
         held = class_counts > 0
@@ -59,9 +53,6 @@ class TestSet:
         own_mean = float(own.mean()) if tested.any() else float("nan")
         return Accuracy(float(overall.mean()), float(overall.min()), float(overall.max()), own_mean)
 
-    @torch.no_grad()
-    def _correct_by_class(self, model: nn.Module) -> FloatArray:
-        model.eval()
-        predicted = np.concatenate([model(chunk).argmax(dim=1).cpu().numpy() for chunk in self.chunks])
-        model.train()
+    def _correct_by_class(self, learner: Learner) -> FloatArray:
+        predicted = learner.logits(self.chunks).argmax(dim=1).cpu().numpy()
         return np.bincount(self.labels[predicted == self.labels], minlength=self.num_classes).astype(np.float64)

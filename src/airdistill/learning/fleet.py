@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,14 +15,15 @@ from torch import Tensor, nn
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.datasets import Dataset
 from airdistill.data.public import PublicSet
-from airdistill.errors import AirDistillError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.clipping import check_samples_apart, trainable
+from airdistill.learning.fused.form import NetworkForm, form_of
 from airdistill.learning.learner import Learner, Losses, predictions_of
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.models import build_model, draws_at_random, num_parameters
 from airdistill.learning.samples import channels_last, input_shape, to_tensor
 from airdistill.learning.stacked import StackedLearners
-from airdistill.learning.stacking import can_stack, stackable
+from airdistill.learning.stacking import can_stack, same_code, stackable
 from airdistill.learning.target import Target
 from airdistill.stages import tell
 from airdistill.streams import stream
@@ -29,6 +31,7 @@ from airdistill.streams import stream
 Result = TypeVar("Result")
 CPU = torch.device("cpu")
 KERNELS = ("auto", "torch", "fused")
+_KEPT_BYTES, _KEPT_BYTES_FUSED = 4 << 30, 1 << 30
 
 
 class TrainingDivergedError(AirDistillError):
@@ -41,7 +44,7 @@ class Engine:
 
     `workers` devices are worked on at once, each by one thread: threads inside an operation would change last bits
     with their number, and wait for each other in vain on a busy machine. `chunk_samples` go through a model at once;
-    forward passes are kept for the update up to `kept_bytes`.
+    forward passes are kept for the update up to `kept_bytes`, by default as many as suit the kernels.
 
     `stacked` trains all devices in the same operations where they are alike enough (`can_stack`), `chunk_samples` of
     each at once, and keeps no forward passes: many small steps one after another leave a GPU idle.
@@ -53,7 +56,7 @@ class Engine:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     chunk_samples: int = 300
-    kept_bytes: int = 4 << 30
+    kept_bytes: int | None = None
     workers: int = 1
     stacked: bool = False
     kernels: str = "auto"
@@ -76,6 +79,39 @@ class Engine:
             return gathered(map(function, *given))
         with ThreadPoolExecutor(self.workers) as pool:
             return gathered(pool.map(function, *given))
+
+
+class LearnerMaker:
+    """Makes learners with the kernels that the engine asks for; to look at a model's form once will do for its like."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known: list[tuple[nn.Module, NetworkForm | None]] = []
+
+    def learner(self, model: nn.Module, samples: Tensor, labels: IntArray, num_classes: int) -> Learner:
+        form = self._form(model, tuple(samples.shape[1:]))
+        if form is None:
+            return Learner(model, samples, labels, num_classes, self._engine.chunk_samples)
+        from airdistill.learning.fused.learner import FusedLearner  # Numba takes a while to load
+
+        return FusedLearner(model, form, samples, labels, num_classes, self._engine.chunk_samples)
+
+    def _form(self, model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | None:
+        """The model's form if the fused kernels are to be used."""
+        engine = self._engine
+        if engine.kernels == "torch" or engine.device.type != "cpu":
+            return None
+        form = None
+        if engine.dtype == torch.float32:
+            for other, found in self._known:
+                if same_code(model, other):
+                    return found
+            form = form_of(model, input_shape)
+            self._known.append((copy.deepcopy(model), form))
+        if form is None and engine.kernels == "fused":
+            rule = "is for float32 and networks of convolutions with 2×2 max-pooling and ReLU, then dense layers"
+            raise InputError("--engine", "fused", rule)
+        return form
 
 
 class LearningFleet:
@@ -116,12 +152,12 @@ class LearningFleet:
         """
         shape, num_classes = input_shape(dataset.x_train), num_classes or dataset.num_classes
         samples = to_tensor(dataset.x_train, engine.dtype, engine.device)
-        learners = []
+        learners, maker = [], LearnerMaker(engine)
         for device, held in enumerate(indices):
             rng = stream(seed, "model-weights", 0, 0 if one_model else device)
             model = build_model(models[device], shape, num_classes, rng, engine.dtype).to(engine.device)
             own = samples[torch.from_numpy(held).to(engine.device)]
-            learners.append(Learner(model, own, dataset.y_train[held], num_classes, engine.chunk_samples))
+            learners.append(maker.learner(model, own, dataset.y_train[held], num_classes))
         if any(draws_at_random(learner.model) for learner in learners):
             # PyTorch's generator is one for all threads: only one thread draws from it in the same order each time.
             engine = replace(engine, workers=1)
@@ -135,13 +171,19 @@ class LearningFleet:
         """
         if self.stacked is not None:
             return self.stacked.knowledge()
-        budget = self.engine.kept_bytes if for_full_batch else 0.0
+        budget = self._kept_bytes() if for_full_batch else 0.0
         keeps = []
         for learner in self.learners:
             cost = learner.num_samples * self._bytes_kept_for_a_sample(learner) if for_full_batch else 0.0
             keeps.append(for_full_batch and cost <= budget)
             budget -= cost if keeps[-1] else 0.0
-        return np.stack(self.engine.for_each(Learner.knowledge, self.learners, keeps))
+        return np.stack(self.engine.for_each(lambda learner, keep: learner.knowledge(keep), self.learners, keeps))
+
+    def _kept_bytes(self) -> int:
+        """A general pass takes several times the memory of a fused one, and is slower to make again."""
+        if self.engine.kept_bytes is not None:
+            return self.engine.kept_bytes
+        return _KEPT_BYTES if any(type(learner) is Learner for learner in self.learners) else _KEPT_BYTES_FUSED
 
     def _bytes_kept_for_a_sample(self, learner: Learner) -> float:
         """What autograd holds on to, measured once for each kind of model."""
@@ -185,7 +227,7 @@ class LearningFleet:
         chunks = torch.split(channels_last(self.public_samples(rows)), self.engine.chunk_samples)
         if self.stacked is not None:
             return self.stacked.predictions(chunks)
-        return np.stack(self.engine.for_each(lambda learner: predictions_of(learner.model, chunks), self.learners))
+        return np.stack(self.engine.for_each(lambda learner: predictions_of(learner.logits(chunks)), self.learners))
 
     def public_samples(self, rows: IntArray | None = None) -> Tensor:
         """All, or these."""

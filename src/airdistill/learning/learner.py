@@ -37,12 +37,17 @@ class Losses:
 
 
 @torch.no_grad()
-def predictions_of(model: nn.Module, chunks: Sequence[Tensor]) -> FloatArray:
-    """On samples in chunks, `[sample, class]`."""
+def logits_of(model: nn.Module, chunks: Sequence[Tensor]) -> Tensor:
+    """On samples in chunks, as in evaluation: `[sample, class]`."""
     model.eval()
-    found = torch.cat([model(chunk).to(torch.float64).softmax(dim=1) for chunk in chunks])
+    found = torch.cat([model(chunk) for chunk in chunks])
     model.train()
-    return np.asarray(found.cpu().numpy())
+    return found
+
+
+def predictions_of(logits: Tensor) -> FloatArray:
+    """`[sample, class]`."""
+    return np.asarray(logits.to(torch.float64).softmax(dim=1).cpu().numpy())
 
 
 class Learner:
@@ -66,6 +71,10 @@ class Learner:
 
     def samples_and_labels(self) -> tuple[Tensor, Tensor]:
         return self._samples, self._labels
+
+    def logits(self, chunks: Sequence[Tensor]) -> Tensor:
+        """Of the model on samples in chunks, `[sample, class]`."""
+        return logits_of(self.model, chunks)
 
     def knowledge(self, keep: bool = False) -> FloatArray:
         """Eq. (2): the mean prediction of every class, `[class, class]`; not a number where it has no samples.

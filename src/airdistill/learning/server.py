@@ -19,7 +19,7 @@ from torch.nn.functional import log_softmax
 from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.learning.augmenting import bent
 from airdistill.learning.fleet import Engine
-from airdistill.learning.learner import predictions_of
+from airdistill.learning.learner import logits_of, predictions_of
 from airdistill.learning.mixed import descend, passes_in_batches, rise_and_fall
 from airdistill.learning.models import build_model
 from airdistill.learning.patches import features_of
@@ -143,7 +143,7 @@ class Server:
         return model.to(self.engine.device)
 
     def _predictions(self, model: nn.Module, inputs: Tensor) -> FloatArray:
-        return predictions_of(model, torch.split(channels_last(inputs), self.engine.chunk_samples))
+        return predictions_of(logits_of(model, torch.split(channels_last(inputs), self.engine.chunk_samples)))
 
 
 @dataclass(frozen=True)

@@ -69,14 +69,14 @@ def can_stack(learners: Sequence[Learner]) -> bool:
     parameters = [parameter for model in models for parameter in model.parameters()]
     return (
         len({learner.samples_and_labels()[0].shape for learner in learners}) == 1
-        and all(_same_code(models[0], model) for model in models)
+        and all(same_code(models[0], model) for model in models)
         and len(set(parameters)) == len(parameters)
         and not any(draws_at_random(model) or list(model.buffers()) for model in models)
         and _survives_a_trial(models[0], learners[0].samples_and_labels()[0])
     )
 
 
-def _same_code(model: nn.Module, other: nn.Module) -> bool:
+def same_code(model: nn.Module, other: nn.Module) -> bool:
     """Whether two models differ in the values of their parameters at most, as far as their attributes tell."""
     if _parameter_kinds(model) != _parameter_kinds(other):
         return False
@@ -111,7 +111,7 @@ def _survives_a_trial(model: nn.Module, samples: Tensor) -> bool:
         twin = copy.deepcopy(model)
         parameters = stacked_parameters([twin, twin])
         torch.autograd.backward(logits_of_all(twin, parameters, plain_stack([few, few]), 0).sum())
-        if not _same_code(model, twin):  # it counts its calls, say: a recorded step would do that but once
+        if not same_code(model, twin):  # it counts its calls, say: a recorded step would do that but once
             raise AirDistillError("it changes itself when called")
         logits_of_all(twin.eval(), parameters, plain(few), None)
     except Exception as error:  # the user's own code can fail in any way

@@ -22,10 +22,10 @@ class RunOptions:
     """Stored with the run, so that a resumed run does the same arithmetic.
 
     `device`, `kernels`, `chunk_samples`, `dtype` and `tf32` may change the last bits of a result; the others never do.
-    `threads` work on as many devices at once; 0 stands for one for each core. `kernels` are "torch" for any model, "fused" for
-    those of the paper's form, or "auto": fused where they fit. `chunk_samples` go through a model at once; 0 stands for
-    what suits the device. `tf32` lets a GPU round the factors of its products to ten bits: faster, and no float32.
-    Rounds are evaluated every so many, at the end, and those in `eval_also`.
+    `threads` work on as many devices at once; 0 stands for one for each core. `kernels` are "torch" for any model,
+    "fused" for those of the paper's form, or "auto": fused where they fit. `chunk_samples` go through a model at once;
+    0 stands for what suits the device. `tf32` lets a GPU round the factors of its products to ten bits. Rounds are
+    evaluated every so many, at the end, and those in `eval_also`.
     """
 
     device: str = "cpu"
@@ -34,7 +34,7 @@ class RunOptions:
     dtype: str = "float32"
     tf32: bool = False
     chunk_samples: int = 0
-    kept_bytes: int = 4 << 30
+    kept_bytes: int | None = None
     eval_every: int = 20
     eval_also: tuple[int, ...] = ()
     checkpoint_every: int = 5

@@ -106,8 +106,7 @@ class Simulation:
 
     def accuracy(self) -> dict[str, float]:
         """Of the devices' own models on the common test set."""
-        fleet, own = self.fleet, self.plan.fleet.class_counts
-        return asdict(self._tests.evaluate(fleet.models(), own, fleet.engine, fleet.stacked))
+        return asdict(self._tests.evaluate(self.fleet, self.plan.fleet.class_counts))
 
     def iterate_accuracy(self) -> dict[str, float] | None:
         """Of the random iterate of Theorem 1, if the run has passed it."""

@@ -1,0 +1,357 @@
+"""The innermost loops, written as vectors of samples: a lane is a sample, or a column of a matrix.
+
+A tile of results stays in the processor's vector registers while its terms are added up; which and how many are decided
+here, for a compiler left alone keeps them in memory and takes several times as long. Everything is indexed from the
+start of flat arrays; no index is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import config, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+
+def _has_wide_registers() -> bool:
+    """32 registers of 16 numbers (AVX-512), rather than 16 of 8."""
+    chosen: str | None = getattr(config, "CPU_FEATURES", None)  # set by a user who compiles for another processor
+    if chosen is not None:
+        return "+avx512f" in chosen.split(",")
+    return bool(llvm.get_host_cpu_features().get("avx512f", False))
+
+
+WIDE = _has_wide_registers()
+LANES = 16 if WIDE else 8
+# Rows of a tile: as many as registers hold with four columns, and what remains of a matrix in smaller ones.
+LARGE, MIDDLE = (5, 4) if WIDE else (3, 2)
+
+_INDEX, _FLOAT, _BYTE = ir.IntType(64), ir.FloatType(), ir.IntType(8)
+_VECTOR, _BYTES = ir.VectorType(_FLOAT, LANES), ir.VectorType(_BYTE, LANES)
+_ZEROS = ir.Constant(_VECTOR, [0.0] * LANES)
+_Tile = list[list[Any]]
+
+
+class _Code:
+    """Writes vector instructions into a function."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> None:
+        self.builder = builder
+        # Arrays become pointers to their first element.
+        self.given = [
+            context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
+            for kind, value in zip(signature.args, arguments, strict=True)
+        ]
+
+    def index(self, start: Any, *steps: tuple[Any, int]) -> Any:
+        """start + Σ stride · count."""
+        for stride, count in steps:
+            if count:
+                start = self.builder.add(start, self.builder.mul(stride, ir.Constant(_INDEX, count)))
+        return start
+
+    def load(self, array: Any, index: Any) -> Any:
+        place = self.builder.bitcast(self.builder.gep(array, [index]), _VECTOR.as_pointer())
+        return self.builder.load(place, align=4)
+
+    def load_bytes(self, array: Any, index: Any) -> Any:
+        place = self.builder.bitcast(self.builder.gep(array, [index]), _BYTES.as_pointer())
+        return self.builder.load(place, align=1)
+
+    def store(self, vector: Any, array: Any, index: Any) -> None:
+        place = self.builder.bitcast(self.builder.gep(array, [index]), vector.type.as_pointer())
+        self.builder.store(vector, place, align=1 if vector.type == _BYTES else 4)
+
+    def number(self, array: Any, index: Any) -> Any:
+        """One number in every lane."""
+        nothing = ir.Constant(_VECTOR, ir.Undefined)
+        alone = self.builder.load(self.builder.gep(array, [index]))
+        first = self.builder.insert_element(nothing, alone, ir.Constant(ir.IntType(32), 0))
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        return self.builder.shuffle_vector(first, nothing, everywhere)
+
+    def multiply_add(self, factor: Any, other: Any, addend: Any) -> Any:
+        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+        name = f"llvm.fmuladd.v{LANES}f32"
+        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(function, [factor, other, addend])
+
+    def registers(self, rows: int, columns: int) -> _Tile:
+        """A tile of zeros; the compiler's first pass turns it into registers."""
+        tile = [[cgutils.alloca_once(self.builder, _VECTOR) for _ in range(columns)] for _ in range(rows)]
+        for place in (place for row in tile for place in row):
+            self.builder.store(_ZEROS, place)
+        return tile
+
+    def values(self, tile: _Tile) -> _Tile:
+        return [[self.builder.load(place) for place in row] for row in tile]
+
+    def add_product(self, factor: Any, other: Any, place: Any) -> None:
+        self.builder.store(self.multiply_add(factor, other, self.builder.load(place)), place)
+
+    def repeat(self, count: Any) -> Any:
+        return cgutils.for_range(self.builder, count, intp=_INDEX)
+
+    def entry(self, offsets: Any, number: int) -> Any:
+        return self.builder.load(self.builder.gep(offsets, [ir.Constant(_INDEX, number)]))
+
+    def transpose(self, rows: list[Any]) -> list[Any]:
+        """Swaps ever larger blocks on both sides of the diagonal."""
+        for size in (2**power for power in range(LANES.bit_length() - 1)):
+            for number in range(LANES):
+                if not number & size:
+                    first, second = rows[number], rows[number | size]
+                    rows[number] = self._mixed(
+                        first, second, [n if not n & size else LANES + n - size for n in range(LANES)]
+                    )
+                    rows[number | size] = self._mixed(
+                        first, second, [n + size if not n & size else LANES + n for n in range(LANES)]
+                    )
+        return rows
+
+    def _mixed(self, first: Any, second: Any, places: list[int]) -> Any:
+        chosen = ir.Constant(ir.VectorType(ir.IntType(32), LANES), places)
+        return self.builder.shuffle_vector(first, second, chosen)
+
+    def weighted_columns(
+        self, rows: int, columns: Sequence[Any], x: Any, offsets: Any, count: Any, w: Any, w_start: Any, w_strides: Any
+    ) -> _Tile:
+        """tile[j][p] = Σ_t w[w_start + j·stride_j + t·stride_t] · x[columns[p] + offsets[t]], a vector for each p."""
+        tile, (by_row, by_term) = self.registers(rows, len(columns)), w_strides
+        starts = [self.builder.gep(w, [self.index(w_start, (by_row, row))]) for row in range(rows)]
+        places = [self.builder.gep(x, [column]) for column in columns]
+        with self.repeat(count) as loop:
+            offset = self.builder.load(self.builder.gep(offsets, [loop.index]))
+            seen = [self.load(place, offset) for place in places]
+            term = self.builder.mul(loop.index, by_term)
+            for start, row in zip(starts, tile, strict=True):
+                weight = self.number(start, term)
+                for vector, place in zip(seen, row, strict=True):
+                    self.add_product(weight, vector, place)
+        return self.values(tile)
+
+
+def _emitting(kinds: Sequence[Any], write: Callable[..., None]) -> Any:
+    """What Numba wants of an intrinsic without a result: its signature, and who writes its instructions.
+
+    `write` is called with the code and all arguments, arrays as pointers.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
+        code = _Code(context, builder, signature, arguments)
+        write(code, *code.given)
+        return context.get_dummy_value()
+
+    return types.void(*kinds), generate
+
+
+def pooled_tile(rows: int) -> Any:
+    """ReLU of the 2×2 maximum of a convolution, for `rows` output channels at one pooled place of all lanes.
+
+    The four places are `base`, one to the `right`, one `down`, and both; terms lie at `offsets` from there. Row j goes
+    to `out` at o_start + j·o_row, and which of the four was the largest, the first of equals, to `picks` likewise.
+    """
+
+    @intrinsic
+    def kernel(
+        _typing,
+        x,
+        base,
+        right,
+        down,
+        offsets,
+        count,
+        w,
+        w_start,
+        w_row,
+        b,
+        b_start,
+        out,
+        o_start,
+        o_row,
+        picks,
+        p_start,
+    ):
+        def write(
+            code,
+            x,
+            base,
+            right,
+            down,
+            offsets,
+            count,
+            w,
+            w_start,
+            w_row,
+            b,
+            b_start,
+            out,
+            o_start,
+            o_row,
+            picks,
+            p_start,
+        ):
+            builder = code.builder
+            below = builder.add(base, down)
+            places = [base, builder.add(base, right), below, builder.add(below, right)]
+            one = ir.Constant(_INDEX, 1)
+            tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, one))
+            for row, (first, *others) in enumerate(tile):
+                largest, which = first, ir.Constant(_BYTES, [0] * LANES)
+                for number, other in enumerate(others, 1):
+                    above = builder.fcmp_ordered(">", other, largest)
+                    largest = builder.select(above, other, largest)
+                    which = builder.select(above, ir.Constant(_BYTES, [number] * LANES), which)
+                largest = builder.fadd(largest, code.number(b, code.index(b_start, (one, row))))
+                # What is not a number stays none.
+                positive = builder.select(builder.fcmp_ordered("<", largest, _ZEROS), _ZEROS, largest)
+                code.store(positive, out, code.index(o_start, (o_row, row)))
+                code.store(which, picks, code.index(p_start, (o_row, row)))
+
+        given = (
+            x,
+            base,
+            right,
+            down,
+            offsets,
+            count,
+            w,
+            w_start,
+            w_row,
+            b,
+            b_start,
+            out,
+            o_start,
+            o_row,
+            picks,
+            p_start,
+        )
+        return _emitting(given, write)
+
+    return kernel
+
+
+def added_tile(rows: int, columns: int) -> Any:
+    """out[o_start + j·o_row + p·LANES] += Σ_t w[w_start + j·w_row + t·w_term] · x[x_start + p·LANES + offsets[t]]."""
+
+    @intrinsic
+    def kernel(_typing, x, x_start, offsets, count, w, w_start, w_row, w_term, out, o_start, o_row):
+        def write(code, x, x_start, offsets, count, w, w_start, w_row, w_term, out, o_start, o_row):
+            lanes = ir.Constant(_INDEX, LANES)
+            places = [code.index(x_start, (lanes, column)) for column in range(columns)]
+            tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, w_term))
+            for row, vectors in enumerate(tile):
+                for column, vector in enumerate(vectors):
+                    place = code.index(o_start, (o_row, row), (lanes, column))
+                    code.store(code.builder.fadd(code.load(out, place), vector), out, place)
+
+        return _emitting((x, x_start, offsets, count, w, w_start, w_row, w_term, out, o_start, o_row), write)
+
+    return kernel
+
+
+def correlated_tile(rows: int, columns: int) -> Any:
+    """out[o_start + j·o_row + p·LANES] += Σ d[d_start + j·d_row + place] · x[x_start + p·LANES + place'] in each lane.
+
+    The sum is over `height` lines of `width` places, a line being `d_line` and `x_line` long.
+    """
+
+    @intrinsic
+    def kernel(_typing, d, d_start, d_row, d_line, x, x_start, x_line, height, width, out, o_start, o_row):
+        def write(code, d, d_start, d_row, d_line, x, x_start, x_line, height, width, out, o_start, o_row):
+            builder, lanes = code.builder, ir.Constant(_INDEX, LANES)
+            tile = code.registers(rows, columns)
+            with code.repeat(height) as lines:
+                d_first = builder.add(d_start, builder.mul(lines.index, d_line))
+                x_first = builder.add(x_start, builder.mul(lines.index, x_line))
+                with code.repeat(width) as places:
+                    along = builder.mul(places.index, lanes)
+                    seen = [
+                        code.load(x, builder.add(code.index(x_first, (lanes, column)), along))
+                        for column in range(columns)
+                    ]
+                    for row in range(rows):
+                        slope = code.load(d, builder.add(code.index(d_first, (d_row, row)), along))
+                        for column in range(columns):
+                            code.add_product(slope, seen[column], tile[row][column])
+            for row, vectors in enumerate(code.values(tile)):
+                for column, vector in enumerate(vectors):
+                    place = code.index(o_start, (o_row, row), (lanes, column))
+                    code.store(builder.fadd(code.load(out, place), vector), out, place)
+
+        given = (d, d_start, d_row, d_line, x, x_start, x_line, height, width, out, o_start, o_row)
+        return _emitting(given, write)
+
+    return kernel
+
+
+def scattered_rows(columns: int) -> Any:
+    """out[o_start + offsets[t] + r·o_line + p·LANES] += values[t] · w[w_start + r·w_line + p·LANES], for all t, r."""
+
+    @intrinsic
+    def kernel(_typing, out, o_start, o_line, offsets, values, count, w, w_start, w_line, height):
+        def write(code, out, o_start, o_line, offsets, values, count, w, w_start, w_line, height):
+            builder, lanes = code.builder, ir.Constant(_INDEX, LANES)
+            # Lines innermost: the next term may touch numbers that this one stored, which by then have arrived.
+            with code.repeat(count) as terms:
+                o_term = builder.add(o_start, builder.load(builder.gep(offsets, [terms.index])))
+                value = code.number(values, terms.index)
+                with code.repeat(height) as lines:
+                    w_first = builder.add(w_start, builder.mul(lines.index, w_line))
+                    o_first = builder.add(o_term, builder.mul(lines.index, o_line))
+                    for column in range(columns):
+                        weight, place = (
+                            code.load(w, code.index(w_first, (lanes, column))),
+                            code.index(o_first, (lanes, column)),
+                        )
+                        code.store(code.multiply_add(value, weight, code.load(out, place)), out, place)
+
+        return _emitting((out, o_start, o_line, offsets, values, count, w, w_start, w_line, height), write)
+
+    return kernel
+
+
+@intrinsic
+def unpooled(_typing, d, d_start, picks, p_start, out, o_start, right, down):
+    """Puts each lane's number to that of the four places which the pooling kept, and zeros to the others."""
+
+    def write(code, d, d_start, picks, p_start, out, o_start, right, down):
+        builder = code.builder
+        slope, which = code.load(d, d_start), code.load_bytes(picks, p_start)
+        below = builder.add(o_start, down)
+        places = [o_start, builder.add(o_start, right), below, builder.add(below, right)]
+        for number, place in enumerate(places):
+            kept = builder.icmp_unsigned("==", which, ir.Constant(_BYTES, [number] * LANES))
+            code.store(builder.select(kept, slope, _ZEROS), out, place)
+
+    return _emitting((d, d_start, picks, p_start, out, o_start, right, down), write)
+
+
+def transposed(masked: bool) -> Any:
+    """LANES vectors of x, at x_start + x_offsets[i], become LANES vectors of out, at o_start + o_offsets[i].
+
+    Number j of the i-th goes to place i of the j-th. If `masked`, zeros stand for those whose number in `mask`, at
+    m_start + x_offsets[i], is not above zero.
+    """
+
+    @intrinsic
+    def kernel(_typing, x, x_start, x_offsets, out, o_start, o_offsets, mask, m_start):
+        def write(code, x, x_start, x_offsets, out, o_start, o_offsets, mask, m_start):
+            builder, rows = code.builder, []
+            for number in range(LANES):
+                offset = code.entry(x_offsets, number)
+                row = code.load(x, builder.add(x_start, offset))
+                if masked:
+                    above = builder.fcmp_ordered(">", code.load(mask, builder.add(m_start, offset)), _ZEROS)
+                    row = builder.select(above, row, _ZEROS)
+                rows.append(row)
+            for number, row in enumerate(code.transpose(rows)):
+                code.store(row, out, builder.add(o_start, code.entry(o_offsets, number)))
+
+        return _emitting((x, x_start, x_offsets, out, o_start, o_offsets, mask, m_start), write)
+
+    return kernel

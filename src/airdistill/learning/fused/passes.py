@@ -1,0 +1,476 @@
+"""Forward and backward passes of a group of samples through a network, compiled by Numba.
+
+Arrays and their places are those of `layout`. A group has LANES samples; of the last group of a batch only `count` are
+real: the others are zeros, and so are their slopes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from airdistill.learning.fused.compiling import compiled
+from airdistill.learning.fused.lanes import (
+    LANES,
+    LARGE,
+    MIDDLE,
+    added_tile,
+    correlated_tile,
+    pooled_tile,
+    scattered_rows,
+    transposed,
+    unpooled,
+)
+from airdistill.learning.fused.layout import (
+    BIAS,
+    BIAS_GRADIENT,
+    BY_SAMPLE,
+    CHANNELS_IN,
+    CHANNELS_LAST,
+    CHANNELS_OUT,
+    COLUMNS,
+    GRADIENT,
+    HEIGHT,
+    INPUT,
+    INPUT_VECTORS,
+    KERNEL_HEIGHT,
+    KERNEL_VECTORS,
+    KERNEL_WIDTH,
+    LAYER_BIAS_GRADIENT,
+    LAYER_BY_SAMPLE,
+    LAYER_GRADIENT,
+    LAYER_INPUT,
+    LAYER_SLOPES,
+    NUM_INPUTS,
+    NUM_OUTPUTS,
+    OFFSETS,
+    OUTPUT,
+    PICKS,
+    RELU,
+    ROWS,
+    SAMPLE_OFFSETS,
+    SAMPLE_PLACES,
+    SAMPLE_SIZE,
+    SLOPES,
+    SLOPES_BY_SAMPLE,
+    WEIGHT,
+    WEIGHT_ROWS,
+    WIDTH,
+)
+
+_pooled_large, _pooled_middle, _pooled_one = pooled_tile(LARGE), pooled_tile(MIDDLE), pooled_tile(1)
+_added_large_4, _added_middle_4, _added_one_4 = added_tile(LARGE, 4), added_tile(MIDDLE, 4), added_tile(1, 4)
+_added_large_1, _added_middle_1, _added_one_1 = added_tile(LARGE, 1), added_tile(MIDDLE, 1), added_tile(1, 1)
+_added_one_2 = added_tile(1, 2)
+_correlated_large_3, _correlated_middle_3, _correlated_one_3 = (correlated_tile(n, 3) for n in (LARGE, MIDDLE, 1))
+_correlated_large_1, _correlated_middle_1, _correlated_one_1 = (correlated_tile(n, 1) for n in (LARGE, MIDDLE, 1))
+_scattered_4, _scattered_2, _scattered_1 = scattered_rows(4), scattered_rows(2), scattered_rows(1)
+
+_transposed, _transposed_masked = transposed(masked=False), transposed(masked=True)
+
+
+@compiled
+def _rows_of_tile(left):
+    """How many of the `left` rows the next tile takes: rather two of the same than a large one and a rest."""
+    if left % LARGE == 0 or left > 2 * MIDDLE + LARGE:
+        return LARGE
+    return MIDDLE if left >= MIDDLE else 1
+
+
+@compiled
+def _columns_of_tile(left):
+    return 4 if left >= 4 else (2 if left >= 2 else 1)
+
+
+@compiled
+def gather(samples, chosen, count, out, start):
+    """Samples `[sample, feature]` of these numbers to `[feature, lane]`."""
+    size, flat = samples.shape[1], samples.reshape(samples.size)
+    if count == LANES and size >= LANES:
+        places, steps = np.empty(LANES, dtype=np.int64), np.empty(LANES, dtype=np.int64)
+        for lane in range(LANES):
+            places[lane], steps[lane] = chosen[lane] * size, lane * LANES
+        for tile in range((size + LANES - 1) // LANES):
+            first = min(tile * LANES, size - LANES)  # the last tile overlaps the one before
+            _transposed(flat, first, places, out, start + first * LANES, steps, flat, 0)
+        return
+    for lane in range(LANES):
+        for feature in range(size):
+            out[start + feature * LANES + lane] = samples[chosen[lane], feature] if lane < count else 0.0
+
+
+@compiled
+def forward(net, weights, work, kept, picks):
+    """From the input's place to the logits."""
+    num_blocks = len(net.blocks)
+    for number in range(num_blocks):
+        out = kept if number == num_blocks - 1 else work
+        _convolve(net.blocks[number], weights, net.offsets, work, out, picks)
+        if number + 1 < num_blocks:
+            _by_sample(net.blocks[number + 1], net.offsets, work, kept)
+    num_layers = len(net.layers)
+    for number in range(num_layers):
+        layer = net.layers[number]
+        out = net.layers[number + 1, LAYER_INPUT] if number + 1 < num_layers else net.logits
+        _multiply(layer, weights, net.offsets[net.feature_offsets :], kept, out)
+
+
+@compiled
+def _convolve(block, weights, offsets, x, out, picks):
+    terms = block[CHANNELS_IN] * block[KERNEL_HEIGHT] * block[KERNEL_WIDTH]
+    taps, line = offsets[block[OFFSETS] :], block[WIDTH] * LANES
+    plane, channels = block[ROWS] * block[COLUMNS] * LANES, block[CHANNELS_OUT]
+    channel = 0
+    while channel < channels:
+        taken = _rows_of_tile(channels - channel)
+        w, b = block[WEIGHT] + channel * terms, block[BIAS] + channel
+        for row in range(block[ROWS]):
+            for column in range(block[COLUMNS]):
+                base = block[INPUT] + 2 * row * line + 2 * column * LANES
+                at = channel * plane + (row * block[COLUMNS] + column) * LANES
+                o, p = block[OUTPUT] + at, block[PICKS] + at
+                if taken == LARGE:
+                    _pooled_large(
+                        x, base, LANES, line, taps, terms, weights, w, terms, weights, b, out, o, plane, picks, p
+                    )
+                elif taken == MIDDLE:
+                    _pooled_middle(
+                        x, base, LANES, line, taps, terms, weights, w, terms, weights, b, out, o, plane, picks, p
+                    )
+                else:
+                    _pooled_one(
+                        x, base, LANES, line, taps, terms, weights, w, terms, weights, b, out, o, plane, picks, p
+                    )
+        channel += taken
+
+
+@compiled
+def _by_sample(block, offsets, work, kept):
+    """A block's input as `[lane, row, column, channel]`."""
+    size, at, samples = _size(block), offsets[block[CHANNELS_LAST] :], offsets[block[SAMPLE_PLACES] :]
+    if size < LANES:
+        for number in range(size):
+            for lane in range(LANES):
+                kept[block[BY_SAMPLE] + samples[lane] + number] = work[block[INPUT] + at[number] + lane]
+        return
+    for tile in range((size + LANES - 1) // LANES):
+        first = min(tile * LANES, size - LANES)
+        _transposed(work, block[INPUT], at[first:], kept, block[BY_SAMPLE] + first, samples, work, 0)
+
+
+@compiled
+def _size(block):
+    """Of an input."""
+    return block[CHANNELS_IN] * block[HEIGHT] * block[WIDTH]
+
+
+@compiled
+def _multiply(layer, weights, taps, kept, out):
+    """A dense layer from its input to `out` in `kept`."""
+    inputs, outputs, start = layer[NUM_INPUTS], layer[NUM_OUTPUTS], layer[LAYER_INPUT]
+    for output in range(outputs):
+        for lane in range(LANES):
+            kept[out + output * LANES + lane] = weights[layer[BIAS] + output]
+    _add_products(outputs, inputs, kept, start, taps, weights, layer[WEIGHT], inputs, 1, kept, out)
+    if layer[RELU]:
+        for place in range(out, out + outputs * LANES):
+            if kept[place] < 0.0:
+                kept[place] = 0.0
+
+
+@compiled
+def _add_products(rows, terms, x, x_start, taps, w, w_start, w_row, w_term, out, o_start):
+    """out[row] += Σ_t w[row, t] x[t], each a vector of lanes."""
+    row = 0
+    while row < rows:
+        taken = _rows_of_tile(rows - row)
+        w_at, o_at = w_start + row * w_row, o_start + row * LANES
+        if taken == LARGE:
+            _added_large_1(x, x_start, taps, terms, w, w_at, w_row, w_term, out, o_at, LANES)
+        elif taken == MIDDLE:
+            _added_middle_1(x, x_start, taps, terms, w, w_at, w_row, w_term, out, o_at, LANES)
+        else:
+            _added_one_1(x, x_start, taps, terms, w, w_at, w_row, w_term, out, o_at, LANES)
+        row += taken
+
+
+@compiled
+def slopes_of_layers(net, weights, work, kept):
+    """From the slopes of the logits, at the last layer's place, down to those of the last block's output."""
+    taps = net.offsets[net.feature_offsets :]
+    for number in range(len(net.layers) - 1, -1, -1):
+        layer = net.layers[number]
+        if number > 0:
+            target, has_relu = net.layers[number - 1, LAYER_SLOPES], net.layers[number - 1, RELU] == 1
+        elif len(net.blocks) > 0:
+            target, has_relu = net.blocks[-1, SLOPES], True
+        else:
+            return
+        inputs, outputs, start = layer[NUM_INPUTS], layer[NUM_OUTPUTS], layer[LAYER_INPUT]
+        work[target : target + inputs * LANES] = 0.0
+        _add_products(inputs, outputs, work, layer[LAYER_SLOPES], taps, weights, layer[WEIGHT], 1, inputs, work, target)
+        if has_relu:
+            for place in range(inputs * LANES):
+                if not kept[start + place] > 0.0:
+                    work[target + place] = 0.0
+
+
+@compiled
+def gradients_of_layers(net, work, kept, sums):
+    """Adds the gradients of all dense layers, from their inputs and slopes."""
+    for number in range(len(net.layers)):
+        layer = net.layers[number]
+        _features_by_sample(layer, net.offsets, net.feature_offsets, kept, work)
+        outputs, vectors = layer[NUM_OUTPUTS], layer[INPUT_VECTORS]
+        for output in range(outputs):
+            total = np.float32(0.0)
+            for lane in range(LANES):
+                slope = work[layer[LAYER_SLOPES] + output * LANES + lane]
+                work[layer[SLOPES_BY_SAMPLE] + lane * outputs + output] = slope
+                total += slope
+            sums[layer[LAYER_BIAS_GRADIENT] + output] += total
+        taps, line = net.offsets[layer[SAMPLE_OFFSETS] :], vectors * LANES
+        row = 0
+        while row < outputs:
+            taken = _rows_of_tile(outputs - row)
+            vector = 0
+            while vector < vectors:
+                columns = 4 if vectors - vector >= 4 else 1
+                x, out = layer[LAYER_BY_SAMPLE] + vector * LANES, layer[LAYER_GRADIENT] + row * line + vector * LANES
+                w = layer[SLOPES_BY_SAMPLE] + row
+                if columns == 4:
+                    if taken == LARGE:
+                        _added_large_4(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
+                    elif taken == MIDDLE:
+                        _added_middle_4(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
+                    else:
+                        _added_one_4(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
+                elif taken == LARGE:
+                    _added_large_1(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
+                elif taken == MIDDLE:
+                    _added_middle_1(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
+                else:
+                    _added_one_1(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
+                vector += columns
+            row += taken
+
+
+@compiled
+def _features_by_sample(layer, offsets, feature_offsets, kept, work):
+    """A layer's input as `[lane, feature]`; what pads a row is never read back."""
+    inputs, line, samples = layer[NUM_INPUTS], layer[INPUT_VECTORS] * LANES, offsets[layer[SAMPLE_OFFSETS] :]
+    if inputs >= LANES:
+        for tile in range(layer[INPUT_VECTORS]):
+            first = min(tile * LANES, inputs - LANES)
+            features, target = offsets[feature_offsets + first :], layer[LAYER_BY_SAMPLE] + first
+            _transposed(kept, layer[LAYER_INPUT], features, work, target, samples, kept, 0)
+        return
+    for feature in range(inputs):
+        source, target = layer[LAYER_INPUT] + feature * LANES, layer[LAYER_BY_SAMPLE] + feature
+        for lane in range(LANES):
+            work[target + lane * line] = kept[source + lane]
+
+
+@compiled
+def arrange_weights(net, weights, work):
+    """Lays the weights of all blocks but the first out as the backward pass reads them, with zeros as padding."""
+    for number in range(1, len(net.blocks)):
+        block = net.blocks[number]
+        channels, height, width = block[CHANNELS_IN], block[KERNEL_HEIGHT], block[KERNEL_WIDTH]
+        line = block[KERNEL_VECTORS] * LANES
+        for out in range(block[CHANNELS_OUT]):
+            for row in range(height):
+                target = block[WEIGHT_ROWS] + (out * height + row) * line
+                work[target + width * channels : target + line] = 0.0
+                for channel in range(channels):
+                    source = block[WEIGHT] + ((out * channels + channel) * height + row) * width
+                    for column in range(width):
+                        work[target + column * channels + channel] = weights[source + column]
+
+
+@compiled
+def gradients_of_blocks(net, count, work, kept, picks, sums, apart):
+    """Adds the gradients of all blocks, from the slopes of the last one's output.
+
+    The sums of a sample lie `apart` from those of the one before; with 0 all go to the same. Those of the first block
+    are apart in any case, by lanes.
+    """
+    offsets = np.empty(_most_places(net), dtype=np.int64)
+    values = np.empty(_most_places(net), dtype=np.float32)
+    for number in range(len(net.blocks) - 1, 0, -1):
+        block, before = net.blocks[number], net.blocks[number - 1]
+        work[net.input_slopes : net.input_slopes + LANES * block[SAMPLE_SIZE]] = 0.0
+        for lane in range(count):
+            _sample_backward(block, lane, work, kept, picks, sums, lane * apart, net.input_slopes, offsets, values)
+        _slopes_before(block, net.offsets, kept, work, net.input_slopes, before[SLOPES])
+    if len(net.blocks) > 0:
+        _first_block(net.blocks[0], work, picks, sums, net.upsampled)
+
+
+@compiled
+def _most_places(net):
+    most = 1
+    for number in range(len(net.blocks)):
+        most = max(most, net.blocks[number, ROWS] * net.blocks[number, COLUMNS])
+    return most
+
+
+@compiled
+def _sample_backward(block, lane, work, kept, picks, sums, sums_start, input_slopes, offsets, values):
+    """One sample through a block: only the places that the pooling kept, and ReLU let through, are looked at."""
+    channels, width, height = block[CHANNELS_IN], block[WIDTH], block[KERNEL_HEIGHT]
+    line, vectors = block[WIDTH] * block[CHANNELS_IN], block[KERNEL_VECTORS]
+    places, x = block[ROWS] * block[COLUMNS], block[BY_SAMPLE] + lane * block[SAMPLE_SIZE]
+    slopes = input_slopes + lane * block[SAMPLE_SIZE]
+    for out in range(block[CHANNELS_OUT]):
+        found, total = 0, np.float32(0.0)
+        at = out * places * LANES + lane
+        for row in range(block[ROWS]):
+            for column in range(block[COLUMNS]):
+                value, pick = work[block[SLOPES] + at], np.int64(picks[block[PICKS] + at])
+                offsets[found] = ((2 * row + (pick >> 1)) * width + 2 * column + (pick & 1)) * channels
+                values[found] = value
+                found += value != 0.0
+                total += value
+                at += LANES
+        sums[sums_start + block[BIAS_GRADIENT] + out] += total
+        rows = out * height * vectors * LANES
+        gradient, weight = sums_start + block[GRADIENT] + rows, block[WEIGHT_ROWS] + rows
+        vector = 0
+        while vector < vectors:
+            columns, by = _columns_of_tile(vectors - vector), vector * LANES
+            for row in range(height):
+                w, o = x + row * line + by, gradient + row * vectors * LANES + by
+                if columns == 4:
+                    _added_one_4(kept, w, offsets, found, values, 0, 0, 1, sums, o, 0)
+                elif columns == 2:
+                    _added_one_2(kept, w, offsets, found, values, 0, 0, 1, sums, o, 0)
+                else:
+                    _added_one_1(kept, w, offsets, found, values, 0, 0, 1, sums, o, 0)
+            o, w, w_line = slopes + by, weight + by, vectors * LANES
+            if columns == 4:
+                _scattered_4(work, o, line, offsets, values, found, work, w, w_line, height)
+            elif columns == 2:
+                _scattered_2(work, o, line, offsets, values, found, work, w, w_line, height)
+            else:
+                _scattered_1(work, o, line, offsets, values, found, work, w, w_line, height)
+            vector += columns
+
+
+@compiled
+def _slopes_before(block, offsets, kept, work, input_slopes, target):
+    """Slopes `[lane, row, column, channel]` to `[channel, row, column, lane]`, none where ReLU let nothing by."""
+    size, at, samples = _size(block), offsets[block[CHANNELS_LAST] :], offsets[block[SAMPLE_PLACES] :]
+    if size < LANES:
+        for number in range(size):
+            for lane in range(LANES):
+                place = samples[lane] + number
+                slope = work[input_slopes + place] if kept[block[BY_SAMPLE] + place] > 0.0 else np.float32(0.0)
+                work[target + at[number] + lane] = slope
+        return
+    for tile in range((size + LANES - 1) // LANES):
+        first = min(tile * LANES, size - LANES)
+        x, mask = input_slopes + first, block[BY_SAMPLE] + first
+        _transposed_masked(work, x, samples, work, target, at[first:], kept, mask)
+
+
+@compiled
+def _first_block(block, work, picks, sums, upsampled):
+    """The first block's gradient in lanes: two rows at a time, slopes put back to the places that were kept."""
+    width, plane = 2 * block[COLUMNS], block[ROWS] * block[COLUMNS] * LANES
+    terms = block[CHANNELS_IN] * block[KERNEL_HEIGHT] * block[KERNEL_WIDTH]
+    line = width * LANES
+    channel = 0
+    while channel < block[CHANNELS_OUT]:
+        taken = _rows_of_tile(block[CHANNELS_OUT] - channel)
+        for row in range(block[ROWS]):
+            for tile_row in range(taken):
+                at = (channel + tile_row) * plane + row * block[COLUMNS] * LANES
+                bias = sums[block[BIAS_GRADIENT] + (channel + tile_row) * LANES :]
+                for column in range(block[COLUMNS]):
+                    d, p = block[SLOPES] + at + column * LANES, block[PICKS] + at + column * LANES
+                    unpooled(work, d, picks, p, work, upsampled + tile_row * 2 * line + 2 * column * LANES, LANES, line)
+                    for lane in range(LANES):
+                        bias[lane] += work[d + lane]
+            x = block[INPUT] + 2 * row * block[WIDTH] * LANES
+            _correlate_rows(block, work, x, taken, upsampled, line, sums, block[GRADIENT] + channel * terms * LANES)
+        channel += taken
+
+
+@compiled
+def _correlate_rows(block, work, x_start, taken, upsampled, line, sums, gradient):
+    """Two rows of slopes with what every term of the kernel saw of them."""
+    kernel, x_line, width = block[KERNEL_WIDTH], block[WIDTH] * LANES, 2 * block[COLUMNS]
+    by_channel = block[CHANNELS_IN] * block[KERNEL_HEIGHT] * kernel * LANES
+    for lines in range(block[CHANNELS_IN] * block[KERNEL_HEIGHT]):
+        channel, row = lines // block[KERNEL_HEIGHT], lines % block[KERNEL_HEIGHT]
+        term = 0
+        while term < kernel:
+            columns = 3 if kernel - term >= 3 else 1
+            x = x_start + (channel * block[HEIGHT] + row) * x_line + term * LANES
+            out = gradient + (lines * kernel + term) * LANES
+            if columns == 3:
+                if taken == LARGE:
+                    _correlated_large_3(
+                        work, upsampled, 2 * line, line, work, x, x_line, 2, width, sums, out, by_channel
+                    )
+                elif taken == MIDDLE:
+                    _correlated_middle_3(
+                        work, upsampled, 2 * line, line, work, x, x_line, 2, width, sums, out, by_channel
+                    )
+                else:
+                    _correlated_one_3(work, upsampled, 2 * line, line, work, x, x_line, 2, width, sums, out, by_channel)
+            elif taken == LARGE:
+                _correlated_large_1(work, upsampled, 2 * line, line, work, x, x_line, 2, width, sums, out, by_channel)
+            elif taken == MIDDLE:
+                _correlated_middle_1(work, upsampled, 2 * line, line, work, x, x_line, 2, width, sums, out, by_channel)
+            else:
+                _correlated_one_1(work, upsampled, 2 * line, line, work, x, x_line, 2, width, sums, out, by_channel)
+            term += columns
+
+
+@compiled
+def add_gradient(net, sums, gradient):
+    """Adds what was summed up to a gradient in the order of the parameters."""
+    for number in range(len(net.layers)):
+        layer = net.layers[number]
+        inputs, line = layer[NUM_INPUTS], layer[INPUT_VECTORS] * LANES
+        for output in range(layer[NUM_OUTPUTS]):
+            source, target = layer[LAYER_GRADIENT] + output * line, layer[WEIGHT] + output * inputs
+            for feature in range(inputs):
+                gradient[target + feature] += sums[source + feature]
+            gradient[layer[BIAS] + output] += sums[layer[LAYER_BIAS_GRADIENT] + output]
+    for number in range(len(net.blocks)):
+        block = net.blocks[number]
+        if number == 0:
+            _add_first_block(block, sums, gradient)
+        else:
+            _add_block(block, sums, gradient)
+
+
+@compiled
+def _add_first_block(block, sums, gradient):
+    terms = block[CHANNELS_IN] * block[KERNEL_HEIGHT] * block[KERNEL_WIDTH]
+    for term in range(block[CHANNELS_OUT] * terms):
+        total = np.float32(0.0)
+        for lane in range(LANES):
+            total += sums[block[GRADIENT] + term * LANES + lane]
+        gradient[block[WEIGHT] + term] += total
+    for out in range(block[CHANNELS_OUT]):
+        total = np.float32(0.0)
+        for lane in range(LANES):
+            total += sums[block[BIAS_GRADIENT] + out * LANES + lane]
+        gradient[block[BIAS] + out] += total
+
+
+@compiled
+def _add_block(block, sums, gradient):
+    channels, height, width = block[CHANNELS_IN], block[KERNEL_HEIGHT], block[KERNEL_WIDTH]
+    line = block[KERNEL_VECTORS] * LANES
+    for out in range(block[CHANNELS_OUT]):
+        gradient[block[BIAS] + out] += sums[block[BIAS_GRADIENT] + out]
+        for row in range(height):
+            source = block[GRADIENT] + (out * height + row) * line
+            for channel in range(channels):
+                target = block[WEIGHT] + ((out * channels + channel) * height + row) * width
+                for column in range(width):
+                    gradient[target + column] += sums[source + column * channels + channel]
