@@ -392,8 +392,9 @@ def test_the_bench_measures_engines_side_by_side(run, tmp_path):
     measured = json.loads(out)
     assert code == 0
     assert (measured["devices"], measured["samples"]) == (2, 120)
-    for engine in ("naive", "torch"):
+    for engine in ("naive", "torch", "fused"):
         assert measured["engines"][engine]["seconds_per_round"] > 0
+        assert measured["engines"][engine]["seconds_per_minibatch_round"] > 0
         assert measured["engines"][engine]["peak_rss_bytes"] > 1e8
     assert measured["sgemm_floor_seconds"] > 0
 

@@ -226,7 +226,7 @@ def test_numbers_of_samples_that_are_not_there_are_refused():
         learner.local_epochs(None, 0.1, 0.0, [np.array([16])], 5)
     model, samples, labels = world("no blocks", 16)
     with pytest.raises(IndexError, match="0 to 3"):
-        LearnerMaker(Engine()).learner(model, samples, labels + CLASSES, CLASSES)
+        LearnerMaker(Engine(kernels="fused")).learner(model, samples, labels + CLASSES, CLASSES)
 
 
 def test_loaded_weights_are_the_ones_computed_with():
@@ -345,6 +345,7 @@ def test_the_engine_that_was_asked_for_is_used_or_refused():
     other = nn.Sequential(nn.Flatten(), nn.Linear(35, CLASSES), nn.Sigmoid())
     assert type(LearnerMaker(Engine(kernels="torch")).learner(model, samples, labels, CLASSES)) is Learner
     assert type(LearnerMaker(Engine()).learner(other, samples, labels, CLASSES)) is Learner
+    assert type(LearnerMaker(Engine()).learner(model, samples, labels, CLASSES)) is Learner  # it has no convolution
     assert type(LearnerMaker(Engine(dtype=F64)).learner(model.to(F64), samples.to(F64), labels, CLASSES)) is Learner
     with pytest.raises(InputError, match="--engine"):
         LearnerMaker(Engine(kernels="fused")).learner(other, samples, labels, CLASSES)

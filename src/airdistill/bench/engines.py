@@ -1,4 +1,4 @@
-"""Seconds and memory of one full-batch round of a fleet, each engine in a process of its own."""
+"""Seconds and memory of a round of a fleet, each engine in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from airdistill.bench.naive import NaiveDevice, naive_round
 from airdistill.channel.sources import channel_source
-from airdistill.codesign.plan import plan
+from airdistill.codesign.plan import Plan, plan
 from airdistill.data.assignment import assign_samples
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, InputError
@@ -27,7 +28,7 @@ from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Round
 from airdistill.schemes.registry import load_scheme
 
-ENGINES = ("naive", "torch")
+ENGINES = ("naive", "torch", "fused")
 # Dense operations of the paper's network: forward, and twice that backward, less the first layer's input gradient.
 _CONV_FLOPS = 2 * (26 * 26 * 10 * 9 + 9 * 9 * 20 * 250)
 _DENSE_FLOPS = 2 * (320 * 50 + 50 * 10)
@@ -49,7 +50,10 @@ def measure_engines(scenario_name: str, repeats: int) -> dict[str, Any]:
         "devices": fleet.num_devices,
         "samples": num_samples,
         "engines": results,
-        "speedup": results["naive"]["seconds_per_round"] / results["torch"]["seconds_per_round"],
+        "speedup": {
+            kind: results["naive"][kind] / results["fused"][kind]
+            for kind in ("seconds_per_round", "seconds_per_minibatch_round")
+        },
         "flops_per_round": num_samples * FLOPS_A_SAMPLE,
         "sgemm_flops_per_second": rate,
         "sgemm_floor_seconds": num_samples * FLOPS_A_SAMPLE / rate,
@@ -70,43 +74,67 @@ def _in_own_process(scenario_name: str, engine: str, repeats: int) -> dict[str, 
 
 def report(scenario_name: str, engine: str, repeats: int) -> None:
     """Prints one engine's numbers; called in a process of its own."""
-    play = _naive(scenario_name) if engine == "naive" else _torch(scenario_name)
-    play(0)
+    full_batch, minibatch, evaluate = (_naive if engine == "naive" else _ours)(scenario_name, engine)
+    first, seconds = _timed(full_batch, repeats)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    first_of_minibatches, seconds_of_minibatches = _timed(minibatch, repeats)
+    measured = {
+        "seconds_per_round": seconds,
+        "peak_rss_bytes": peak,
+        "seconds_per_minibatch_round": seconds_of_minibatches,
+        "first_rounds_extra_seconds": first - seconds + first_of_minibatches - seconds_of_minibatches,
+    }
+    if evaluate is not None:
+        measured["seconds_per_evaluation"] = _timed(evaluate, repeats)[1]
+    sys.stdout.write(json.dumps(measured))
+
+
+def _timed(play: Callable[[int], object], repeats: int) -> tuple[float, float]:
+    """Seconds of the first call, in which kernels are compiled or loaded, and of the fastest after it."""
     seconds = []
-    for repeat in range(1, repeats + 1):
+    for repeat in range(repeats + 1):
         started = time.perf_counter()
         play(repeat)
         seconds.append(time.perf_counter() - started)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    sys.stdout.write(json.dumps({"seconds_per_round": min(seconds), "peak_rss_bytes": peak}))
+    return seconds[0], min(seconds[1:])
 
 
-def _full_batch(scenario_name: str) -> Scenario:
-    return changed(load(scenario_name), {"learning": {"local_epochs": 0, "rounds": 400}})
+def _played(scenario_name: str, local_epochs: int) -> Scenario:
+    return changed(load(scenario_name), {"learning": {"local_epochs": local_epochs, "rounds": 400}})
 
 
-def _torch(scenario_name: str) -> Callable[[int], None]:
-    planned = plan(_full_batch(scenario_name))
-    simulation = Simulation(planned, load_scheme("fd_error_free"), RunOptions())
-    source = channel_source(planned.scenario)
+_Plays = tuple[Callable[[int], object], Callable[[int], object], Callable[[int], object] | None]
 
-    def play(repeat: int) -> None:
+
+def _ours(scenario_name: str, engine: str) -> _Plays:
+    """A full-batch round, a minibatch round and an evaluation, all of one simulation."""
+    full_batch, minibatch = (plan(_played(scenario_name, epochs)) for epochs in (0, 1))
+    simulation = Simulation(full_batch, load_scheme("fd_error_free"), RunOptions(kernels=engine))
+    source = channel_source(full_batch.scenario)
+
+    def play(planned: Plan, repeat: int) -> None:
         this = Round(repeat + 1, planned.scenario, planned, source, simulation.fleet, simulation.ledger)
         simulation.scheme.play(this)
 
-    return play
+    return partial(play, full_batch), partial(play, minibatch), lambda _: simulation.accuracy()
 
 
-def _naive(scenario_name: str) -> Callable[[int], None]:
+def _naive(scenario_name: str, _engine: str) -> _Plays:
     """With PyTorch as it comes: a thread for each core, the ordinary layout, memory as the system hands it out."""
-    scenario = _full_batch(scenario_name)
+    scenario = _played(scenario_name, 0)
     dataset, _ = load_data(scenario)
-    shares = assign_samples(scenario, dataset.y_train)
-    fleet = LearningFleet.of(dataset, shares.indices, scenario.model_names, scenario.seed, Engine())
-    devices = [NaiveDevice(learner.model, *learner.samples_and_labels()) for learner in fleet.learners]
+    shares, learning = assign_samples(scenario, dataset.y_train), scenario.learning
+    fleet = LearningFleet.of(dataset, shares.indices, scenario.model_names, scenario.seed, Engine(kernels="torch"))
+    devices = [
+        NaiveDevice(learner.model, *learner.samples_and_labels(), learning.batch_size) for learner in fleet.learners
+    ]
     weights = aggregation_weights(shares.class_counts)
-    lr, distill_weight = scenario.learning.initial_lr, scenario.learning.distill_weight
-    return lambda repeat: naive_round(devices, weights, lr / (repeat + 1) ** 0.5, distill_weight)
+
+    def play(minibatches: bool, repeat: int) -> None:
+        lr = learning.initial_lr / (repeat + 1) ** 0.5
+        naive_round(devices, weights, lr, learning.distill_weight, minibatches)
+
+    return partial(play, False), partial(play, True), None
 
 
 def sgemm_flops_a_second(size: int = 2048, repeats: int = 5) -> float:

@@ -147,7 +147,7 @@ def bench_command(
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds of each engine; the fastest counts.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Seconds and memory of a full-batch round, against the naive loop and the machine's floor.
+    """Seconds and memory of a round, full-batch and with minibatches, against the naive loop and the machine's floor.
 
     Example: airdistill bench quick --json
     """

@@ -50,7 +50,7 @@ class Engine:
     each at once, and keeps no forward passes: many small steps one after another leave a GPU idle.
 
     `kernels` says whose: "torch" takes any model; "fused" are our own for models of the paper's form, and refuse
-    others; "auto" takes those where they fit.
+    others; "auto" takes those for such models with convolutions.
     """
 
     device: torch.device = CPU
@@ -107,6 +107,8 @@ class LearnerMaker:
                 if same_code(model, other):
                     return found
             form = form_of(model, input_shape)
+            if form is not None and engine.kernels == "auto" and not form.blocks:
+                form = None  # PyTorch's products of matrices leave little to gain, and Numba takes a while to load
             self._known.append((copy.deepcopy(model), form))
         if form is None and engine.kernels == "fused":
             rule = "is for float32 and networks of convolutions with 2×2 max-pooling and ReLU, then dense layers"

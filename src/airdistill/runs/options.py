@@ -23,9 +23,9 @@ class RunOptions:
 
     `device`, `kernels`, `chunk_samples`, `dtype` and `tf32` may change the last bits of a result; the others never do.
     `threads` work on as many devices at once; 0 stands for one for each core. `kernels` are "torch" for any model,
-    "fused" for those of the paper's form, or "auto": fused where they fit. `chunk_samples` go through a model at once;
-    0 stands for what suits the device. `tf32` lets a GPU round the factors of its products to ten bits. Rounds are
-    evaluated every so many, at the end, and those in `eval_also`.
+    "fused" for those of the paper's form, or "auto": fused for those with convolutions. `chunk_samples` go through a
+    model at once; 0 stands for what suits the device. `tf32` lets a GPU round the factors of its products to ten bits.
+    Rounds are evaluated every so many, at the end, and those in `eval_also`.
     """
 
     device: str = "cpu"

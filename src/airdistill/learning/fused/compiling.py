@@ -23,6 +23,11 @@ def _sources_digest() -> str:
 _FOLDER = cache_folder() / f"kernels-{_sources_digest()}"
 
 
+def are_compiled() -> bool:
+    """Whether an earlier run left the kernels on disk, or part of them."""
+    return _FOLDER.is_dir()
+
+
 def compiled(function: Callable[..., Any]) -> Any:
     """The function as machine code: made when first called, without the interpreter's lock, cached for later runs."""
     settings: Any = config

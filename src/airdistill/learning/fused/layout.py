@@ -6,12 +6,13 @@ Tables of whole numbers, and not one object a layer, so that the kernels are com
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from airdistill.arrays import IntArray
-from airdistill.learning.fused.form import ConvBlock, NetworkForm
+from airdistill.learning.fused.form import ConvBlock, DenseLayer, NetworkForm
 from airdistill.learning.fused.lanes import LANES, LARGE
 
 # Columns of the table of blocks. In `work`, `kept` and `picks`, sizes are for a group of LANES samples.
@@ -49,7 +50,6 @@ class Network(NamedTuple):
     offsets: IntArray
     num_parameters: int
     num_classes: int
-    num_features: int
     work: int  # sizes of the arrays
     kept: int
     picks: int
@@ -84,67 +84,83 @@ class _Offsets:
         return start
 
 
-def layout_of(form: NetworkForm, places: dict[str, int]) -> Network:
-    """The network of this form, its parameters beginning at these places of a flat vector.
+@lru_cache
+def layout_of(form: NetworkForm, starts: tuple[tuple[str, int], ...]) -> Network:
+    """The network of this form, its parameters beginning at these places of a flat vector; one for all devices alike.
 
     A bias that the form does not have is read where the vector ends: it must go on with zeros there, `padding_of` of
     them.
     """
-    work, kept, picks, sums, offsets = _Space(), _Space(), _Space(), _Space(), _Offsets()
+    planner = _Planner(dict(starts), num_parameters(form))
+    layers = np.stack([planner.layer(layer) for layer in form.layers])
     blocks = np.zeros((len(form.blocks), _BLOCK_COLUMNS), dtype=np.int64)
-    layers = np.zeros((len(form.layers), _LAYER_COLUMNS), dtype=np.int64)
-    end = num_parameters(form)
-    for layer, row in zip(form.layers, layers, strict=True):
-        vectors = -(-layer.num_inputs // LANES)
-        row[WEIGHT], row[BIAS] = places[layer.weight], end if layer.bias is None else places[layer.bias]
-        row[NUM_INPUTS], row[NUM_OUTPUTS], row[RELU] = layer.num_inputs, layer.num_outputs, layer.relu
-        row[LAYER_INPUT], row[LAYER_SLOPES] = kept.take(layer.num_inputs * LANES), work.take(layer.num_outputs * LANES)
-        row[LAYER_BY_SAMPLE] = work.take(LANES * vectors * LANES)
-        row[SLOPES_BY_SAMPLE], row[INPUT_VECTORS] = work.take(LANES * layer.num_outputs), vectors
-        row[LAYER_GRADIENT] = sums.take(layer.num_outputs * vectors * LANES)
-        row[LAYER_BIAS_GRADIENT] = sums.take(layer.num_outputs)
-        row[SAMPLE_OFFSETS] = offsets.put(np.arange(LANES) * vectors * LANES)
-    for number, (block, row) in enumerate(zip(form.blocks, blocks, strict=True)):
-        row[[WEIGHT, BIAS]] = places[block.weight], end if block.bias is None else places[block.bias]
-        row[CHANNELS_IN:INPUT] = _sizes(block)
-        is_last = number == len(blocks) - 1
-        row[INPUT] = blocks[number - 1, OUTPUT] if number else work.take(_input_size(block) * LANES)
-        row[OUTPUT] = layers[0, LAYER_INPUT] if is_last else work.take(block.num_outputs * LANES)
-        row[PICKS], row[SLOPES] = picks.take(block.num_outputs * LANES), work.take(block.num_outputs * LANES)
-        row[OFFSETS] = offsets.put(_term_offsets(block))
-        row[CHANNELS_LAST] = offsets.put(_channels_last_offsets(block))
-        row[KERNEL_VECTORS] = vectors = -(-block.kernel_width * block.channels_in // LANES)
-        if number:
-            # A vector may reach beyond the last channel of the last place.
-            row[SAMPLE_SIZE] = _input_size(block) + LANES
-            row[BY_SAMPLE] = kept.take(LANES * row[SAMPLE_SIZE])
-            row[SAMPLE_PLACES] = offsets.put(np.arange(LANES) * row[SAMPLE_SIZE])
-            padded = block.channels_out * block.kernel_height * vectors * LANES
-            row[WEIGHT_ROWS], row[GRADIENT] = work.take(padded), sums.take(padded)
-            row[BIAS_GRADIENT] = sums.take(block.channels_out)
-        else:
-            terms = block.channels_in * block.kernel_height * block.kernel_width
-            row[GRADIENT] = sums.take(block.channels_out * terms * LANES)
-            row[BIAS_GRADIENT] = sums.take(block.channels_out * LANES)
-    first = form.blocks[0] if form.blocks else None
-    most_inputs = max(layer.num_inputs for layer in form.layers)
-    most_outputs = max(layer.num_outputs for layer in form.layers)
+    for number, block in enumerate(form.blocks):
+        planner.block(block, blocks[number], blocks[number - 1] if number else None)
+    if form.blocks:
+        blocks[-1, OUTPUT] = layers[0, LAYER_INPUT]
+    first, work = form.blocks[0] if form.blocks else None, planner.work
+    largest = max(max(layer.num_inputs, layer.num_outputs) for layer in form.layers)
     return Network(
         blocks,
         layers,
-        np.concatenate([*offsets.parts, np.arange(max(most_inputs, most_outputs)) * LANES]),
-        num_parameters=end,
+        num_parameters=planner.end,
         num_classes=form.layers[-1].num_outputs,
-        num_features=form.layers[0].num_inputs if first is None else _input_size(first),
-        logits=kept.take(form.layers[-1].num_outputs * LANES),
-        input_slopes=work.take(LANES * int(max((row[SAMPLE_SIZE] for row in blocks), default=0))),
+        logits=planner.kept.take(form.layers[-1].num_outputs * LANES),
+        input_slopes=work.take(LANES * int(max(blocks[:, SAMPLE_SIZE], default=0))),
         upsampled=work.take(0 if first is None else LARGE * 2 * 2 * first.pooled_width * LANES),
-        feature_offsets=offsets.size,
+        feature_offsets=planner.offsets.put(np.arange(largest) * LANES),
+        offsets=np.concatenate(planner.offsets.parts),
         work=work.size,
-        kept=kept.size,
-        picks=picks.size,
-        sums=sums.size,
+        kept=planner.kept.size,
+        picks=planner.picks.size,
+        sums=planner.sums.size,
     )
+
+
+class _Planner:
+    """Gives every layer its places, one after another."""
+
+    def __init__(self, places: dict[str, int], end: int) -> None:
+        self.places, self.end = places, end
+        self.work, self.kept, self.picks, self.sums = _Space(), _Space(), _Space(), _Space()
+        self.offsets = _Offsets()
+
+    def _parameters(self, layer: ConvBlock | DenseLayer) -> tuple[int, int]:
+        return self.places[layer.weight], self.end if layer.bias is None else self.places[layer.bias]
+
+    def layer(self, layer: DenseLayer) -> IntArray:
+        row, vectors = np.zeros(_LAYER_COLUMNS, dtype=np.int64), -(-layer.num_inputs // LANES)
+        row[[WEIGHT, BIAS]] = self._parameters(layer)
+        row[[NUM_INPUTS, NUM_OUTPUTS, RELU]] = layer.num_inputs, layer.num_outputs, layer.relu
+        row[LAYER_INPUT] = self.kept.take(layer.num_inputs * LANES)
+        row[LAYER_SLOPES] = self.work.take(layer.num_outputs * LANES)
+        row[LAYER_BY_SAMPLE], row[INPUT_VECTORS] = self.work.take(LANES * vectors * LANES), vectors
+        row[SLOPES_BY_SAMPLE] = self.work.take(LANES * layer.num_outputs)
+        row[LAYER_GRADIENT] = self.sums.take(layer.num_outputs * vectors * LANES)
+        row[LAYER_BIAS_GRADIENT] = self.sums.take(layer.num_outputs)
+        row[SAMPLE_OFFSETS] = self.offsets.put(np.arange(LANES) * vectors * LANES)
+        return row
+
+    def block(self, block: ConvBlock, row: IntArray, before: IntArray | None) -> None:
+        """Fills the row of a block that takes the output of the one `before` it, if it is not the first."""
+        terms, vectors = block.kernel_width * block.channels_in, -(-block.kernel_width * block.channels_in // LANES)
+        row[[WEIGHT, BIAS]], row[KERNEL_VECTORS] = self._parameters(block), vectors
+        row[CHANNELS_IN:INPUT] = _sizes(block)
+        row[INPUT] = self.work.take(_input_size(block) * LANES) if before is None else before[OUTPUT]
+        row[OUTPUT] = self.work.take(block.num_outputs * LANES)
+        row[PICKS], row[SLOPES] = (space.take(block.num_outputs * LANES) for space in (self.picks, self.work))
+        row[OFFSETS] = self.offsets.put(_term_offsets(block))
+        if before is None:
+            row[GRADIENT] = self.sums.take(block.channels_out * block.kernel_height * terms * LANES)
+            row[BIAS_GRADIENT] = self.sums.take(block.channels_out * LANES)
+            return
+        row[CHANNELS_LAST] = self.offsets.put(_channels_last_offsets(block))
+        row[SAMPLE_SIZE] = _input_size(block) + LANES  # a vector may reach beyond the last channel of the last place
+        row[BY_SAMPLE] = self.kept.take(LANES * int(row[SAMPLE_SIZE]))
+        row[SAMPLE_PLACES] = self.offsets.put(np.arange(LANES) * row[SAMPLE_SIZE])
+        padded = block.channels_out * block.kernel_height * vectors * LANES
+        row[WEIGHT_ROWS], row[GRADIENT] = self.work.take(padded), self.sums.take(padded)
+        row[BIAS_GRADIENT] = self.sums.take(block.channels_out)
 
 
 def num_parameters(form: NetworkForm) -> int:

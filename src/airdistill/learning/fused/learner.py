@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.fused import kernels
+from airdistill.learning.fused.compiling import are_compiled
 from airdistill.learning.fused.form import NetworkForm
 from airdistill.learning.fused.lanes import LANES
 from airdistill.learning.fused.layout import layout_of, padding_of
@@ -18,7 +20,10 @@ from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.target import Target
 
+logger = logging.getLogger(__name__)
 _Floats = NDArray[np.float32]
+if not are_compiled():
+    logger.warning("compiling the fused kernels for this machine, once: the first round takes some 20 s longer")
 
 
 class FusedLearner(Learner):
@@ -32,8 +37,8 @@ class FusedLearner(Learner):
         self, model: nn.Module, form: NetworkForm, samples: Tensor, labels: IntArray, num_classes: int, chunk: int
     ) -> None:
         super().__init__(model, samples, labels, num_classes, chunk)
-        self._weights, places = _one_vector(model, padding_of(form))
-        self._net = layout_of(form, places)
+        self._weights, starts = _one_vector(model, padding_of(form))
+        self._net = layout_of(form, starts)
         self._rows, self._label_array = _rows(samples), _within(np.asarray(labels, dtype=np.int64), num_classes)
         self._image = tuple(samples.shape[1:]) if samples.ndim == 4 else (1, 1, samples[0].numel())
         self._samples, self._chunks = torch.from_numpy(self._rows).view(samples.shape), ()
@@ -56,8 +61,10 @@ class FusedLearner(Learner):
         """For all groups of samples; once fetched they stay, for fresh memory is slow."""
         if self._buffers is None:
             groups = -(-self.num_samples // LANES)
-            shape = np.empty((groups, self._net.kept), np.float32), np.empty((groups, self._net.picks), np.uint8)
-            self._buffers = shape
+            self._buffers = (
+                np.empty((groups, self._net.kept), np.float32),
+                np.empty((groups, self._net.picks), np.uint8),
+            )
         return self._buffers
 
     def _one_group(self) -> tuple[_Floats, NDArray[np.uint8]]:
@@ -65,7 +72,7 @@ class FusedLearner(Learner):
 
     def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Losses:
         gradient, losses = self._gradient(target, distill_weight)
-        self._weights[: self._net.num_parameters] -= np.float32(lr) * gradient
+        torch.from_numpy(self._weights[: self._net.num_parameters]).sub_(torch.from_numpy(gradient), alpha=lr)
         return losses
 
     def gradient(self, target: Target | None, distill_weight: float) -> tuple[Tensor, Losses]:
@@ -162,17 +169,18 @@ class FusedLearner(Learner):
         return target.rows.numpy(), target.known.numpy()
 
 
-def _one_vector(model: nn.Module, padding: int) -> tuple[_Floats, dict[str, int]]:
+def _one_vector(model: nn.Module, padding: int) -> tuple[_Floats, tuple[tuple[str, int], ...]]:
     """A vector with zeros at its end that the model's parameters are parts of from now on, and where each begins."""
     named = dict(model.named_parameters())
     size = sum(parameter.numel() for parameter in named.values())
-    weights, places, start = np.zeros(size + padding, dtype=np.float32), {}, 0
+    weights, starts, start = np.zeros(size + padding, dtype=np.float32), [], 0
     for name, parameter in named.items():
         part = weights[start : start + parameter.numel()].reshape(parameter.shape)
         part[...] = parameter.detach().numpy()
         parameter.data = torch.from_numpy(part)
-        places[name], start = start, start + parameter.numel()
-    return weights, places
+        starts.append((name, start))
+        start += parameter.numel()
+    return weights, tuple(starts)
 
 
 def _within(numbers: IntArray, size: int) -> IntArray:
