@@ -74,10 +74,10 @@ def _in_own_process(scenario_name: str, engine: str, repeats: int) -> dict[str, 
 
 def report(scenario_name: str, engine: str, repeats: int) -> None:
     """Prints one engine's numbers; called in a process of its own."""
-    full_batch, minibatch, evaluate = (_naive if engine == "naive" else _ours)(scenario_name, engine)
-    first, seconds = _timed(full_batch, repeats)
+    full_batch, minibatch, evaluate = (_naive if engine == "naive" else rounds_of)(scenario_name, engine)
+    first, seconds = timed(full_batch, repeats)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    first_of_minibatches, seconds_of_minibatches = _timed(minibatch, repeats)
+    first_of_minibatches, seconds_of_minibatches = timed(minibatch, repeats)
     measured = {
         "seconds_per_round": seconds,
         "peak_rss_bytes": peak,
@@ -85,11 +85,11 @@ def report(scenario_name: str, engine: str, repeats: int) -> None:
         "first_rounds_extra_seconds": first - seconds + first_of_minibatches - seconds_of_minibatches,
     }
     if evaluate is not None:
-        measured["seconds_per_evaluation"] = _timed(evaluate, repeats)[1]
+        measured["seconds_per_evaluation"] = timed(evaluate, repeats)[1]
     sys.stdout.write(json.dumps(measured))
 
 
-def _timed(play: Callable[[int], object], repeats: int) -> tuple[float, float]:
+def timed(play: Callable[[int], object], repeats: int) -> tuple[float, float]:
     """Seconds of the first call, in which kernels are compiled or loaded, and of the fastest after it."""
     seconds = []
     for repeat in range(repeats + 1):
@@ -106,7 +106,7 @@ def _played(scenario_name: str, local_epochs: int) -> Scenario:
 _Plays = tuple[Callable[[int], object], Callable[[int], object], Callable[[int], object] | None]
 
 
-def _ours(scenario_name: str, engine: str) -> _Plays:
+def rounds_of(scenario_name: str, engine: str) -> _Plays:
     """A full-batch round, a minibatch round and an evaluation, all of one simulation."""
     full_batch, minibatch = (plan(_played(scenario_name, epochs)) for epochs in (0, 1))
     simulation = Simulation(full_batch, load_scheme("fd_error_free"), RunOptions(kernels=engine))

@@ -53,7 +53,7 @@ def predict(net, weights, samples, logits):
     for start in range(0, len(samples), LANES):
         count = min(LANES, len(samples) - start)
         _take_in(net, samples, chosen[start:], count, work, kept)
-        forward(net, weights, work, kept, picks)
+        forward(net, weights, work, kept, picks, False)
         for klass in range(net.num_classes):
             for lane in range(count):
                 logits[start + lane, klass] = kept[net.logits + klass * LANES + lane]
@@ -85,7 +85,7 @@ def class_sums(net, weights, samples, labels, kept, picks, keep, sums):
     for start in range(0, len(samples), LANES):
         count, group = min(LANES, len(samples) - start), start // LANES if keep else 0
         _take_in(net, samples, chosen[start:], count, work, kept[group])
-        forward(net, weights, work, kept[group], picks[group])
+        forward(net, weights, work, kept[group], picks[group], keep)
         for lane in range(count):
             _probabilities(kept[group], net.logits, lane, prediction)
             for klass in range(net.num_classes):
@@ -145,7 +145,7 @@ def full_batch_gradient(
         if not is_kept or len(net.blocks) > 0:
             _take_in(net, samples, chosen[start:], count, work, kept[group])
         if not is_kept:
-            forward(net, weights, work, kept[group], picks[group])
+            forward(net, weights, work, kept[group], picks[group], True)
         _slopes_of_loss(net, kept[group], work, labels, chosen[start:], count, target, known, weight, share, losses)
         _backward(net, weights, count, work, kept[group], picks[group], sums)
         if (number + 1) % chunk == 0 or number + 1 == num_groups:
@@ -169,7 +169,7 @@ def local_epochs(net, weights, samples, labels, target, known, weight, orders, b
             for start in range(0, len(batch), LANES):
                 count = min(LANES, len(batch) - start)
                 _take_in(net, samples, batch[start:], count, work, kept)
-                forward(net, weights, work, kept, picks)
+                forward(net, weights, work, kept, picks, True)
                 share = 1.0 / len(batch)
                 _slopes_of_loss(net, kept, work, labels, batch[start:], count, target, known, weight, share, found)
                 _backward(net, weights, count, work, kept, picks, sums)
@@ -197,7 +197,7 @@ def clipped_gradient(net, weights, samples, labels, clip_norm, gradient):
     for start in range(0, len(samples), LANES):
         count = min(LANES, len(samples) - start)
         _take_in(net, samples, chosen[start:], count, work, kept)
-        forward(net, weights, work, kept, picks)
+        forward(net, weights, work, kept, picks, True)
         _slopes_of_loss(net, kept, work, labels, chosen[start:], count, nothing, nothing[0], 0.0, 1.0, losses)
         slopes_of_layers(net, weights, work, kept)
         own[:] = 0.0
@@ -313,7 +313,7 @@ def mixed_steps(
                 else:
                     rows[lane] = source
             _take_in(net, rows, every, count, work, kept)
-            forward(net, weights, work, kept, picks)
+            forward(net, weights, work, kept, picks, True)
             _slopes_of_mixed_loss(
                 net, kept, work, labels, own[step], shared[step], start, target, known, factors, losses, len(lr)
             )

@@ -99,13 +99,13 @@ def gather(samples, chosen, count, out, start):
 
 
 @compiled
-def forward(net, weights, work, kept, picks):
-    """From the input's place to the logits."""
+def forward(net, weights, work, kept, picks, to_learn):
+    """From the input's place to the logits; `to_learn` says that a backward pass will follow."""
     num_blocks = len(net.blocks)
     for number in range(num_blocks):
         out = kept if number == num_blocks - 1 else work
         _convolve(net.blocks[number], weights, net.offsets, work, out, picks)
-        if number + 1 < num_blocks:
+        if to_learn and number + 1 < num_blocks:
             _by_sample(net.blocks[number + 1], net.offsets, work, kept)
     num_layers = len(net.layers)
     for number in range(num_layers):

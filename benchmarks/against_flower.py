@@ -1,0 +1,136 @@
+"""The same rounds in Flower's own simulation, with clients written by hand, and in AirDistill.
+
+    pip install 'flwr[simulation]==1.41.0' 'ray==2.55.1'
+    python benchmarks/against_flower.py [--rounds N]
+
+50 devices × 1200 MNIST samples, the paper's network, error-free distillation: every device makes its steps towards the
+last target and sends its new class means; the server averages them. A device's weights stay in its Flower context.
+Both sides train with full batches and with one pass of batches of 60; PyTorch has one thread in each of Flower's two
+workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+DEVICES, SAMPLES, CLASSES, BATCH, LR = 50, 1200, 10, 60, 0.01
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one", nargs=2, metavar=("WHO", "BATCHES"))
+    given = parser.parse_args()
+    if given.one is not None:
+        who, batches = given.one
+        print(json.dumps((in_flower if who == "flower" else in_airdistill)(given.rounds, batches == "minibatches")))
+        return
+    print("| | full batch, s a round | minibatches, s a round | peak memory |")
+    print("|---|---|---|---|")
+    for who in ("flower", "airdistill"):
+        call = [sys.executable, __file__, "--rounds", str(given.rounds), "--one", who]
+        found = []
+        for batches in ("full", "minibatches"):
+            done = subprocess.run(
+                [*call, batches], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+        memory = max(each["bytes"] for each in found) / 1e9
+        print(f"| {who} | {found[0]['seconds']:.2f} | {found[1]['seconds']:.2f} | {memory:.2f} GB |", flush=True)
+
+
+def in_airdistill(rounds: int, minibatches: bool) -> dict[str, float]:
+    from airdistill.bench.engines import rounds_of, timed
+
+    full_batch, in_parts, _ = rounds_of("paper", "auto")
+    _, seconds = timed(in_parts if minibatches else full_batch, rounds)
+    return {"seconds": seconds, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def in_flower(rounds: int, minibatches: bool) -> dict[str, float]:
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"}
+    import torch
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from airdistill.data.datasets import load_dataset
+    from airdistill.learning.models import PaperCnn
+
+    client, server = ClientApp(), ServerApp()
+    loaders: dict[int, DataLoader[Any]] = {}
+
+    def loader_of(device: int) -> DataLoader[Any]:
+        """Kept in the worker, as hand-written clients do."""
+        if device not in loaders:
+            torch.set_num_threads(1)
+            dataset, held = load_dataset("mnist"), slice(device * SAMPLES, (device + 1) * SAMPLES)
+            images = torch.tensor(dataset.x_train[held])[:, None].float().div(255).sub(0.1307).div(0.3081)
+            size = BATCH if minibatches else SAMPLES
+            loaders[device] = DataLoader(
+                TensorDataset(images, torch.tensor(dataset.y_train[held])), size, shuffle=minibatches
+            )
+        return loaders[device]
+
+    @client.train()
+    def learn(message: Message, context: Context) -> Message:
+        device = int(context.node_config["partition-id"])
+        model, loader = PaperCnn((1, 28, 28), CLASSES), loader_of(device)
+        if "model" in context.state:
+            model.load_state_dict(context.state["model"].to_torch_state_dict())
+        target = message.content["target"].to_torch_state_dict()["target"]
+        optimiser = torch.optim.SGD(model.parameters(), lr=LR)
+        for images, labels in loader:
+            optimiser.zero_grad()
+            logits = model(images)
+            distance = ((logits.softmax(dim=1) - target[labels]) ** 2).sum(dim=1).mean()
+            (nn.functional.cross_entropy(logits, labels) + distance).backward()
+            optimiser.step()
+        sums, counts = torch.zeros(CLASSES, CLASSES), torch.zeros(CLASSES)
+        with torch.no_grad():
+            for images, labels in loader:
+                sums.index_add_(0, labels, model(images).softmax(dim=1))
+                counts += torch.bincount(labels, minlength=CLASSES)
+        context.state["model"] = ArrayRecord(model.state_dict())
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        answer = {"knowledge": ArrayRecord({"knowledge": sums / counts[:, None]})}
+        told = {"about": MetricRecord({"bytes": peak, "process": os.getpid()})}
+        return Message(RecordDict({**answer, **told}), reply_to=message)
+
+    found: dict[str, float] = {}
+
+    @server.main()
+    def serve(grid: Grid, _context: Context) -> None:
+        while len(list(grid.get_node_ids())) < DEVICES:
+            time.sleep(0.1)
+        target, seconds, workers = torch.full((CLASSES, CLASSES), 1 / CLASSES), [], {}
+        for number in range(rounds + 1):  # in the first one workers start and load their data
+            started = time.perf_counter()
+            content = {"target": ArrayRecord({"target": target}), "config": ConfigRecord({"round": number})}
+            asked = [Message(RecordDict(content), node, "train") for node in grid.get_node_ids()]
+            answers = [answer.content for answer in grid.send_and_receive(asked)]
+            target = torch.stack([each["knowledge"].to_torch_state_dict()["knowledge"] for each in answers]).nanmean(0)
+            seconds.append(time.perf_counter() - started)
+            workers |= {int(each["about"]["process"]): float(each["about"]["bytes"]) for each in answers}
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        found.update(seconds=float(np.min(seconds[1:])), bytes=own + sum(workers.values()))
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
+    run_simulation(server, client, DEVICES, backend_config=resources)
+    return found
+
+
+if __name__ == "__main__":
+    main()
