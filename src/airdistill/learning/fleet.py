@@ -46,8 +46,9 @@ class Engine:
     with their number, and wait for each other in vain on a busy machine. `chunk_samples` go through a model at once;
     forward passes are kept for the update up to `kept_bytes`, by default as many as suit the kernels.
 
-    `stacked` trains all devices in the same operations where they are alike enough (`can_stack`), `chunk_samples` of
-    each at once, and keeps no forward passes: many small steps one after another leave a GPU idle.
+    `stacked` trains all devices in the same operations where they are alike enough (`can_stack`): many small steps one
+    after another leave a GPU idle. `chunk_samples` of each device go through the models at once, and no forward passes
+    are kept; with fused kernels as many as fit go at once, and the forward pass is kept where all do.
 
     `kernels` says whose: "torch" takes any model; "fused" are our own for models of the paper's form, and refuse
     others; "auto" takes those for such models with convolutions.
@@ -131,7 +132,11 @@ class LearningFleet:
         self.engine = engine
         self.one_model = one_model
         alike = engine.stacked and can_stack(learners)
-        self.stacked = StackedLearners(learners, engine.chunk_samples) if alike else None
+        self.stacked = (
+            StackedLearners(learners, engine.chunk_samples, engine.kernels, engine.kept_bytes) if alike else None
+        )
+        if engine.stacked and engine.kernels == "fused" and self.stacked is None:
+            raise InputError("--engine", "fused", "needs devices that are alike: equally many samples and one model")
         self._samples_are_apart = False  # until checked, when first it matters
         self._bytes_by_kind: dict[tuple[str, int], float] = {}
 
@@ -172,7 +177,7 @@ class LearningFleet:
         Before a full-batch step the forward passes are kept, as many as fit: that step then needs no second one.
         """
         if self.stacked is not None:
-            return self.stacked.knowledge()
+            return self.stacked.knowledge(keep=for_full_batch)
         budget = self._kept_bytes() if for_full_batch else 0.0
         keeps = []
         for learner in self.learners:
@@ -306,6 +311,8 @@ class LearningFleet:
             prefix = "0." if self.one_model else f"{device}."
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             learner.model.load_state_dict(own)
+        if self.stacked is not None:
+            self.stacked.forget()
 
 
 def check_finite(losses: list[Losses], finite_weights: list[bool], round_index: int) -> None:

@@ -21,7 +21,8 @@ _TRIALS = 3  # before recording, as PyTorch asks: libraries choose algorithms an
 
 class MinibatchStep:
     """`step(batch, target, lr)` changes the `weights` and returns losses `[loss, device]`; a batch is the indices
-    `[device, sample]`. The losses of all steps since `begin` are summed in `losses`.
+    `[device, sample]`, of none where the step is on all samples. The losses of all steps since `begin` are summed in
+    `losses`.
 
     On a GPU a step is recorded once, and then replayed on what was copied to its inputs' places.
     """
@@ -38,7 +39,7 @@ class MinibatchStep:
         self._target = None if target is None else Target(target.rows.clone(), target.known.clone())
         self._lr = weights[0].new_zeros(())
         self.losses = torch.zeros(2, batch_shape[0], dtype=torch.float64, device=weights[0].device)
-        self._work = recorded(self._work_once, weights) if weights[0].is_cuda else self._work_once
+        self._work = (recorded(self._work_once, weights) if weights[0].is_cuda else None) or self._work_once
 
     def _work_once(self) -> None:
         self.losses.add_(self._step(self._batch, self._target, self._lr))
@@ -51,22 +52,23 @@ class MinibatchStep:
             self._target.rows.copy_(target.rows)
             self._target.known.copy_(target.known)
 
-    def make(self, batch: Tensor, lr: float | None = None) -> None:
+    def make(self, batch: Tensor | None = None, lr: float | None = None) -> None:
         """The step on this batch; with a step size of its own, if given."""
         if lr is not None:
             self._lr.fill_(lr)
-        self._batch.copy_(batch)
+        if batch is not None:
+            self._batch.copy_(batch)
         self._work()
 
 
-def recorded(work: Callable[[], None], weights: Sequence[Tensor]) -> Callable[[], None]:
-    """The same work as a CUDA graph, or the work itself where it cannot be recorded; leaves the weights as they are."""
+def recorded(work: Callable[[], None], weights: Sequence[Tensor]) -> Callable[[], None] | None:
+    """The same work as a CUDA graph, or None where it cannot be recorded; leaves the weights as they are."""
     before = [weight.detach().clone() for weight in weights]
     try:
         return _graph_of(work).replay
     except Exception as error:  # the user's model can do anything, and not everything can be recorded
         logger.info("steps are launched operation by operation, for they cannot be recorded: %s", error)
-        return work
+        return None
     finally:
         for weight, value in zip(weights, before, strict=True):
             weight.detach().copy_(value)

@@ -6,6 +6,7 @@ A GPU then gets few large kernels instead of many small ones, and nothing is fet
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -14,15 +15,23 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, nll_loss, one_hot
 
 from airdistill.arrays import FloatArray, IntArray
+from airdistill.errors import InputError
 from airdistill.learning.clipping import clipped_sum
+from airdistill.learning.fused.cuda import FusedLogits, fused_logits
+from airdistill.learning.fused.form import form_of
+from airdistill.learning.kept import KeptPass
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.minibatch import MinibatchStep
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
-from airdistill.learning.stacking import logits_of_all, plain, plain_stack, stacked_parameters
+from airdistill.learning.stacking import AnyLogits, plain, plain_stack, stacked_parameters
 from airdistill.learning.target import Target
+
+logger = logging.getLogger(__name__)
 
 # Samples whose per-sample gradients are taken at once: enough to keep a GPU busy, within a few GiB for small kernels.
 _CLIPPED_AT_ONCE = 1 << 14
+# What a pass through the fused kernels may need at its height.
+_FUSED_BYTES = 4 << 30
 
 
 class StackedLearners:
@@ -32,7 +41,13 @@ class StackedLearners:
     model, or to train it alone, is to change the stack.
     """
 
-    def __init__(self, learners: Sequence[Learner], chunk: int) -> None:
+    def __init__(
+        self, learners: Sequence[Learner], chunk: int, kernels: str = "auto", kept_bytes: float = 4 << 30
+    ) -> None:
+        """`chunk` samples of each device go through the models at once, or with fused kernels as many as fit.
+
+        `kernels` are as an engine has them; up to `kept_bytes` of a forward pass are kept for the update.
+        """
         models = [learner.model for learner in learners]
         # Only the code of this copy is used: hooks or modes that others set on a device's model do not reach it. Its
         # weights are those of device 0.
@@ -47,23 +62,43 @@ class StackedLearners:
         self._samples, self._labels = plain_stack(samples), plain_stack(labels)
         self._num_classes = learners[0].num_classes
         self._class_counts = self._of_class(self._labels).sum(dim=1)  # [device, class]
-        self._chunk = chunk
+        self._logits = self._logits_by(kernels)
+        self._chunk = self._fitting(chunk)
+        self._chunks = [
+            (self._logits.laid_out(some), their_labels)
+            for some, their_labels in _in_step(self._samples, self._labels, self._chunk, dim=1)
+        ]
+        self._kept = self._kept_pass(kept_bytes)
+        self._keeps = False  # whether the kept pass is that of the present weights
         self._steps: dict[tuple[int, float | None], MinibatchStep] = {}
+        self._finite: list[bool] | None = None  # what the last step left, until asked for
 
-    def knowledge(self) -> FloatArray:
-        """Eq. (2) of every device, `[device, class, class]`; not a number where a device has no samples of a class."""
+    def knowledge(self, keep: bool = False) -> FloatArray:
+        """Eq. (2) of every device, `[device, class, class]`; not a number where a device has no samples of a class.
+
+        With `keep` the forward pass stays in memory for `full_batch_step`, where it can.
+        """
+        known = self._kept.knowledge() if keep and self._kept is not None else None
+        self._keeps = known is not None
+        if known is not None:
+            return np.asarray(known.cpu().numpy())
         sums = self._class_counts.new_zeros(*self._class_counts.shape, self._num_classes)
-        for samples, labels in self._chunks():
-            predictions = self._predict(samples).to(torch.float64).softmax(dim=2)
-            # A product with indicators, and not index_add, which on a GPU adds in another order each time.
-            sums += self._of_class(labels).mT @ predictions
+        with torch.no_grad():
+            for samples, labels in self._chunks:
+                sums += self._class_sums(self._logits(self._parameters, samples), labels)
         return np.asarray((sums / self._class_counts[:, :, None]).cpu().numpy())
 
     def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> list[Losses]:
-        """Eq. (4) on every device: one gradient step on all samples."""
+        """Eq. (4) on every device: one gradient step on all samples, on the kept forward pass if there is one."""
+        if self._keeps and self._kept is not None:
+            target = target if distill_weight else None
+            step = self._kept_step(self._kept, target, distill_weight)
+            step.begin(target, lr)
+            step.make()
+            return self._fetched(step.losses)
         slopes, losses = self._full_batch(target, distill_weight)
         self._descend(slopes, lr)
-        return _fetched(losses)
+        return self._fetched(losses)
 
     def local_epochs(
         self, target: Target | None, lr: float, distill_weight: float, orders: list[list[IntArray]], batch_size: int
@@ -79,7 +114,7 @@ class StackedLearners:
         for batch in batches:
             steps[batch.shape[1]].make(batch)
         sums = torch.stack([size * step.losses for size, step in steps.items()]).sum(dim=0)
-        return _fetched(sums / (passes.shape[1] * passes.shape[2]))
+        return self._fetched(sums / (passes.shape[1] * passes.shape[2]))
 
     def mixed_steps(self, steps: Sequence[MixedSteps], public: Tensor, target: Target) -> list[Losses]:
         """Steps on own samples and on `public` ones `[sample, ...]`; every device's steps must be `alike`."""
@@ -92,8 +127,7 @@ class StackedLearners:
             assert target is not None  # it is given below
             own, shared, offsets = first.unpacked(batch)
             samples = first.move(torch.cat([self._samples[every_device, own], public[shared]], dim=1), offsets)
-            logits = logits_of_all(self._template, self._parameters, samples, 0)
-            losses = mixed_losses(logits, self._labels[every_device, own], target, shared)
+            losses = mixed_losses(self._forward(samples), self._labels[every_device, own], target, shared)
             loss = first.own_weight * losses[0] + first.public_weight * losses[1]
             # A device's weights enter its own losses alone: the gradient of the sum over devices is each one's own.
             slopes = torch.autograd.grad(loss.sum(), self._trained, materialize_grads=True)
@@ -104,19 +138,17 @@ class StackedLearners:
         made.begin(target, 0.0)
         for batch, lr in zip(packed, first.lr.tolist(), strict=True):
             made.make(batch, lr)
-        return _fetched(made.losses / max(len(first.lr), 1))
+        return self._fetched(made.losses / max(len(first.lr), 1))
 
     def predictions(self, chunks: Iterable[Tensor]) -> FloatArray:
         """On the same samples for all devices, in chunks: `[device, sample, class]`."""
-        self._template.eval()
-        logits = torch.cat([self._predict(plain(chunk), None) for chunk in chunks], dim=1)
-        self._template.train()
+        logits = torch.cat(list(self._tested(chunks)), dim=1)
         return np.asarray(logits.to(torch.float64).softmax(dim=2).cpu().numpy())
 
     def gradients(self) -> tuple[Tensor, list[Losses]]:
         """The mean gradient of every device's cross-entropy, `[device, parameter]`."""
         slopes, losses = self._full_batch(None, 0.0)
-        return _vectors(slopes), _fetched(losses)
+        return _vectors(slopes), _losses_of(losses.tolist())
 
     def clipped_gradients(self, clip_norm: float) -> tuple[Tensor, list[Losses]]:
         """As `gradients`, each sample's clipped, where all devices hold the weights of device 0."""
@@ -128,7 +160,7 @@ class StackedLearners:
             gradient = torch.stack([part.gradient for part in sums]).sum(dim=0)
             of_devices.append((gradient, torch.stack([part.loss for part in sums]).sum(dim=0)))
         gradients, training = (torch.cat(parts) / self._labels.shape[1] for parts in zip(*of_devices, strict=True))
-        return gradients, _fetched(torch.stack([training, torch.zeros_like(training)]))
+        return gradients, _losses_of(torch.stack([training, torch.zeros_like(training)]).tolist())
 
     def parameters(self) -> Tensor:
         """Every device's trainable parameters as one vector each, `[device, parameter]`."""
@@ -137,6 +169,7 @@ class StackedLearners:
     @torch.no_grad()
     def average(self, weights: FloatArray) -> None:
         """Every model becomes Σ_i w_i θ_i, summed in float64."""
+        self.forget()
         shares = torch.from_numpy(weights).to(self._labels.device, torch.float64)
         for stack in self._parameters.values():
             stack.copy_(torch.tensordot(shares, stack.to(torch.float64), dims=1))
@@ -144,54 +177,124 @@ class StackedLearners:
     @torch.no_grad()
     def descend(self, gradient: Tensor, lr: float) -> None:
         """θ ← θ − η g on every device, for one vector in the order of the trainable parameters."""
+        self.forget()
         parts = torch.split(gradient, [stack[0].numel() for stack in self._trained])
         shaped = [part.reshape(stack.shape[1:]) for part, stack in zip(parts, self._trained, strict=True)]
         self._descend(shaped, lr)
 
     def correct_by_class(self, chunks: Iterable[Tensor], labels: IntArray) -> FloatArray:
         """Test samples that each device predicts right, `[device, class]`; all devices see the same `chunks`."""
-        self._template.eval()
-        predicted = torch.cat([self._predict(plain(chunk), None).argmax(dim=2) for chunk in chunks], dim=1)
-        self._template.train()
+        predicted = torch.cat([logits.argmax(dim=2) for logits in self._tested(chunks)], dim=1)
         true = torch.from_numpy(labels).to(predicted.device)
         right = (predicted == true).to(torch.float64)
         return np.asarray((right @ self._of_class(true)).cpu().numpy())
 
+    def forget(self) -> None:
+        """What is known of the weights: they were changed."""
+        self._keeps, self._finite = False, None
+
     def finite_weights(self) -> list[bool]:
         """For each device whether all its weights are finite numbers."""
-        each = [torch.isfinite(stack).flatten(1).all(dim=1) for stack in self._parameters.values()]
-        finite: list[bool] = torch.stack(each).all(dim=0).tolist()
-        return finite
+        found, self._finite = self._finite, None  # the last step's, which came with its losses
+        return self._all_finite().tolist() if found is None else found
 
-    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Samples `[device, sample, ...]` and labels `[device, sample]`, as many as go through the models at once."""
-        return _in_step(self._samples, self._labels, self._chunk, dim=1)
+    def _all_finite(self) -> Tensor:
+        return torch.isfinite(_vectors([stack.detach() for stack in self._parameters.values()])).all(dim=1)
+
+    def _fetched(self, losses: Tensor) -> list[Losses]:
+        """A step's losses `[loss, device]`, and whether it left finite weights: to fetch is to wait, so but once."""
+        self._keeps = False
+        *both, finite = torch.cat([losses, self._all_finite()[None].to(losses.dtype)]).tolist()
+        self._finite = [each == 1.0 for each in finite]
+        return _losses_of(both)
+
+    def _logits_by(self, kernels: str) -> AnyLogits | FusedLogits:
+        """By which kernels the models are computed; a model that fused ones cannot is refused or told of."""
+        if kernels == "torch" or self._samples.device.type != "cuda":
+            return AnyLogits(self._template)
+        form = form_of(self._template, tuple(self._samples.shape[2:]))
+        if form is None:
+            found: FusedLogits | str = "the model is not of the form that they compute"
+        else:
+            found = fused_logits(form, self._parameters, self._samples)
+        if not isinstance(found, str):
+            return found
+        if kernels == "fused":
+            raise InputError("--engine", "fused", f"is not possible: {found}")
+        logger.info("the fused kernels are not used: %s", found)
+        return AnyLogits(self._template)
+
+    def _fitting(self, chunk: int) -> int:
+        """Samples of each device that go through the models at once."""
+        if isinstance(self._logits, AnyLogits):
+            return chunk
+        return max(chunk, _FUSED_BYTES // (self._logits.bytes_for_a_sample * len(self._labels)))
+
+    def _kept_pass(self, kept_bytes: float) -> KeptPass | None:
+        """Where the kernels are fused, all samples fit at once, and what is kept may be so much."""
+        if isinstance(self._logits, AnyLogits) or len(self._chunks) > 1:
+            return None
+        if self._labels.numel() * self._logits.bytes_for_a_sample > kept_bytes:
+            return None
+        logits, (samples, labels) = self._logits, self._chunks[0]
+
+        def knowledge(of_logits: Tensor) -> Tensor:
+            return self._class_sums(of_logits, labels) / self._class_counts[:, :, None]
+
+        return KeptPass(lambda parameters: logits(parameters, samples), knowledge, self._parameters)
+
+    def _kept_step(self, kept: KeptPass, target: Target | None, distill_weight: float) -> MinibatchStep:
+        """The step that goes on from the kept pass."""
+        kind = 0, None if target is None else distill_weight
+        if kind not in self._steps:
+
+            def step(_: Tensor, target: Target | None, lr: Tensor) -> Tensor:
+                losses = _losses(kept.logits, self._labels, target)
+                slopes = kept.slopes(torch.add(losses[0], losses[1], alpha=distill_weight).sum())
+                self._descend(slopes, lr)
+                return torch.stack(losses).detach()
+
+            self._steps[kind] = MinibatchStep(step, (len(self._labels), 0), target, self._trained)
+        return self._steps[kind]
 
     def _of_class(self, labels: Tensor) -> Tensor:
         """One where a label is of the class, `[..., class]`; in float64, to sum with."""
         return one_hot(labels, self._num_classes).to(torch.float64)
 
+    def _class_sums(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The predictions of every class, summed: `[device, class, class]`."""
+        # A product with indicators, and not index_add, which on a GPU adds in another order each time.
+        return self._of_class(labels).mT @ logits.to(torch.float64).softmax(dim=2)
+
+    def _forward(self, samples: Tensor) -> Tensor:
+        """Logits of samples `[device, sample, ...]`; with a device axis of one all devices see the same."""
+        return self._logits(self._parameters, self._logits.laid_out(samples))
+
     @torch.no_grad()
-    def _predict(self, samples: Tensor, device_axis: int | None = 0) -> Tensor:
-        return logits_of_all(self._template, self._parameters, samples, device_axis)
+    def _tested(self, chunks: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Logits of the same samples for all devices, as in evaluation: some at a time."""
+        self._template.eval()
+        for chunk in torch.split(torch.cat([plain(chunk) for chunk in chunks]), self._chunk):
+            yield self._forward(chunk[None])
+        self._template.train()
 
     def _full_batch(self, target: Target | None, distill_weight: float) -> tuple[list[Tensor], Tensor]:
         """Gradients of eq. (1) for `_trained`, and losses `[loss, device]`."""
         slopes = [torch.zeros_like(stack) for stack in self._trained]
         means = self._class_counts.new_zeros(2, len(self._labels))
-        for samples, labels in self._chunks():
+        for samples, labels in self._chunks:
             share = labels.shape[1] / self._labels.shape[1]
-            some_slopes, losses = self._slopes(samples, labels, target, distill_weight)
+            logits = self._logits(self._parameters, samples)
+            some_slopes, losses = self._slopes(logits, labels, target, distill_weight)
             for slope, some in zip(slopes, some_slopes, strict=True):
                 slope.add_(some, alpha=share)
             means.add_(losses, alpha=share)
         return slopes, means
 
     def _slopes(
-        self, samples: Tensor, labels: Tensor, target: Target | None, distill_weight: float
+        self, logits: Tensor, labels: Tensor, target: Target | None, distill_weight: float
     ) -> tuple[Sequence[Tensor], Tensor]:
         """Gradients of eq. (1) on one batch for `_trained`, and its losses `[loss, device]`."""
-        logits = logits_of_all(self._template, self._parameters, samples, 0)
         training, distillation = _losses(logits, labels, target if distill_weight else None)
         # A device's weights enter its own losses alone: the gradient of the sum over devices is each one's own.
         loss = torch.add(training, distillation, alpha=distill_weight).sum()
@@ -207,7 +310,7 @@ class StackedLearners:
 
             def step(batch: Tensor, target: Target | None, lr: Tensor) -> Tensor:
                 samples, labels = self._samples[every_device, batch], self._labels[every_device, batch]
-                slopes, losses = self._slopes(samples, labels, target, distill_weight)
+                slopes, losses = self._slopes(self._forward(samples), labels, target, distill_weight)
                 self._descend(slopes, lr)
                 return losses
 
@@ -235,8 +338,9 @@ def _losses(logits: Tensor, labels: Tensor, target: Target | None) -> tuple[Tens
     return training, (squared * target.known[labels]).mean(dim=1)
 
 
-def _fetched(losses: Tensor) -> list[Losses]:
-    return [Losses(training, distillation) for training, distillation in losses.T.tolist()]
+def _losses_of(numbers: Sequence[Sequence[float]]) -> list[Losses]:
+    """Of every device, from `[loss][device]`."""
+    return [Losses(training, distillation) for training, distillation in zip(*numbers, strict=True)]
 
 
 def _vectors(stacks: Sequence[Tensor]) -> Tensor:

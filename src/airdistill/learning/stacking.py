@@ -34,6 +34,24 @@ def logits_of_all(
     return logits
 
 
+class AnyLogits:
+    """The logits of all devices' models, whatever their code, by PyTorch's own kernels."""
+
+    def __init__(self, template: nn.Module) -> None:
+        self._template = template
+
+    @staticmethod
+    def laid_out(samples: Tensor) -> Tensor:
+        """Samples `[device, sample, ...]` as `__call__` takes them."""
+        return samples
+
+    def __call__(self, parameters: dict[str, Tensor], samples: Tensor) -> Tensor:
+        """`[device, sample, class]` from samples as `laid_out`; with a device axis of one all see the same."""
+        if len(samples) == 1:
+            return logits_of_all(self._template, parameters, samples[0], None)
+        return logits_of_all(self._template, parameters, samples, 0)
+
+
 def stacked_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor]:
     """`[device, ...]` by name; those that the models train are leaves of the gradient."""
     return {

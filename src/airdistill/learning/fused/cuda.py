@@ -132,7 +132,9 @@ class _Sizes:
     def of_input_slopes(self) -> _Sizes:
         """With as many warps as input channels share out among, and the weights that they need at once."""
         warps = min((5, 4, 3), key=lambda number: _up(self.CIN, number))
-        return replace(self, WARPS=warps, RESIDENT=3, CO_CHUNK=_within_shared(self.COUT, warps * _up(self.KH * self.KW, 4)))
+        return replace(
+            self, WARPS=warps, RESIDENT=3, CO_CHUNK=_within_shared(self.COUT, warps * _up(self.KH * self.KW, 4))
+        )
 
     def of_weight_slopes(self) -> _Sizes:
         return replace(self, WARPS=1, RESIDENT=8)
@@ -195,7 +197,7 @@ class _ConvPoolRelu(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, slopes: Tensor) -> tuple[None, None, Tensor | None, Tensor, Tensor | None]:
         features, weight, kept = ctx.saved_tensors
         kernels: _BlockKernels = ctx.kernels
