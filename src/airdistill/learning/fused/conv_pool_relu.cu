@@ -11,6 +11,7 @@
 //   WARPS, RESIDENT           warps in a block, and blocks that a multiprocessor's registers must hold at once
 //   CELLS, CO_TILE, CI_CHUNK  forward: cells and output channels of a thread, input channels in shared memory at once
 //   CO_SLOPES, CELLS_AT_ONCE  weight slopes: output channels of a thread, cells that its loop is unrolled for
+//   HELD                      sparse weight slopes: samples in shared memory at once
 //   TILE_W, CO_CHUNK          input slopes: columns of a thread, output channels in shared memory at once
 
 #define PH ((H - KH + 1) / 2)
@@ -180,6 +181,91 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_slopes(
       else if (input == 0)
         of_biases[part * COUT + first_channel + channel] = sum;
     }
+  }
+}
+#endif
+
+#ifdef SPARSE_WEIGHT_SLOPES
+// The same sums as weight_slopes, where a warp's threads take the taps of a kernel: it works on one output of the block
+// at a time, reaches into the image only where that output came from, and passes over outputs without a slope.
+// A part of the sums: of all HELD samples in turn, every `gridDim.x`-th from the part's own on.
+// grid: (parts, devices)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sparse_weight_slopes(
+    const float* __restrict__ samples, const float* __restrict__ slopes, const Kept* __restrict__ kept,
+    float* __restrict__ of_weights, float* __restrict__ of_biases, int num_samples, int same_samples) {
+  constexpr int TOGETHER = K < 32 ? 32 / K : 1, TURNS = (K + 31) / 32;  // input channels of a warp at once, or its turns
+  constexpr int GROUPS = (CIN + TOGETHER - 1) / TOGETHER, CHANNELS = (COUT + WARPS - 1) / WARPS;
+  constexpr int PAIRS = (CHANNELS + 1) / 2, STRIDE = 2 * PAIRS * WARPS;
+  constexpr int PITCH = UP(CIN * H * W, 32) + 32 / HELD;  // so that writing them meets every bank of memory
+  __shared__ float images[HELD * PITCH + TOGETHER * H * W];
+  __shared__ float4 entries[HELD * PH * PW * STRIDE / 2];  // of two channels each: slope and place
+  const int device = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float* own = samples + (same_samples ? 0 : (size_t)device * (CIN * H * W) * num_samples);
+  const size_t cells = (size_t)device * (COUT * PH * PW) * num_samples;
+  int reach[TURNS];
+#pragma unroll
+  for (int turn = 0; turn < TURNS; ++turn) {
+    const int tap = min(turn * 32 + (TURNS == 1 ? lane % K : lane), K - 1);
+    reach[turn] = (TURNS == 1 ? min(lane / K, TOGETHER - 1) * (H * W) : 0) + tap / KW * W + tap % KW;
+  }
+  float sums[CHANNELS][GROUPS * TURNS] = {}, bias_sums[CHANNELS] = {};
+#pragma unroll 1
+  for (int first = blockIdx.x * HELD; first < num_samples; first += gridDim.x * HELD) {
+    __syncthreads();
+    for (int at = threadIdx.x; at < HELD * CIN * H * W; at += THREADS) {
+      const int sample = min(first + at % HELD, num_samples - 1);
+      images[at % HELD * PITCH + at / HELD] = own[(size_t)(at / HELD) * num_samples + sample];
+    }
+    for (int at = threadIdx.x; at < HELD * PH * PW * STRIDE; at += THREADS) {
+      const int held = at % HELD, cell = at / HELD % (PH * PW), entry = at / (HELD * PH * PW);
+      const int channel = entry / (2 * PAIRS) * CHANNELS + entry % (2 * PAIRS);
+      float2 found = make_float2(0.0f, __int_as_float(0));
+      if (entry % (2 * PAIRS) < CHANNELS && channel < COUT && first + held < num_samples) {
+        const size_t from = cells + (size_t)(channel * PH * PW + cell) * num_samples + first + held;
+        const int place = kept[from];
+        const int row = 2 * (cell / PW) + place / 2, column = 2 * (cell % PW) + place % 2;
+        if (place != NOT_KEPT) found = make_float2(slopes[from], __int_as_float(held * PITCH + row * W + column));
+      }
+      ((float2*)entries)[(held * PH * PW + cell) * STRIDE + entry] = found;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int output = 0; output < HELD * PH * PW; ++output) {
+      float4 pairs[PAIRS];
+#pragma unroll
+      for (int pair = 0; pair < PAIRS; ++pair) pairs[pair] = entries[(output * WARPS + warp) * PAIRS + pair];
+#pragma unroll
+      for (int channel = 0; channel < CHANNELS; ++channel) {
+        const float4 pair = pairs[channel / 2];
+        const float slope = channel % 2 ? pair.z : pair.x;
+        if (slope == 0.0f) continue;
+        const float* image = images + __float_as_int(channel % 2 ? pair.w : pair.y);
+        bias_sums[channel] += slope;
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group)
+#pragma unroll
+          for (int turn = 0; turn < TURNS; ++turn) {
+            float& sum = sums[channel][group * TURNS + turn];
+            sum = fmaf(slope, image[reach[turn] + group * (TOGETHER * H * W)], sum);
+          }
+      }
+    }
+  }
+  const size_t part = (size_t)blockIdx.x * gridDim.y + device;
+#pragma unroll
+  for (int channel = 0; channel < CHANNELS; ++channel) {
+    const int output = warp * CHANNELS + channel;
+    if (output >= COUT) continue;
+    if (lane == 0) of_biases[part * COUT + output] = bias_sums[channel];
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group)
+#pragma unroll
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const int input = group * TOGETHER + (TURNS == 1 ? lane / K : 0);
+        const int tap = TURNS == 1 ? lane % K : turn * 32 + lane;
+        if (lane < TOGETHER * K && input < CIN && tap < K)
+          of_weights[((part * COUT + output) * CIN + input) * K + tap] = sums[channel][group * TURNS + turn];
+      }
   }
 }
 #endif

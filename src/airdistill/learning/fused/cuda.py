@@ -21,10 +21,12 @@ from airdistill.learning.fused.form import ConvBlock, NetworkForm, logits_by_for
 
 logger = logging.getLogger(__name__)
 
-_THREADS_OF_A_WARP = 32
+_WARP = 32  # threads
 _SHARED_BYTES = 40 << 10  # of weights in a block's shared memory; 48 KiB can be had without asking
-_FORWARD_SUMS, _SLOPE_SUMS = 80, 128  # numbers that a thread has in registers at once; measured
-_PARTS_AT_LEAST = 1 << 13  # warps that keep a large GPU busy
+# Sums that a thread has in registers at once; measured.
+_FORWARD_SUMS, _SLOPE_SUMS, _SPARSE_SUMS, _BAND_SUMS = 80, 128, 48, 96
+_BUSY_SHARE = 0.6  # of a warp's threads, below which it is faster to take all places than those that were kept
+_WARPS_AT_LEAST = 1 << 13  # that keep a large GPU busy
 _AGREEMENT = 1e-4  # relative to the largest logit; a kernel that computes something else would be off by far more
 
 Launch = Callable[[tuple[int, int, int], list[Any]], None]
@@ -101,6 +103,7 @@ class _Sizes:
     CI_CHUNK: int
     CO_SLOPES: int
     CELLS_AT_ONCE: int
+    HELD: int
     TILE_W: int
     CO_CHUNK: int
 
@@ -110,7 +113,7 @@ class _Sizes:
         cells = 2 if block.pooled_width > 1 and taps <= 49 else 1
         channels = _even_share(block.channels_out, _FORWARD_SUMS // (4 * cells))
         band = block.kernel_height + 1
-        tile_width = block.width if band * block.width <= _SLOPE_SUMS else max(2, _SLOPE_SUMS // band // 2 * 2)
+        tile_width = block.width if band * block.width <= _BAND_SUMS else max(2, _BAND_SUMS // band // 2 * 2)
         return cls(
             CIN=block.channels_in,
             H=block.height,
@@ -125,6 +128,7 @@ class _Sizes:
             CI_CHUNK=_within_shared(block.channels_in, taps * _up(channels, 4)),
             CO_SLOPES=_even_share(block.channels_out, max(1, min(5, _SLOPE_SUMS // taps))),
             CELLS_AT_ONCE=1,
+            HELD=1,
             TILE_W=tile_width,
             CO_CHUNK=1,
         )
@@ -139,6 +143,22 @@ class _Sizes:
     def of_weight_slopes(self) -> _Sizes:
         return replace(self, WARPS=1, RESIDENT=8)
 
+    def of_sparse_weight_slopes(self) -> _Sizes | None:
+        """None where the kernel's taps would leave many threads of a warp idle, or too much is to be held."""
+        taps, pixels = self.KH * self.KW, self.H * self.W
+        together, turns = max(1, _WARP // taps), -(-taps // _WARP)
+        rounds = -(-self.CIN // together) * turns
+        warps = next((number for number in range(4, 17) if -(-self.COUT // number) * rounds <= _SPARSE_SUMS), None)
+        if warps is None or self.CIN * taps < _BUSY_SHARE * _WARP * rounds:
+            return None
+        cells = ((self.H - self.KH + 1) // 2) * ((self.W - self.KW + 1) // 2)
+        entries = 8 * cells * warps * _up(-(-self.COUT // warps), 2)
+        for held in (4, 2, 1):
+            of_images = 4 * (held * _up(self.CIN * pixels, 32) + 32 + together * pixels)
+            if of_images + held * entries <= _SHARED_BYTES:
+                return replace(self, WARPS=warps, RESIDENT=4 if warps <= 5 else 2 if warps <= 10 else 1, HELD=held)
+        return None
+
 
 class _BlockKernels:
     """ReLU of the 2×2 maximum of a convolution, of features `[device, feature, sample]`."""
@@ -147,6 +167,7 @@ class _BlockKernels:
         self.block = block
         self._sizes = _Sizes.of(block)
         self._weight_sizes, self._input_sizes = self._sizes.of_weight_slopes(), self._sizes.of_input_slopes()
+        self._sparse_sizes = self._sizes.of_sparse_weight_slopes()
 
     def __call__(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         outputs: Tensor = _ConvPoolRelu.apply(self, torch.is_grad_enabled(), features, weight, bias)  # type: ignore[no-untyped-call]
@@ -165,17 +186,24 @@ class _BlockKernels:
         return outputs, kept
 
     def weight_slopes(self, features: Tensor, slopes: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """`[device, ...]` of weights and biases."""
-        sizes, (num_devices, _, num_samples) = self._weight_sizes, slopes.shape
-        tasks = sizes.CIN * -(-sizes.COUT // sizes.CO_SLOPES)
-        num_parts = min(_groups(num_samples) * self.block.pooled_height, -(-_PARTS_AT_LEAST // (tasks * num_devices)))
+        """`[device, ...]` of weights and biases; parts of the sums are made side by side."""
+        num_devices, _, num_samples = slopes.shape
+        sparse, dense = self._sparse_sizes, self._weight_sizes
+        sizes = dense if sparse is None else sparse
+        if sparse is None:
+            tasks = dense.CIN * -(-dense.COUT // dense.CO_SLOPES)
+            most = _groups(num_samples) * self.block.pooled_height
+        else:
+            tasks, most = sparse.WARPS, -(-num_samples // sparse.HELD)
+        num_parts = min(most, -(-_WARPS_AT_LEAST // (tasks * num_devices)))
         of_weights = slopes.new_empty(num_parts, num_devices, sizes.COUT, sizes.CIN, sizes.KH, sizes.KW)
         of_biases = slopes.new_empty(num_parts, num_devices, sizes.COUT)
         same = int(len(features) < num_devices)
-        _kernel("weight_slopes", sizes)(
-            (-(-tasks // sizes.WARPS), num_parts, num_devices),
-            [features, slopes, kept, of_weights, of_biases, num_samples, same],
-        )
+        arguments = [features, slopes, kept, of_weights, of_biases, num_samples, same]
+        if sparse is None:
+            _kernel("weight_slopes", dense)((-(-tasks // dense.WARPS), num_parts, num_devices), arguments)
+        else:
+            _kernel("sparse_weight_slopes", sparse)((num_parts, num_devices, 1), arguments)
         return of_weights.sum(dim=0), of_biases.sum(dim=0)
 
     def input_slopes(self, weight: Tensor, slopes: Tensor, kept: Tensor) -> Tensor:
@@ -216,13 +244,13 @@ def _kernel(name: str, sizes: _Sizes) -> Launch:
     compiled = torch.cuda._compile_kernel(source, name)
 
     def launch(grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
-        compiled(grid, (_THREADS_OF_A_WARP * sizes.WARPS, 1, 1), list(arguments))
+        compiled(grid, (_WARP * sizes.WARPS, 1, 1), list(arguments))
 
     return launch
 
 
 def _groups(num_samples: int) -> int:
-    return -(-num_samples // _THREADS_OF_A_WARP)
+    return -(-num_samples // _WARP)
 
 
 def _up(number: int, multiple: int) -> int:
