@@ -199,7 +199,7 @@ class LearningFleet:
             self._bytes_by_kind[kind] = learner.bytes_kept_for_a_sample()
         return self._bytes_by_kind[kind]
 
-    def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> list[Losses]:
+    def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Sequence[Losses]:
         """Eq. (4) on every device."""
         if self.stacked is not None:
             return self.stacked.full_batch_step(target, lr, distill_weight)
@@ -207,7 +207,7 @@ class LearningFleet:
 
     def local_epochs(
         self, target: Target | None, lr: float, distill_weight: float, orders: list[list[IntArray]], batch_size: int
-    ) -> list[Losses]:
+    ) -> Sequence[Losses]:
         """Minibatch passes on every device; `orders[device]` has one order of its samples for each pass."""
         if self.stacked is not None and stackable(orders):
             return self.stacked.local_epochs(target, lr, distill_weight, orders, batch_size)
@@ -217,7 +217,7 @@ class LearningFleet:
             orders,
         )
 
-    def mixed_steps(self, steps: Sequence[MixedSteps], target: Target, stage: str) -> list[Losses]:
+    def mixed_steps(self, steps: Sequence[MixedSteps], target: Target, stage: str) -> Sequence[Losses]:
         """Every device's steps on own and public samples; the target has a row for each public sample.
 
         `stage` is what this is called while it goes on.
@@ -242,7 +242,7 @@ class LearningFleet:
             raise ValueError("the fleet has no public samples")
         return self.public if rows is None else self.public[torch.from_numpy(rows).to(self.engine.device)]
 
-    def gradients(self, clip_norm: float | None) -> tuple[FloatArray, list[Losses]]:
+    def gradients(self, clip_norm: float | None) -> tuple[FloatArray, Sequence[Losses]]:
         """The mean gradient of every device's cross-entropy, `[device, parameter]`, clipped per sample if asked."""
         if clip_norm is not None and not self._samples_are_apart:
             check_samples_apart(self.learners[0].model, self.learners[0].samples_and_labels()[0])
@@ -315,7 +315,7 @@ class LearningFleet:
             self.stacked.forget()
 
 
-def check_finite(losses: list[Losses], finite_weights: list[bool], round_index: int) -> None:
+def check_finite(losses: Sequence[Losses], finite_weights: list[bool], round_index: int) -> None:
     """Raises with round and device where a loss, or a weight after the step, is no finite number."""
     for device, (loss, sound_weights) in enumerate(zip(losses, finite_weights, strict=True)):
         if not (sound_weights and np.isfinite([loss.training, loss.distillation]).all()):

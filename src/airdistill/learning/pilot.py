@@ -7,7 +7,7 @@ much it changes over the distances that training goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
@@ -155,8 +155,8 @@ def _shortest_way(start: _Point) -> float:
 
 
 def watched_round(
-    fleet: LearningFleet, watches: list[Watch], target: Target | None, learn: Callable[[], list[Losses]]
-) -> list[Losses]:
+    fleet: LearningFleet, watches: list[Watch], target: Target | None, learn: Callable[[], Sequence[Losses]]
+) -> Sequence[Losses]:
     """Measures where the devices stand, lets them learn from the target, and measures how far they have come."""
     fleet.engine.for_each(lambda watch: watch.before_update(target), watches)
     losses = learn()

@@ -19,10 +19,11 @@ from airdistill.errors import InputError
 from airdistill.learning.clipping import clipped_sum
 from airdistill.learning.fused.cuda import FusedLogits, fused_logits
 from airdistill.learning.fused.form import form_of
-from airdistill.learning.kept import KeptPass
+from airdistill.learning.later import LaterLosses
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.minibatch import MinibatchStep
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
+from airdistill.learning.recorded_pass import RecordedPass
 from airdistill.learning.stacking import AnyLogits, plain, plain_stack, stacked_parameters
 from airdistill.learning.target import Target
 
@@ -42,11 +43,12 @@ class StackedLearners:
     """
 
     def __init__(
-        self, learners: Sequence[Learner], chunk: int, kernels: str = "auto", kept_bytes: float = 4 << 30
+        self, learners: Sequence[Learner], chunk: int, kernels: str = "auto", kept_bytes: int | None = None
     ) -> None:
         """`chunk` samples of each device go through the models at once, or with fused kernels as many as fit.
 
-        `kernels` are as an engine has them; up to `kept_bytes` of a forward pass are kept for the update.
+        `kernels` are as an engine has them; up to `kept_bytes` of a forward pass are kept for the update, by default
+        as many as fit.
         """
         models = [learner.model for learner in learners]
         # Only the code of this copy is used: hooks or modes that others set on a device's model do not reach it. Its
@@ -68,31 +70,33 @@ class StackedLearners:
             (self._logits.laid_out(some), their_labels)
             for some, their_labels in _in_step(self._samples, self._labels, self._chunk, dim=1)
         ]
-        self._kept = self._kept_pass(kept_bytes)
-        self._keeps = False  # whether the kept pass is that of the present weights
+        self._passes = self._recorded_passes(_FUSED_BYTES if kept_bytes is None else kept_bytes)
+        self._made: RecordedPass | None = None  # the one that was made with the present weights, if any was
+        self._asked_to_keep: bool | None = None  # by whoever asked for knowledge last
+        self._last: LaterLosses | None = None  # of the step that left the present weights, until asked for
         self._steps: dict[tuple[int, float | None], MinibatchStep] = {}
-        self._finite: list[bool] | None = None  # what the last step left, until asked for
 
     def knowledge(self, keep: bool = False) -> FloatArray:
         """Eq. (2) of every device, `[device, class, class]`; not a number where a device has no samples of a class.
 
         With `keep` the forward pass stays in memory for `full_batch_step`, where it can.
         """
-        known = self._kept.knowledge() if keep and self._kept is not None else None
-        self._keeps = known is not None
-        if known is not None:
-            return np.asarray(known.cpu().numpy())
+        self._asked_to_keep = keep and True in self._passes
+        made = self._present_pass(self._asked_to_keep)
+        if made is not None:
+            return np.asarray(made.knowledge.cpu().numpy())
         sums = self._class_counts.new_zeros(*self._class_counts.shape, self._num_classes)
         with torch.no_grad():
             for samples, labels in self._chunks:
                 sums += self._class_sums(self._logits(self._parameters, samples), labels)
         return np.asarray((sums / self._class_counts[:, :, None]).cpu().numpy())
 
-    def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> list[Losses]:
+    def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Sequence[Losses]:
         """Eq. (4) on every device: one gradient step on all samples, on the kept forward pass if there is one."""
-        if self._keeps and self._kept is not None:
+        made = self._present_pass(keep=True)
+        if made is not None:
             target = target if distill_weight else None
-            step = self._kept_step(self._kept, target, distill_weight)
+            step = self._step_from(made, target, distill_weight)
             step.begin(target, lr)
             step.make()
             return self._fetched(step.losses)
@@ -102,7 +106,7 @@ class StackedLearners:
 
     def local_epochs(
         self, target: Target | None, lr: float, distill_weight: float, orders: list[list[IntArray]], batch_size: int
-    ) -> list[Losses]:
+    ) -> Sequence[Losses]:
         """Passes of minibatch steps on every device; `orders[device]` has one order of its samples for each pass."""
         # All indices go over in one transfer: [device, pass, sample].
         passes = torch.from_numpy(np.array(orders, np.int64)).to(self._labels.device)
@@ -116,7 +120,7 @@ class StackedLearners:
         sums = torch.stack([size * step.losses for size, step in steps.items()]).sum(dim=0)
         return self._fetched(sums / (passes.shape[1] * passes.shape[2]))
 
-    def mixed_steps(self, steps: Sequence[MixedSteps], public: Tensor, target: Target) -> list[Losses]:
+    def mixed_steps(self, steps: Sequence[MixedSteps], public: Tensor, target: Target) -> Sequence[Losses]:
         """Steps on own samples and on `public` ones `[sample, ...]`; every device's steps must be `alike`."""
         first, public = steps[0], plain(public)
         packed = torch.from_numpy(np.stack([each.packed for each in steps], axis=1)).to(self._labels.device)
@@ -191,22 +195,22 @@ class StackedLearners:
 
     def forget(self) -> None:
         """What is known of the weights: they were changed."""
-        self._keeps, self._finite = False, None
+        self._made = self._last = None
 
     def finite_weights(self) -> list[bool]:
         """For each device whether all its weights are finite numbers."""
-        found, self._finite = self._finite, None  # the last step's, which came with its losses
-        return self._all_finite().tolist() if found is None else found
+        last, self._last = self._last, None
+        return self._all_finite().tolist() if last is None else last.left_finite_weights
 
     def _all_finite(self) -> Tensor:
         return torch.isfinite(_vectors([stack.detach() for stack in self._parameters.values()])).all(dim=1)
 
-    def _fetched(self, losses: Tensor) -> list[Losses]:
-        """A step's losses `[loss, device]`, and whether it left finite weights: to fetch is to wait, so but once."""
-        self._keeps = False
-        *both, finite = torch.cat([losses, self._all_finite()[None].to(losses.dtype)]).tolist()
-        self._finite = [each == 1.0 for each in finite]
-        return _losses_of(both)
+    def _fetched(self, losses: Tensor) -> Sequence[Losses]:
+        """A step's losses `[loss, device]`; meanwhile the GPU goes on to what will be asked for next."""
+        self._last, self._made = LaterLosses(losses, self._all_finite()), None
+        if self._asked_to_keep is not None:
+            self._present_pass(self._asked_to_keep)
+        return self._last
 
     def _logits_by(self, kernels: str) -> AnyLogits | FusedLogits:
         """By which kernels the models are computed; a model that fused ones cannot is refused or told of."""
@@ -230,27 +234,38 @@ class StackedLearners:
             return chunk
         return max(chunk, _FUSED_BYTES // (self._logits.bytes_for_a_sample * len(self._labels)))
 
-    def _kept_pass(self, kept_bytes: float) -> KeptPass | None:
-        """Where the kernels are fused, all samples fit at once, and what is kept may be so much."""
+    def _recorded_passes(self, kept_bytes: int) -> dict[bool, RecordedPass]:
+        """By whether they are kept: where the kernels are fused, all samples fit at once, and so much may be kept."""
         if isinstance(self._logits, AnyLogits) or len(self._chunks) > 1:
-            return None
-        if self._labels.numel() * self._logits.bytes_for_a_sample > kept_bytes:
-            return None
+            return {}
         logits, (samples, labels) = self._logits, self._chunks[0]
 
-        def knowledge(of_logits: Tensor) -> Tensor:
+        def known_from(of_logits: Tensor) -> Tensor:
             return self._class_sums(of_logits, labels) / self._class_counts[:, :, None]
 
-        return KeptPass(lambda parameters: logits(parameters, samples), knowledge, self._parameters)
+        can_keep = labels.numel() * logits.bytes_for_a_sample <= kept_bytes
+        return {
+            keeps: RecordedPass(lambda parameters: logits(parameters, samples), known_from, self._parameters, keeps)
+            for keeps in ([False, True] if can_keep else [False])
+        }
 
-    def _kept_step(self, kept: KeptPass, target: Target | None, distill_weight: float) -> MinibatchStep:
-        """The step that goes on from the kept pass."""
+    def _present_pass(self, keep: bool) -> RecordedPass | None:
+        """The recorded pass with the present weights, which may still be under way; None where there can be none."""
+        chosen = self._passes.get(keep)
+        if chosen is None:
+            return None
+        if self._made is not chosen:
+            self._made = chosen if chosen.make() else None
+        return self._made
+
+    def _step_from(self, made: RecordedPass, target: Target | None, distill_weight: float) -> MinibatchStep:
+        """The step on all samples that goes on from the pass."""
         kind = 0, None if target is None else distill_weight
         if kind not in self._steps:
 
             def step(_: Tensor, target: Target | None, lr: Tensor) -> Tensor:
-                losses = _losses(kept.logits, self._labels, target)
-                slopes = kept.slopes(torch.add(losses[0], losses[1], alpha=distill_weight).sum())
+                losses = _losses(made.logits, self._labels, target)
+                slopes = made.slopes(torch.add(losses[0], losses[1], alpha=distill_weight).sum())
                 self._descend(slopes, lr)
                 return torch.stack(losses).detach()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Context
 from functools import cached_property
@@ -226,7 +226,7 @@ class _Repeat:
         fleet, engine = self._fleet, self._fleet.engine
         received = ideal_knowledge(self._counts, fleet.knowledge(for_full_batch=False))
 
-        def learn() -> list[Losses]:
+        def learn() -> Sequence[Losses]:
             return learn_from(fleet, self._scenario, index, received, range(len(fleet.learners)))
 
         target = Target.of(received, engine.dtype, engine.device)

@@ -71,8 +71,10 @@ class Simulation:
         except BudgetExceeded:
             self.round_index -= 1
             raise
+        # Before the losses are asked for, on which a GPU may still be working.
+        spent = self.epsilon_spent(self.plan.scenario.privacy.sensitivity)
         check_finite(outcome.losses, self.fleet.finite_weights(), self.round_index)
-        record = self._record(this, outcome)
+        record = self._record(this, outcome, spent)
         if self._is_evaluated(self.round_index):
             record["accuracy"] = self.accuracy()
         return record
@@ -118,7 +120,7 @@ class Simulation:
         self.fleet.load_state(present)
         return accuracy
 
-    def _record(self, this: Round, outcome: Outcome) -> dict[str, Any]:
+    def _record(self, this: Round, outcome: Outcome, epsilon_spent: float) -> dict[str, Any]:
         weight = self.plan.scenario.learning.distill_weight
         training = float(np.mean([loss.training for loss in outcome.losses]))
         distillation = float(np.mean([loss.distillation for loss in outcome.losses]))
@@ -146,7 +148,7 @@ class Simulation:
             "uplink_seconds": self.uplink_seconds,
             "planned_joules": self.planned_joules,
             "measured_joules": self.measured_joules,
-            "epsilon_spent": self.epsilon_spent(self.plan.scenario.privacy.sensitivity),
+            "epsilon_spent": epsilon_spent,
         }
 
     def _about_knowledge(self, this: Round, heard: Heard) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -27,7 +28,7 @@ from airdistill.schemes.sharing import Sharing, learn_from, sharing_of, step_siz
 class Outcome:
     """A round's result: every device's losses, and what the server heard if anything was sent."""
 
-    losses: list[Losses]
+    losses: Sequence[Losses]
     heard: Heard | None = None
 
 
@@ -90,7 +91,7 @@ class Round:
         """What every device has to send, `[device, row, entry]`: whatever the plan says is shared."""
         return self._sharing.vectors(self.fleet, self.index, range(len(self.fleet.learners)))
 
-    def learn(self, received: FloatArray | None) -> list[Losses]:
+    def learn(self, received: FloatArray | None) -> Sequence[Losses]:
         """Every device's update from what was broadcast, or without anything on its own samples alone.
 
         From class means it is one full-batch step (eq. 4), or the scenario's local epochs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -106,7 +106,7 @@ class SharedPredictions:
 
     def learn(
         self, fleet: LearningFleet, round_index: int, broadcast: FloatArray | None, devices: Iterable[int]
-    ) -> list[Losses]:
+    ) -> Sequence[Losses]:
         assert broadcast is not None  # nobody is asked to learn from a public set on its own
         target = Target.of(sharpened(broadcast, self.public.temperature), fleet.engine.dtype, fleet.engine.device)
         steps = [

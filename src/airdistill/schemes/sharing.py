@@ -5,7 +5,7 @@ Schemes and audits play rounds with these, so that an attack meets the very trai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,7 +30,7 @@ class Sharing(Protocol):
 
     def learn(
         self, fleet: LearningFleet, round_index: int, broadcast: FloatArray | None, devices: Iterable[int]
-    ) -> list[Losses]:
+    ) -> Sequence[Losses]:
         """Every learner's update from what the server broadcast, or on its own."""
 
 
@@ -54,7 +54,7 @@ class SharedClassMeans:
 
     def learn(
         self, fleet: LearningFleet, round_index: int, broadcast: FloatArray | None, devices: Iterable[int]
-    ) -> list[Losses]:
+    ) -> Sequence[Losses]:
         return learn_from(fleet, self.scenario, round_index, broadcast, devices)
 
 
@@ -74,7 +74,7 @@ class SharedGradients:
         round_index: int,
         broadcast: FloatArray | None,
         devices: Iterable[int],  # noqa: ARG002
-    ) -> list[Losses]:
+    ) -> Sequence[Losses]:
         if broadcast is not None and np.isfinite(broadcast).all():  # else a device has no channel: nothing was sent
             fleet.descend(broadcast[0], step_size(self.scenario, round_index))
         return []
@@ -82,7 +82,7 @@ class SharedGradients:
 
 def learn_from(
     fleet: LearningFleet, scenario: Scenario, round_index: int, received: FloatArray | None, devices: Iterable[int]
-) -> list[Losses]:
+) -> Sequence[Losses]:
     """Every learner's update in a round; learner n takes its batches in the public order of device `devices[n]`."""
     learning, engine = scenario.learning, fleet.engine
     lr = step_size(scenario, round_index)

@@ -186,6 +186,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_slopes(
 #endif
 
 #ifdef SPARSE_WEIGHT_SLOPES
+// From global to shared memory without waiting: `wait_for_copies` does.
+__device__ __forceinline__ void copy_later(float* to, const float* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from));
+#else
+  *to = *from;
+#endif
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 // The same sums as weight_slopes, where a warp's threads take the taps of a kernel: it works on one output of the block
 // at a time, reaches into the image only where that output came from, and passes over outputs without a slope.
 // A part of the sums: of all HELD samples in turn, every `gridDim.x`-th from the part's own on.
@@ -214,20 +229,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sparse_weight_sl
     __syncthreads();
     for (int at = threadIdx.x; at < HELD * CIN * H * W; at += THREADS) {
       const int sample = min(first + at % HELD, num_samples - 1);
-      images[at % HELD * PITCH + at / HELD] = own[(size_t)(at / HELD) * num_samples + sample];
+      copy_later(images + at % HELD * PITCH + at / HELD, own + (size_t)(at / HELD) * num_samples + sample);
     }
+#pragma unroll 4
     for (int at = threadIdx.x; at < HELD * PH * PW * STRIDE; at += THREADS) {
       const int held = at % HELD, cell = at / HELD % (PH * PW), entry = at / (HELD * PH * PW);
       const int channel = entry / (2 * PAIRS) * CHANNELS + entry % (2 * PAIRS);
-      float2 found = make_float2(0.0f, __int_as_float(0));
-      if (entry % (2 * PAIRS) < CHANNELS && channel < COUT && first + held < num_samples) {
-        const size_t from = cells + (size_t)(channel * PH * PW + cell) * num_samples + first + held;
-        const int place = kept[from];
-        const int row = 2 * (cell / PW) + place / 2, column = 2 * (cell % PW) + place % 2;
-        if (place != NOT_KEPT) found = make_float2(slopes[from], __int_as_float(held * PITCH + row * W + column));
-      }
-      ((float2*)entries)[(held * PH * PW + cell) * STRIDE + entry] = found;
+      const bool is_one = entry % (2 * PAIRS) < CHANNELS && channel < COUT && first + held < num_samples;
+      const size_t from =
+          is_one ? cells + (size_t)(channel * PH * PW + cell) * num_samples + first + held : cells;
+      const int place = kept[from];
+      const float slope = slopes[from];
+      const int row = 2 * (cell / PW) + place / 2, column = 2 * (cell % PW) + place % 2;
+      ((float2*)entries)[(held * PH * PW + cell) * STRIDE + entry] =
+          make_float2(is_one && place != NOT_KEPT ? slope : 0.0f, __int_as_float(held * PITCH + row * W + column));
     }
+    wait_for_copies();
     __syncthreads();
 #pragma unroll 1
     for (int output = 0; output < HELD * PH * PW; ++output) {

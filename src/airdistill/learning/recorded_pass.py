@@ -1,4 +1,4 @@
-"""A forward pass over all samples that stays in memory: its predictions are sent, and the update goes on from it."""
+"""A forward pass over all samples, recorded: its predictions are sent, and an update can go on from it."""
 
 from __future__ import annotations
 
@@ -10,39 +10,42 @@ from torch import Tensor
 from airdistill.learning.minibatch import recorded
 
 
-class KeptPass:
-    """`forward` gives the logits of parameters, and `knowledge` what is asked of these; on a GPU, recorded once.
+class RecordedPass:
+    """`forward` gives the logits of parameters, and `known_from` the knowledge in these.
 
-    The results of each pass lie where those of the first one lay: what is recorded from `logits` on, and replayed after
-    a pass, works on that pass.
+    With `keeps` an update can go on from the pass. The results of each pass lie where those of the first one lay: what
+    is recorded from `logits` on, and replayed after a pass, works on that pass.
     """
 
     def __init__(
         self,
         forward: Callable[[dict[str, Tensor]], Tensor],
-        knowledge: Callable[[Tensor], Tensor],
+        known_from: Callable[[Tensor], Tensor],
         parameters: dict[str, Tensor],
+        keeps: bool,
     ) -> None:
-        self._forward, self._knowledge = forward, knowledge
+        self._forward, self._known_from, self._keeps = forward, known_from, keeps
         # The same memory under other names: autograd would refuse a pass whose parameters a step has changed since,
         # and cannot know that the pass was made anew at the same place.
         self._leaves = {name: stack.data.requires_grad_(stack.requires_grad) for name, stack in parameters.items()}
         self._was_tried = False
         self._replay: Callable[[], None] | None = None
-        self.logits = self._known = torch.empty(0)
+        self.logits = self.knowledge = torch.empty(0)
 
     def _pass(self) -> None:
-        self.logits = self._forward(self._leaves)
-        self._known = self._knowledge(self.logits.detach())
+        self.logits = torch.empty(0)  # the last pass must be gone, or autograd takes parts of it for those of this one
+        with torch.set_grad_enabled(self._keeps):
+            self.logits = self._forward(self._leaves)
+        self.knowledge = self._known_from(self.logits.detach())
 
-    def knowledge(self) -> Tensor | None:
-        """Makes the pass with the present parameters, and keeps it; None where a pass cannot be recorded."""
+    def make(self) -> bool:
+        """With the present parameters, without waiting for it; False where a pass cannot be recorded."""
         if not self._was_tried:
             self._was_tried, self._replay = True, recorded(self._pass, [])
         if self._replay is None:
-            return None
+            return False
         self._replay()
-        return self._known
+        return True
 
     def slopes(self, loss: Tensor) -> Sequence[Tensor]:
         """Of a loss of `logits`, for those parameters that are trained."""
