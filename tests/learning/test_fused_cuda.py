@@ -113,6 +113,7 @@ def played(made, rounds=3):
         known = made.knowledge(for_full_batch=True)
         losses = made.full_batch_step(Target.of(RECEIVED, torch.float32, CUDA), 0.3, 0.7)
         assert made.finite_weights() == [True] * DEVICES
+    assert all(each._replay is not None for each in made.stacked._passes.values() if each._was_tried)
     return known, np.array([(loss.training, loss.distillation) for loss in losses]), made.parameters()
 
 

@@ -20,7 +20,7 @@ class LaterLosses(Sequence[Losses]):
         self._numbers = torch.cat([losses, are_finite[None].to(losses.dtype)]).to("cpu", non_blocking=True)
         self._arrived: torch.cuda.Event | None = None
         if losses.is_cuda:
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
 
     @cached_property

@@ -88,7 +88,7 @@ class StackedLearners:
         sums = self._class_counts.new_zeros(*self._class_counts.shape, self._num_classes)
         with torch.no_grad():
             for samples, labels in self._chunks:
-                sums += self._class_sums(self._logits(self._parameters, samples), labels)
+                sums += _class_sums(self._logits(self._parameters, samples), self._of_class(labels))
         return np.asarray((sums / self._class_counts[:, :, None]).cpu().numpy())
 
     def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Sequence[Losses]:
@@ -240,8 +240,10 @@ class StackedLearners:
             return {}
         logits, (samples, labels) = self._logits, self._chunks[0]
 
+        of_class = self._of_class(labels)
+
         def known_from(of_logits: Tensor) -> Tensor:
-            return self._class_sums(of_logits, labels) / self._class_counts[:, :, None]
+            return _class_sums(of_logits, of_class) / self._class_counts[:, :, None]
 
         can_keep = labels.numel() * logits.bytes_for_a_sample <= kept_bytes
         return {
@@ -275,11 +277,6 @@ class StackedLearners:
     def _of_class(self, labels: Tensor) -> Tensor:
         """One where a label is of the class, `[..., class]`; in float64, to sum with."""
         return one_hot(labels, self._num_classes).to(torch.float64)
-
-    def _class_sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The predictions of every class, summed: `[device, class, class]`."""
-        # A product with indicators, and not index_add, which on a GPU adds in another order each time.
-        return self._of_class(labels).mT @ logits.to(torch.float64).softmax(dim=2)
 
     def _forward(self, samples: Tensor) -> Tensor:
         """Logits of samples `[device, sample, ...]`; with a device axis of one all devices see the same."""
@@ -351,6 +348,12 @@ def _losses(logits: Tensor, labels: Tensor, target: Target | None) -> tuple[Tens
         return training, torch.zeros_like(training)
     squared = ((log_predictions.exp() - target.rows[labels]) ** 2).sum(dim=2)
     return training, (squared * target.known[labels]).mean(dim=1)
+
+
+def _class_sums(logits: Tensor, of_class: Tensor) -> Tensor:
+    """The predictions of every class, summed: `[device, class, class]`; from indicators `[device, sample, class]`."""
+    # A product with indicators, and not index_add, which on a GPU adds in another order each time.
+    return of_class.mT @ logits.to(torch.float64).softmax(dim=2)
 
 
 def _losses_of(numbers: Sequence[Sequence[float]]) -> list[Losses]:
