@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_worlds import small_scenario
+from small_worlds import small_scenario, write_dataset
 from torch import nn
 
 import airdistill as ad
@@ -57,7 +57,7 @@ FORMS = {
     "three blocks": (network([block(1, 8, 3), block(8, 16, 3), block(16, 12, 3)], nn.Linear(12, 10)), (1, 28, 28)),
     "many channels": (network([block(3, 32, 3), block(32, 64, 3), block(64, 90, 3)], nn.Linear(360, 10)), (3, 32, 32)),
     "kernels of one": (network([block(1, 3, 1), block(3, 4, (1, 2))], nn.Linear(48, 5)), (1, 17, 16)),
-    "a wide image": (network([block(2, 5, 3), block(5, 6, 3)], nn.Linear(6 * 2 * 18, 5)), (2, 12, 78)),
+    "a wide image": (network([block(2, 5, 3), block(5, 6, 3)], nn.Linear(6 * 18, 5)), (2, 12, 78)),
     "no blocks": (network([], nn.Linear(60, 10), nn.ReLU(), nn.Linear(10, 4)), (3, 4, 5)),
 }
 
@@ -95,7 +95,7 @@ def test_logits_and_slopes_are_as_exact_as_pytorchs(name, devices, samples, same
         results(lambda leaves, d=dtype: plainly(leaves, d), dtype) for dtype in (torch.float64, torch.float32)
     )
     for ours, theirs, expected in zip(found, pytorchs, exact, strict=True):
-        assert error(ours, expected) <= 2 * error(theirs, expected) + 3e-7
+        assert error(ours, expected) <= 2 * error(theirs, expected) + 1e-6
 
 
 def fleet(kernels="fused", kept_bytes=4 << 30, model="paper_cnn"):
@@ -197,13 +197,27 @@ def test_other_models_take_pytorchs_kernels_or_are_refused():
         fleet("fused", model=f"{__name__}:Sigmoid")
 
 
-def test_a_run_is_the_same_again_and_after_a_stop(tmp_path):
-    scenario = small_scenario(tmp_path, "learning.model=mlp")
-    for epochs in (0, 2):
-        scenario = small_scenario(tmp_path, "learning.model=mlp", f"learning.local_epochs={epochs}")
-        options = RunOptions(device="cuda", checkpoint_every=2)
-        one, other = (ad.run(scenario, out=tmp_path / f"{name}{epochs}", options=options) for name in ("one", "other"))
-        assert one.rounds == other.rounds
-        slow = ad.run(scenario, out=tmp_path / f"slow{epochs}", options=replace(options, kernels="torch"))
-        losses = [[each["training_loss"] for each in record.rounds] for record in (one, slow)]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+class StoppedError(Exception):
+    pass
+
+
+def stop_in_the_middle(record, num_rounds):
+    if record["round"] == num_rounds // 2:
+        raise StoppedError
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_a_run_is_the_same_again_and_after_a_stop(tmp_path, epochs):
+    write_dataset(tmp_path / "images.npz", features=(16, 15))
+    changes = [f"data.dataset={tmp_path / 'images.npz'}", "learning.model=paper_cnn", f"learning.local_epochs={epochs}"]
+    scenario, options = small_scenario(tmp_path, *changes), RunOptions(device="cuda", checkpoint_every=2)
+    one = ad.run(scenario, out=tmp_path / "one", options=options)
+    ad.run(scenario, out=tmp_path / "other", options=options)
+    with pytest.raises(StoppedError):
+        ad.run(scenario, out=tmp_path / "cut", options=options, on_round=stop_in_the_middle)
+    ad.resume(tmp_path / "cut")
+    for name in ("other", "cut"):
+        assert (tmp_path / name / "rounds.jsonl").read_bytes() == (tmp_path / "one" / "rounds.jsonl").read_bytes()
+    plainly = ad.run(scenario, out=tmp_path / "plainly", options=replace(options, kernels="torch"))
+    losses = [[each["training_loss"] for each in record.rounds] for record in (one, plainly)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

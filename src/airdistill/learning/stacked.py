@@ -335,8 +335,8 @@ class StackedLearners:
 
     @torch.no_grad()
     def _descend(self, slopes: Sequence[Tensor], lr: float | Tensor) -> None:
-        for stack, slope in zip(self._trained, slopes, strict=True):
-            stack.sub_(lr * slope)
+        # All at once, for a GPU: one by one, these small operations took as long as a layer.
+        torch._foreach_sub_(self._trained, torch._foreach_mul(list(slopes), lr))
 
 
 def _losses(logits: Tensor, labels: Tensor, target: Target | None) -> tuple[Tensor, Tensor]:

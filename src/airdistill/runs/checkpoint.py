@@ -37,12 +37,7 @@ class Checkpoint:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Writes it beside the older ones, and removes all but the last two."""
-    # Copies in the plain layout: a model's tensors may share memory or be laid out for speed, which the format forbids.
-    plain = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in checkpoint.tensors.items()
-    }
-    content = save(plain)
+    content = save(_plain_copies(checkpoint.tensors))
     tensors, header = _paths(folder, checkpoint.round_index)
     write_whole(tensors, content)
     described: dict[str, Any] = {
@@ -58,6 +53,22 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     for old in _headers(folder)[_KEPT:]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def _plain_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU and in the plain layout: a model's tensors may share memory or be laid out for speed, which the format
+    forbids. Those on a GPU are fetched all at once, for each fetch is a wait."""
+    groups: dict[torch.dtype, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.is_cuda:
+            groups.setdefault(tensor.dtype, []).append(name)
+    fetched = dict(tensors)
+    for names in groups.values():
+        of_group = [tensors[name].detach() for name in names]
+        together = torch.cat([each.reshape(-1) for each in of_group]).cpu()
+        parts = torch.split(together, [each.numel() for each in of_group])
+        fetched |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in fetched.items()}
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:

@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 _WARP = 32  # threads
 _SHARED_BYTES = 40 << 10  # of weights in a block's shared memory; 48 KiB can be had without asking
 # Sums that a thread has in registers at once; measured.
-_FORWARD_SUMS, _SLOPE_SUMS, _SPARSE_SUMS, _BAND_SUMS = 80, 128, 48, 96
+_FORWARD_SUMS, _SLOPE_SUMS, _SPARSE_SUMS, _BAND_SUMS = 80, 128, 24, 96
 _BUSY_SHARE = 0.6  # of a warp's threads, below which it is faster to take all places than those that were kept
-_WARPS_AT_LEAST = 1 << 13  # that keep a large GPU busy
+_WARPS_AT_LEAST = 1 << 14  # that keep a large GPU busy
 _AGREEMENT = 1e-4  # relative to the largest logit; a kernel that computes something else would be off by far more
 
 Launch = Callable[[tuple[int, int, int], list[Any]], None]
@@ -134,14 +134,11 @@ class _Sizes:
         )
 
     def of_input_slopes(self) -> _Sizes:
-        """With as many warps as input channels share out among, and the weights that they need at once."""
-        warps = min((5, 4, 3), key=lambda number: _up(self.CIN, number))
-        return replace(
-            self, WARPS=warps, RESIDENT=3, CO_CHUNK=_within_shared(self.COUT, warps * _up(self.KH * self.KW, 4))
-        )
+        return replace(self, WARPS=1, RESIDENT=12, CO_CHUNK=_within_shared(self.COUT, _up(self.KH * self.KW, 4)))
 
     def of_weight_slopes(self) -> _Sizes:
-        return replace(self, WARPS=1, RESIDENT=8)
+        few = self.CO_SLOPES * self.KH * self.KW <= _SLOPE_SUMS // 2
+        return replace(self, WARPS=1, RESIDENT=12 if few else 8, CELLS_AT_ONCE=3 if few else 1)
 
     def of_sparse_weight_slopes(self) -> _Sizes | None:
         """None where the kernel's taps would leave many threads of a warp idle, or too much is to be held."""
@@ -156,7 +153,7 @@ class _Sizes:
         for held in (4, 2, 1):
             of_images = 4 * (held * _up(self.CIN * pixels, 32) + 32 + together * pixels)
             if of_images + held * entries <= _SHARED_BYTES:
-                return replace(self, WARPS=warps, RESIDENT=4 if warps <= 5 else 2 if warps <= 10 else 1, HELD=held)
+                return replace(self, WARPS=warps, RESIDENT=max(1, 20 // warps), HELD=held)
         return None
 
 
