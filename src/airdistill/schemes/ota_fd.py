@@ -10,7 +10,8 @@ class OtaFd(Scheme):
     name = "ota_fd"
 
     def play(self, this: Round) -> Outcome:
-        counts, knowledge, design = this.plan.fleet.class_counts, this.local_knowledge(), this.design()
-        noise, slot = this.noise(design), this.scenario.radio.slot
+        counts, design, slot = this.plan.fleet.class_counts, this.design(), this.scenario.radio.slot
+        noise = this.noise(design)
+        knowledge = this.local_knowledge()  # as late as can be: a GPU may still be on its way to it
         heard = over_the_air(counts, knowledge, design, this.channel(), noise, slot).estimated_by(this.receiver)
         return Outcome(this.learn(heard.knowledge), heard)

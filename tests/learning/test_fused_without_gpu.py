@@ -1,0 +1,67 @@
+"""What can be said of the GPU's fused kernels without a GPU."""
+
+from importlib.resources import files
+
+import pytest
+import torch
+
+from airdistill.learning.fused.cuda import _Sizes, fused_logits
+from airdistill.learning.fused.form import ConvBlock, form_of
+from airdistill.learning.later import LaterLosses
+from airdistill.learning.learner import Losses
+from airdistill.learning.models import MODELS
+
+BLOCKS = [
+    (1, 28, 28, 10, 3, 3),
+    (10, 13, 13, 20, 5, 5),
+    (3, 32, 32, 32, 3, 3),
+    (256, 14, 14, 256, 3, 3),
+    (64, 9, 9, 512, 1, 1),
+    (4, 40, 90, 13, 11, 9),
+]
+
+
+@pytest.mark.parametrize("sizes", BLOCKS)
+def test_weights_and_samples_fit_into_shared_memory(sizes):
+    chosen = _Sizes.of(ConvBlock("weight", "bias", *sizes))
+    taps, limit = chosen.KH * chosen.KW, 48 << 10
+    assert 4 * chosen.CI_CHUNK * taps * (chosen.CO_TILE + 3) <= limit
+    of_inputs = chosen.of_input_slopes()
+    assert 4 * of_inputs.CO_CHUNK * of_inputs.WARPS * (taps + 3) <= limit
+    sparse = chosen.of_sparse_weight_slopes()
+    if sparse is not None:
+        cells = (chosen.H - chosen.KH + 1) // 2 * ((chosen.W - chosen.KW + 1) // 2)
+        channels = -(-chosen.COUT // sparse.WARPS)
+        images = sparse.HELD * chosen.CIN * chosen.H * chosen.W
+        assert 4 * images + 8 * sparse.HELD * cells * channels * sparse.WARPS <= limit
+        assert 32 * sparse.WARPS <= 1024
+
+
+def test_the_papers_second_block_takes_the_sparse_kernel_and_the_first_does_not():
+    first, second = (_Sizes.of(ConvBlock("weight", "bias", *sizes)) for sizes in BLOCKS[:2])
+    assert first.of_sparse_weight_slopes() is None
+    assert second.of_sparse_weight_slopes() is not None
+
+
+def test_the_kernels_are_shipped():
+    assert "block_forward" in files("airdistill.learning.fused").joinpath("conv_pool_relu.cu").read_text()
+
+
+@pytest.mark.parametrize(("dtype", "reason"), [(torch.float64, "float32"), (torch.float32, "cannot be compiled")])
+def test_without_kernels_there_is_a_reason(dtype, reason, monkeypatch):
+    monkeypatch.delattr(torch.cuda, "_compile_kernel", raising=False)  # no part of what PyTorch promises
+    model = MODELS["paper_cnn"]((1, 16, 17), 3).to(dtype)
+    stacks = {name: parameter.detach()[None] for name, parameter in model.named_parameters()}
+    found = fused_logits(form_of(model, (1, 16, 17)), stacks, torch.zeros(1, 2, 1, 16, 17, dtype=dtype))
+    assert isinstance(found, str)
+    assert reason in found
+
+
+def test_losses_on_their_way():
+    numbers = torch.tensor([[0.5, 1.5], [0.25, float("nan")]], dtype=torch.float64)
+    later = LaterLosses(numbers, torch.tensor([True, False]))
+    assert len(later) == 2
+    assert later[0] == Losses(0.5, 0.25)
+    assert [loss.training for loss in later] == [0.5, 1.5]
+    assert later[:1] == [Losses(0.5, 0.25)]
+    assert later.left_finite_weights == [True, False]
