@@ -13,10 +13,11 @@ from airdistill.data.datasets import Dataset
 from airdistill.errors import InputError
 from airdistill.learning.evaluation import TestSet as EvaluationSet
 from airdistill.learning.fleet import Engine, LearningFleet
-from airdistill.learning.fused.cuda import FusedLogits
+from airdistill.learning.fused.cuda import FusedLogits, loss_slopes
 from airdistill.learning.fused.form import form_of, logits_by_form
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.samples import to_tensor
+from airdistill.learning.stacked import _losses
 from airdistill.learning.stacking import AnyLogits
 from airdistill.learning.target import Target
 from airdistill.runs.options import RunOptions
@@ -96,6 +97,24 @@ def test_logits_and_slopes_are_as_exact_as_pytorchs(name, devices, samples, same
     )
     for ours, theirs, expected in zip(found, pytorchs, exact, strict=True):
         assert error(ours, expected) <= 2 * error(theirs, expected) + 1e-6
+
+
+@pytest.mark.parametrize("weight", [0.7, None])
+@pytest.mark.parametrize(("devices", "samples", "classes"), [(3, 70, 4), (1, 1, 10), (2, 300, 40)])
+def test_losses_and_their_slopes(weight, devices, samples, classes):
+    torch.manual_seed(0)
+    logits = 5 * torch.randn(devices, samples, classes, dtype=torch.float64, device=CUDA)
+    labels = torch.randint(classes, (devices, samples), device=CUDA)
+    received = np.random.default_rng(0).dirichlet(np.ones(classes), classes)
+    received[1] = np.nan
+    exactly, target = (Target.of(received, dtype, CUDA) for dtype in (torch.float64, torch.float32))
+    leaf = logits.clone().requires_grad_()
+    training, distillation = _losses(leaf, labels, None if weight is None else exactly)
+    expected = torch.autograd.grad((training + (weight or 0.0) * distillation).sum(), leaf)[0]
+    slopes, means = loss_slopes(logits.float(), labels, None if weight is None else target, weight or 0.0)
+    assert error(slopes, expected) <= 1e-6
+    assert means[0].tolist() == pytest.approx(training.tolist(), rel=1e-5)
+    assert means[1].tolist() == pytest.approx(distillation.tolist(), rel=1e-5)
 
 
 def fleet(kernels="fused", kept_bytes=4 << 30, model="paper_cnn"):

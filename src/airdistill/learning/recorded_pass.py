@@ -47,7 +47,7 @@ class RecordedPass:
         self._replay()
         return True
 
-    def slopes(self, loss: Tensor) -> Sequence[Tensor]:
-        """Of a loss of `logits`, for those parameters that are trained."""
+    def slopes(self, of_logits: Tensor) -> Sequence[Tensor]:
+        """From those of `logits`, for the parameters that are trained."""
         trained = [leaf for leaf in self._leaves.values() if leaf.requires_grad]
-        return torch.autograd.grad(loss, trained, retain_graph=True, materialize_grads=True)
+        return torch.autograd.grad(self.logits, trained, of_logits, retain_graph=True, materialize_grads=True)

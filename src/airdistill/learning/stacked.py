@@ -17,7 +17,7 @@ from torch.nn.functional import log_softmax, nll_loss, one_hot
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.errors import InputError
 from airdistill.learning.clipping import clipped_sum
-from airdistill.learning.fused.cuda import FusedLogits, fused_logits
+from airdistill.learning.fused.cuda import FusedLogits, fused_logits, loss_slopes
 from airdistill.learning.fused.form import form_of
 from airdistill.learning.later import LaterLosses
 from airdistill.learning.learner import Learner, Losses
@@ -266,10 +266,9 @@ class StackedLearners:
         if kind not in self._steps:
 
             def step(_: Tensor, target: Target | None, lr: Tensor) -> Tensor:
-                losses = _losses(made.logits, self._labels, target)
-                slopes = made.slopes(torch.add(losses[0], losses[1], alpha=distill_weight).sum())
-                self._descend(slopes, lr)
-                return torch.stack(losses).detach()
+                of_logits, losses = loss_slopes(made.logits, self._labels, target, distill_weight)
+                self._descend(made.slopes(of_logits), lr)
+                return losses
 
             self._steps[kind] = MinibatchStep(step, (len(self._labels), 0), target, self._trained)
         return self._steps[kind]
@@ -307,7 +306,11 @@ class StackedLearners:
         self, logits: Tensor, labels: Tensor, target: Target | None, distill_weight: float
     ) -> tuple[Sequence[Tensor], Tensor]:
         """Gradients of eq. (1) on one batch for `_trained`, and its losses `[loss, device]`."""
-        training, distillation = _losses(logits, labels, target if distill_weight else None)
+        target = target if distill_weight else None
+        if isinstance(self._logits, FusedLogits):
+            of_logits, means = loss_slopes(logits, labels, target, distill_weight)
+            return torch.autograd.grad(logits, self._trained, of_logits, materialize_grads=True), means
+        training, distillation = _losses(logits, labels, target)
         # A device's weights enter its own losses alone: the gradient of the sum over devices is each one's own.
         loss = torch.add(training, distillation, alpha=distill_weight).sum()
         # A parameter that the output does not depend on has a gradient of zero.

@@ -7,17 +7,16 @@ output of a convolution to memory, of which pooling keeps one in four.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from airdistill.learning.fused.compiled_cuda import Launch, compiled_kernel
 from airdistill.learning.fused.form import ConvBlock, NetworkForm, logits_by_form
+from airdistill.learning.target import Target
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +26,8 @@ _SHARED_BYTES = 40 << 10  # of weights in a block's shared memory; 48 KiB can be
 _FORWARD_SUMS, _SLOPE_SUMS, _SPARSE_SUMS, _BAND_SUMS = 80, 128, 24, 96
 _BUSY_SHARE = 0.6  # of a warp's threads, below which it is faster to take all places than those that were kept
 _WARPS_AT_LEAST = 1 << 14  # that keep a large GPU busy
+_LOSS_THREADS = 128  # in a block
 _AGREEMENT = 1e-4  # relative to the largest logit; a kernel that computes something else would be off by far more
-
-Launch = Callable[[tuple[int, int, int], list[Any]], None]
 
 
 class FusedLogits:
@@ -63,14 +61,30 @@ class FusedLogits:
             features = features.relu() if layer.relu else features
         return features.mT
 
-    @torch.no_grad()
     def check(self, parameters: dict[str, Tensor], samples: Tensor) -> None:
-        """Raises if the kernels compute something else than the form says, on samples of the first device."""
-        first = {name: stack[0] for name, stack in parameters.items()}
-        expected = logits_by_form(self._form, first, samples[0])
-        found = self({name: stack[:1] for name, stack in parameters.items()}, self.laid_out(samples[:1]))[0]
-        if not (expected - found).abs().max() <= _AGREEMENT * (1 + expected.abs().max()):
-            raise RuntimeError("the kernels do not compute what the model does")
+        """Raises if a kernel fails, or the logits are not what the form says, on samples of the first device."""
+        leaves = {name: stack.detach()[:1].requires_grad_() for name, stack in parameters.items()}
+        logits = self(leaves, self.laid_out(samples[:1]))
+        labels = torch.zeros(logits.shape[:2], dtype=torch.int64, device=logits.device)
+        torch.autograd.grad(logits, list(leaves.values()), loss_slopes(logits, labels, None, 0.0)[0])
+        with torch.no_grad():
+            expected = logits_by_form(self._form, {name: leaf[0] for name, leaf in leaves.items()}, samples[0])
+            apart = (expected - logits[0]).abs().max()  # to look at it is to wait for all kernels
+            if not apart <= _AGREEMENT * (1 + expected.abs().max()):
+                raise RuntimeError("the kernels do not compute what the model does")
+
+
+def loss_slopes(logits: Tensor, labels: Tensor, target: Target | None, distill_weight: float) -> tuple[Tensor, Tensor]:
+    """Of eq. (1), from logits `[device, sample, class]`: its slopes for these, and its two means `[loss, device]`."""
+    num_devices, num_samples, num_classes = logits.shape
+    by_class = logits.detach().mT.contiguous()
+    slopes, losses = torch.empty_like(by_class), by_class.new_empty(2, num_devices, num_samples)
+    rows, known = (by_class, by_class) if target is None else (target.rows, target.known)
+    sizes = [num_devices, num_classes, num_samples, int(target is not None), float(distill_weight)]
+    kernel = compiled_kernel("losses.cu", "loss_slopes", _LOSS_THREADS, (("THREADS", _LOSS_THREADS),))
+    grid = (-(-num_devices * num_samples // _LOSS_THREADS), 1, 1)
+    kernel(grid, [by_class, labels.contiguous(), rows, known, slopes, losses, *sizes])
+    return slopes.mT, losses.mean(dim=2)
 
 
 def fused_logits(form: NetworkForm, parameters: dict[str, Tensor], samples: Tensor) -> FusedLogits | str:
@@ -232,18 +246,9 @@ class _ConvPoolRelu(torch.autograd.Function):
         return None, None, of_inputs, of_weights, of_biases if ctx.needs_input_grad[4] else None
 
 
-@cache
 def _kernel(name: str, sizes: _Sizes) -> Launch:
-    """One of the kernels, compiled for these sizes. The only place that knows how PyTorch compiles and launches."""
-    constants = zip(_Sizes.__dataclass_fields__, astuple(sizes), strict=True)
-    source = "".join(f"#define {constant} {value}\n" for constant, value in constants)
-    source += f"#define {name.upper()}\n" + files(__package__).joinpath("conv_pool_relu.cu").read_text()
-    compiled = torch.cuda._compile_kernel(source, name)
-
-    def launch(grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
-        compiled(grid, (_WARP * sizes.WARPS, 1, 1), list(arguments))
-
-    return launch
+    constants = ((name.upper(), 1), *zip(_Sizes.__dataclass_fields__, astuple(sizes), strict=True))
+    return compiled_kernel("conv_pool_relu.cu", name, _WARP * sizes.WARPS, constants)
 
 
 def _groups(num_samples: int) -> int:
