@@ -1,0 +1,26 @@
+import torch
+from safetensors.torch import load, save
+
+from airdistill.runs.checkpoint import _TYPES, serialized
+
+NUMBERS = torch.arange(24).reshape(1, 2, 3, 4)
+
+
+def test_the_library_reads_every_type_and_layout():
+    tensors = {str(dtype): (NUMBERS % 2).to(dtype) for dtype in _TYPES}
+    tensors |= {"last": NUMBERS.float().to(memory_format=torch.channels_last), "turned": NUMBERS.float().mT}
+    tensors |= {"scalar": torch.tensor(0.5), "empty": torch.empty(0, 3), "shared": tensors["last"], "ü ": torch.ones(3)}
+    tensors["trained"] = torch.ones(2, requires_grad=True)
+    found = load(serialized(tensors))
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor.detach())
+    assert load(serialized({})) == {}
+
+
+def test_the_same_as_the_library_up_to_the_order_of_the_header():
+    tensors = {name: torch.randn(3, 2) for name in "abc"}
+    ours, theirs = serialized(tensors), save(tensors)
+    assert len(ours) == len(theirs)
+    assert ours[-72:] == theirs[-72:]
