@@ -2,7 +2,7 @@
 
     python benchmarks/clipping.py [SAMPLES] [REPEATS]
 
-Both clip the paper's network's gradients of MNIST samples at 1, on one thread; the fastest of several counts.
+All clip the paper's network's gradients of MNIST samples at 1, on one thread; the fastest of several counts.
 """
 
 import sys
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from airdistill.data import load_dataset
-from airdistill.learning.learner import Learner
+from airdistill.learning.fleet import Engine, LearnerMaker
 from airdistill.learning.memory import keep_freed_memory
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import to_tensor
@@ -41,23 +41,30 @@ def fastest(work: Callable[[], Tensor], repeats: int) -> tuple[float, Tensor]:
     return min(seconds), result
 
 
-def measure(num_samples: int, repeats: int) -> tuple[float, float, float]:
-    """Seconds of both, and how far the results are apart, relative to their length."""
+def measure(num_samples: int, repeats: int) -> tuple[float, dict[str, tuple[float, float]]]:
+    """Seconds of the loop; of each of our kernels too, and how far its result is from the loop's, relatively."""
     torch.set_num_threads(1)
     keep_freed_memory()
     mnist = load_dataset("mnist")
-    model = build_model("paper_cnn", (1, 28, 28), 10, np.random.default_rng(0), torch.float32)
     samples, labels = to_tensor(mnist.x_train[:num_samples], torch.float32, torch.device("cpu")), mnist.y_train
-    learner = Learner(model, samples, labels[:num_samples], 10, 300)
-    slow, expected = fastest(lambda: naive(learner.model, *learner.samples_and_labels()), repeats)
-    fast, found = fastest(lambda: learner.clipped_gradient(CLIP_NORM)[0], 3 * repeats)
-    return slow, fast, float((found - expected).norm() / expected.norm())
+    learners = {}
+    for kernels in ("torch", "fused"):
+        model = build_model("paper_cnn", (1, 28, 28), 10, np.random.default_rng(0), torch.float32)
+        learners[kernels] = LearnerMaker(Engine(kernels=kernels)).learner(model, samples, labels[:num_samples], 10)
+    general = learners["torch"]
+    slow, expected = fastest(lambda: naive(general.model, *general.samples_and_labels()), repeats)
+    ours = {}
+    for kernels, learner in learners.items():
+        fast, found = fastest(lambda one=learner: one.clipped_gradient(CLIP_NORM)[0], 3 * repeats)
+        ours[kernels] = fast, float((found - expected).norm() / expected.norm())
+    return slow, ours
 
 
 def main(num_samples: int = 1200, repeats: int = 3) -> None:
-    slow, fast, error = measure(num_samples, repeats)
-    print(f"{num_samples} samples, one thread: a loop over samples {slow:.3f} s, ours {fast:.3f} s")
-    print(f"{slow / fast:.1f} times as fast; results {error:.1e} apart")
+    slow, ours = measure(num_samples, repeats)
+    print(f"{num_samples} samples, one thread: a loop over samples {slow:.3f} s")
+    for kernels, (fast, error) in ours.items():
+        print(f"{kernels}: {fast:.3f} s, {slow / fast:.1f} times as fast; results {error:.1e} apart")
 
 
 if __name__ == "__main__":

@@ -67,15 +67,26 @@ def error(found, expected):
     return float((found.double() - expected).norm() / expected.norm())
 
 
+DRAWS = 5  # of weights and samples; in few of them a window's two largest are equal but for rounding
+
+
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize(("devices", "samples", "same"), [(3, 70, False), (2, 33, True), (1, 1, False)])
 def test_logits_and_slopes_are_as_exact_as_pytorchs(name, devices, samples, same):
+    """In the median of several draws: where rounding decides which of two numbers is the larger, slopes jump."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.manual_seed(0)
+    errors = np.array([errors_of(name, devices, samples, same, seed) for seed in range(DRAWS)])
+    ours, theirs = np.median(errors, axis=0).T
+    assert (ours <= 2 * theirs + 1e-6).all()
+
+
+def errors_of(name, devices, samples, same, seed):
+    """Of logits and of every parameter's slopes `[number, (ours, PyTorch's)]`, against float64."""
+    torch.manual_seed(seed)
     model, shape = FORMS[name]
-    form = form_of(model, shape)
-    own = {n: (p * (1 + 0.3 * torch.randn(devices, *p.shape))).detach().to(CUDA) for n, p in model.named_parameters()}
-    given = torch.randn(1 if same else devices, samples, *shape, device=CUDA)
+    form, count = form_of(model, shape), 1 if same else devices
+    own = {n: torch.randn(devices, *p.shape, device=CUDA) * fan_in(p) ** -0.5 for n, p in model.named_parameters()}
+    given = torch.randn(count, samples, *shape, device=CUDA)
     into = torch.randn(devices, samples, form.layers[-1].num_outputs, device=CUDA)
     fused = FusedLogits(form)
 
@@ -95,8 +106,14 @@ def test_logits_and_slopes_are_as_exact_as_pytorchs(name, devices, samples, same
     exact, pytorchs = (
         results(lambda leaves, d=dtype: plainly(leaves, d), dtype) for dtype in (torch.float64, torch.float32)
     )
-    for ours, theirs, expected in zip(found, pytorchs, exact, strict=True):
-        assert error(ours, expected) <= 2 * error(theirs, expected) + 1e-6
+    return [
+        (error(ours, expected), error(theirs, expected))
+        for ours, theirs, expected in zip(found, pytorchs, exact, strict=True)
+    ]
+
+
+def fan_in(parameter):
+    return parameter[0].numel()
 
 
 @pytest.mark.parametrize("weight", [0.7, None])
