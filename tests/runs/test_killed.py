@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 
+import pytest
 import tomli_w
 from in_process import exit_code
 from small_worlds import small_scenario
@@ -118,23 +119,19 @@ def test_a_run_killed_twenty_times_ends_in_the_same_bytes(tmp_path):
     assert bytes_of(cut) == bytes_of(tmp_path / "whole")
 
 
-def test_a_run_on_a_public_set_killed_six_times_ends_in_the_same_bytes(tmp_path):
-    """Its server's model is trained anew from the rows of all rounds so far, which the checkpoint keeps."""
-    path = scenario_file(
-        tmp_path, 30, "public.samples=15", "public.samples_per_round=5", "public.distill_epochs=1",
-        "learning.local_epochs=1", "learning.batch_size=5",
-    )  # fmt: skip
-    options = ["--scheme", "airdistill_proxy", "--eval-every", 100, "--checkpoint-every", 2, "--threads", 1]
+def assert_same_bytes_after_kills(folder, path, scheme, num_kills):
+    """A run of the file killed so many times within the next few rounds, against one that was left in peace."""
+    options = ["--scheme", scheme, "--eval-every", 100, "--checkpoint-every", 2, "--threads", 1]
     whole = RunOptions(eval_every=100, checkpoint_every=2, threads=1)
-    ad.run(ad.load(path), "airdistill_proxy", out=tmp_path / "whole", options=whole)
-    cut, rng = tmp_path / "cut", random.Random(1)
+    ad.run(ad.load(path), scheme, out=folder / "whole", options=whole)
+    cut, rng = folder / "cut", random.Random(1)
 
     def num_rounds():
         rounds = cut / "rounds.jsonl"
         return rounds.read_bytes().count(b"\n") if rounds.exists() else 0
 
     with forking() as killed:
-        for _ in range(6):
+        for _ in range(num_kills):
             arguments = ("resume", cut) if (cut / "run.json").exists() else ("run", path, "--out", cut, *options)
             wanted = num_rounds() + rng.randint(1, 4)
 
@@ -144,7 +141,25 @@ def test_a_run_on_a_public_set_killed_six_times_ends_in_the_same_bytes(tmp_path)
 
             assert killed(arguments, some_rounds_later) == -signal.SIGKILL
     assert exit_code("resume", str(cut)) == 0
-    assert bytes_of(cut) == bytes_of(tmp_path / "whole")
+    assert bytes_of(cut) == bytes_of(folder / "whole")
+
+
+def test_a_run_on_a_public_set_killed_six_times_ends_in_the_same_bytes(tmp_path):
+    """Its server's model is trained anew from the rows of all rounds so far, which the checkpoint keeps."""
+    path = scenario_file(
+        tmp_path, 30, "public.samples=15", "public.samples_per_round=5", "public.distill_epochs=1",
+        "learning.local_epochs=1", "learning.batch_size=5",
+    )  # fmt: skip
+    assert_same_bytes_after_kills(tmp_path, path, "airdistill_proxy", 6)
+
+
+@pytest.mark.parametrize("local_epochs", [0, 1])
+def test_a_run_on_fused_kernels_killed_three_times_ends_in_the_same_bytes(tmp_path, few_digits, local_epochs):
+    path = scenario_file(
+        tmp_path, 40, f"data.dataset={few_digits}", "data.samples_per_device=100", "learning.model=paper_cnn",
+        f"learning.local_epochs={local_epochs}",
+    )  # fmt: skip
+    assert_same_bytes_after_kills(tmp_path, path, "ota_fd", 3)
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
