@@ -100,7 +100,7 @@ class LearnerMaker:
     def _form(self, model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | None:
         """The model's form if the fused kernels are to be used."""
         engine = self._engine
-        if engine.kernels == "torch" or engine.device.type != "cpu":
+        if engine.kernels == "torch" or engine.device.type != "cpu" or engine.stacked:
             return None
         form = None
         if engine.dtype == torch.float32:

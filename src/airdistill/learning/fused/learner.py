@@ -71,17 +71,18 @@ class FusedLearner(Learner):
         return np.empty((1, self._net.kept), np.float32), np.empty((1, self._net.picks), np.uint8)
 
     def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Losses:
-        gradient, losses = self._gradient(target, distill_weight)
+        is_kept, self._is_kept = self._is_kept, False
+        gradient, losses = self._gradient(target, distill_weight, is_kept)
         torch.from_numpy(self._weights[: self._net.num_parameters]).sub_(torch.from_numpy(gradient), alpha=lr)
         return losses
 
     def gradient(self, target: Target | None, distill_weight: float) -> tuple[Tensor, Losses]:
-        gradient, losses = self._gradient(target, distill_weight)
+        # Not on a kept pass: the weights may be others by now.
+        gradient, losses = self._gradient(target, distill_weight, is_kept=False)
         return torch.from_numpy(gradient), losses
 
-    def _gradient(self, target: Target | None, distill_weight: float) -> tuple[_Floats, Losses]:
-        """Of eq. (1); on the forward pass that `knowledge` kept, if it did."""
-        is_kept, self._is_kept = self._is_kept, False
+    def _gradient(self, target: Target | None, distill_weight: float, is_kept: bool) -> tuple[_Floats, Losses]:
+        """Of eq. (1); on the forward pass that `knowledge` kept, if it is to be that."""
         kept, picks = self._kept_buffers() if is_kept else self._one_group()
         gradient, losses = np.zeros_like(self._weights), np.zeros(2)
         rows, known = self._target_arrays(target)
