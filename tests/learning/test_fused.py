@@ -265,6 +265,19 @@ def test_a_fleet_learns_the_same_with_either_kernels_and_any_number_of_threads()
     assert states[0][1] == states[1][1] == states[2][1]
 
 
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_loaded_weights_make_a_kept_pass_forgotten(kernels):
+    steps = []
+    for keeps in (True, False):
+        fleet, other = (fleet_of(kernels, 1)[1] for _ in range(2))
+        other.full_batch_step(None, 0.5, 0.0)
+        fleet.knowledge(for_full_batch=keeps)
+        fleet.load_state(other.state())
+        fleet.full_batch_step(None, 0.5, 0.0)
+        steps.append(fleet.parameters())
+    assert np.array_equal(*steps)
+
+
 def test_predictions_on_public_samples():
     fused, _, double = twins("the paper's kind", 16)
     samples = world("the paper's kind", 40, seed=9)[1]

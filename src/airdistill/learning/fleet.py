@@ -311,6 +311,7 @@ class LearningFleet:
             prefix = "0." if self.one_model else f"{device}."
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             learner.model.load_state_dict(own)
+            learner.forget()
         if self.stacked is not None:
             self.stacked.forget()
 

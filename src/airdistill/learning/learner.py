@@ -91,6 +91,10 @@ class Learner:
         self._kept = kept if keep else None
         return np.asarray((sums / self._class_counts[:, None]).cpu().numpy())
 
+    def forget(self) -> None:
+        """A kept pass, for the weights have become others."""
+        self._kept = None
+
     def bytes_kept_for_a_sample(self) -> float:
         """What autograd holds on to between a forward and a backward pass, measured on one chunk."""
         storages: dict[int, int] = {}

@@ -54,6 +54,9 @@ class FusedLearner(Learner):
         with np.errstate(invalid="ignore"):  # a class without samples has no mean
             return np.asarray(sums / self._class_counts.numpy()[:, None])
 
+    def forget(self) -> None:
+        self._is_kept = False
+
     def bytes_kept_for_a_sample(self) -> float:
         return (4 * self._net.kept + self._net.picks) / LANES
 
