@@ -7,6 +7,7 @@ start of flat arrays; no index is checked.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -135,18 +136,22 @@ class _Code:
         return self.values(tile)
 
 
-def _emitting(kinds: Sequence[Any], write: Callable[..., None]) -> Any:
-    """What Numba wants of an intrinsic without a result: its signature, and who writes its instructions.
+def _kernel(write: Callable[..., None]) -> Any:
+    """A function without a result, to be called from compiled ones, whose instructions `write(code, ...)` writes.
 
-    `write` is called with the code and all arguments, arrays as pointers.
+    `write` gets all arguments of a call, arrays as pointers to their first element.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
-        code = _Code(context, builder, signature, arguments)
-        write(code, *code.given)
-        return context.get_dummy_value()
+    def typed(_typing: Any, *kinds: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
+            code = _Code(context, builder, signature, arguments)
+            write(code, *code.given)
+            return context.get_dummy_value()
 
-    return types.void(*kinds), generate
+        return types.void(*kinds), generate
+
+    typed.__signature__ = inspect.signature(write)  # type: ignore[attr-defined]  # Numba wants the names
+    return intrinsic(typed)
 
 
 def pooled_tile(rows: int) -> Any:
@@ -156,9 +161,9 @@ def pooled_tile(rows: int) -> Any:
     to `out` at o_start + j·o_row, and which of the four was the largest, the first of equals, to `picks` likewise.
     """
 
-    @intrinsic
+    @_kernel
     def kernel(
-        _typing,
+        code,
         x,
         base,
         right,
@@ -176,61 +181,22 @@ def pooled_tile(rows: int) -> Any:
         picks,
         p_start,
     ):
-        def write(
-            code,
-            x,
-            base,
-            right,
-            down,
-            offsets,
-            count,
-            w,
-            w_start,
-            w_row,
-            b,
-            b_start,
-            out,
-            o_start,
-            o_row,
-            picks,
-            p_start,
-        ):
-            builder = code.builder
-            below = builder.add(base, down)
-            places = [base, builder.add(base, right), below, builder.add(below, right)]
-            one = ir.Constant(_INDEX, 1)
-            tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, one))
-            for row, (first, *others) in enumerate(tile):
-                largest, which = first, ir.Constant(_BYTES, [0] * LANES)
-                for number, other in enumerate(others, 1):
-                    above = builder.fcmp_ordered(">", other, largest)
-                    largest = builder.select(above, other, largest)
-                    which = builder.select(above, ir.Constant(_BYTES, [number] * LANES), which)
-                largest = builder.fadd(largest, code.number(b, code.index(b_start, (one, row))))
-                # What is not a number stays none.
-                positive = builder.select(builder.fcmp_ordered("<", largest, _ZEROS), _ZEROS, largest)
-                code.store(positive, out, code.index(o_start, (o_row, row)))
-                code.store(which, picks, code.index(p_start, (o_row, row)))
-
-        given = (
-            x,
-            base,
-            right,
-            down,
-            offsets,
-            count,
-            w,
-            w_start,
-            w_row,
-            b,
-            b_start,
-            out,
-            o_start,
-            o_row,
-            picks,
-            p_start,
-        )
-        return _emitting(given, write)
+        builder = code.builder
+        below = builder.add(base, down)
+        places = [base, builder.add(base, right), below, builder.add(below, right)]
+        one = ir.Constant(_INDEX, 1)
+        tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, one))
+        for row, (first, *others) in enumerate(tile):
+            largest, which = first, ir.Constant(_BYTES, [0] * LANES)
+            for number, other in enumerate(others, 1):
+                above = builder.fcmp_ordered(">", other, largest)
+                largest = builder.select(above, other, largest)
+                which = builder.select(above, ir.Constant(_BYTES, [number] * LANES), which)
+            largest = builder.fadd(largest, code.number(b, code.index(b_start, (one, row))))
+            # What is not a number stays none.
+            positive = builder.select(builder.fcmp_ordered("<", largest, _ZEROS), _ZEROS, largest)
+            code.store(positive, out, code.index(o_start, (o_row, row)))
+            code.store(which, picks, code.index(p_start, (o_row, row)))
 
     return kernel
 
@@ -238,18 +204,15 @@ def pooled_tile(rows: int) -> Any:
 def added_tile(rows: int, columns: int) -> Any:
     """out[o_start + j·o_row + p·LANES] += Σ_t w[w_start + j·w_row + t·w_term] · x[x_start + p·LANES + offsets[t]]."""
 
-    @intrinsic
-    def kernel(_typing, x, x_start, offsets, count, w, w_start, w_row, w_term, out, o_start, o_row):
-        def write(code, x, x_start, offsets, count, w, w_start, w_row, w_term, out, o_start, o_row):
-            lanes = ir.Constant(_INDEX, LANES)
-            places = [code.index(x_start, (lanes, column)) for column in range(columns)]
-            tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, w_term))
-            for row, vectors in enumerate(tile):
-                for column, vector in enumerate(vectors):
-                    place = code.index(o_start, (o_row, row), (lanes, column))
-                    code.store(code.builder.fadd(code.load(out, place), vector), out, place)
-
-        return _emitting((x, x_start, offsets, count, w, w_start, w_row, w_term, out, o_start, o_row), write)
+    @_kernel
+    def kernel(code, x, x_start, offsets, count, w, w_start, w_row, w_term, out, o_start, o_row):
+        lanes = ir.Constant(_INDEX, LANES)
+        places = [code.index(x_start, (lanes, column)) for column in range(columns)]
+        tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, w_term))
+        for row, vectors in enumerate(tile):
+            for column, vector in enumerate(vectors):
+                place = code.index(o_start, (o_row, row), (lanes, column))
+                code.store(code.builder.fadd(code.load(out, place), vector), out, place)
 
     return kernel
 
@@ -260,31 +223,26 @@ def correlated_tile(rows: int, columns: int) -> Any:
     The sum is over `height` lines of `width` places, a line being `d_line` and `x_line` long.
     """
 
-    @intrinsic
-    def kernel(_typing, d, d_start, d_row, d_line, x, x_start, x_line, height, width, out, o_start, o_row):
-        def write(code, d, d_start, d_row, d_line, x, x_start, x_line, height, width, out, o_start, o_row):
-            builder, lanes = code.builder, ir.Constant(_INDEX, LANES)
-            tile = code.registers(rows, columns)
-            with code.repeat(height) as lines:
-                d_first = builder.add(d_start, builder.mul(lines.index, d_line))
-                x_first = builder.add(x_start, builder.mul(lines.index, x_line))
-                with code.repeat(width) as places:
-                    along = builder.mul(places.index, lanes)
-                    seen = [
-                        code.load(x, builder.add(code.index(x_first, (lanes, column)), along))
-                        for column in range(columns)
-                    ]
-                    for row in range(rows):
-                        slope = code.load(d, builder.add(code.index(d_first, (d_row, row)), along))
-                        for column in range(columns):
-                            code.add_product(slope, seen[column], tile[row][column])
-            for row, vectors in enumerate(code.values(tile)):
-                for column, vector in enumerate(vectors):
-                    place = code.index(o_start, (o_row, row), (lanes, column))
-                    code.store(builder.fadd(code.load(out, place), vector), out, place)
-
-        given = (d, d_start, d_row, d_line, x, x_start, x_line, height, width, out, o_start, o_row)
-        return _emitting(given, write)
+    @_kernel
+    def kernel(code, d, d_start, d_row, d_line, x, x_start, x_line, height, width, out, o_start, o_row):
+        builder, lanes = code.builder, ir.Constant(_INDEX, LANES)
+        tile = code.registers(rows, columns)
+        with code.repeat(height) as lines:
+            d_first = builder.add(d_start, builder.mul(lines.index, d_line))
+            x_first = builder.add(x_start, builder.mul(lines.index, x_line))
+            with code.repeat(width) as places:
+                along = builder.mul(places.index, lanes)
+                seen = [
+                    code.load(x, builder.add(code.index(x_first, (lanes, column)), along)) for column in range(columns)
+                ]
+                for row in range(rows):
+                    slope = code.load(d, builder.add(code.index(d_first, (d_row, row)), along))
+                    for column in range(columns):
+                        code.add_product(slope, seen[column], tile[row][column])
+        for row, vectors in enumerate(code.values(tile)):
+            for column, vector in enumerate(vectors):
+                place = code.index(o_start, (o_row, row), (lanes, column))
+                code.store(builder.fadd(code.load(out, place), vector), out, place)
 
     return kernel
 
@@ -292,43 +250,36 @@ def correlated_tile(rows: int, columns: int) -> Any:
 def scattered_rows(columns: int) -> Any:
     """out[o_start + offsets[t] + r·o_line + p·LANES] += values[t] · w[w_start + r·w_line + p·LANES], for all t, r."""
 
-    @intrinsic
-    def kernel(_typing, out, o_start, o_line, offsets, values, count, w, w_start, w_line, height):
-        def write(code, out, o_start, o_line, offsets, values, count, w, w_start, w_line, height):
-            builder, lanes = code.builder, ir.Constant(_INDEX, LANES)
-            # Lines innermost: the next term may touch numbers that this one stored, which by then have arrived.
-            with code.repeat(count) as terms:
-                o_term = builder.add(o_start, builder.load(builder.gep(offsets, [terms.index])))
-                value = code.number(values, terms.index)
-                with code.repeat(height) as lines:
-                    w_first = builder.add(w_start, builder.mul(lines.index, w_line))
-                    o_first = builder.add(o_term, builder.mul(lines.index, o_line))
-                    for column in range(columns):
-                        weight, place = (
-                            code.load(w, code.index(w_first, (lanes, column))),
-                            code.index(o_first, (lanes, column)),
-                        )
-                        code.store(code.multiply_add(value, weight, code.load(out, place)), out, place)
-
-        return _emitting((out, o_start, o_line, offsets, values, count, w, w_start, w_line, height), write)
+    @_kernel
+    def kernel(code, out, o_start, o_line, offsets, values, count, w, w_start, w_line, height):
+        builder, lanes = code.builder, ir.Constant(_INDEX, LANES)
+        # Lines innermost: the next term may touch numbers that this one stored, which by then have arrived.
+        with code.repeat(count) as terms:
+            o_term = builder.add(o_start, builder.load(builder.gep(offsets, [terms.index])))
+            value = code.number(values, terms.index)
+            with code.repeat(height) as lines:
+                w_first = builder.add(w_start, builder.mul(lines.index, w_line))
+                o_first = builder.add(o_term, builder.mul(lines.index, o_line))
+                for column in range(columns):
+                    weight, place = (
+                        code.load(w, code.index(w_first, (lanes, column))),
+                        code.index(o_first, (lanes, column)),
+                    )
+                    code.store(code.multiply_add(value, weight, code.load(out, place)), out, place)
 
     return kernel
 
 
-@intrinsic
-def unpooled(_typing, d, d_start, picks, p_start, out, o_start, right, down):
+@_kernel
+def unpooled(code, d, d_start, picks, p_start, out, o_start, right, down):
     """Puts each lane's number to that of the four places which the pooling kept, and zeros to the others."""
-
-    def write(code, d, d_start, picks, p_start, out, o_start, right, down):
-        builder = code.builder
-        slope, which = code.load(d, d_start), code.load_bytes(picks, p_start)
-        below = builder.add(o_start, down)
-        places = [o_start, builder.add(o_start, right), below, builder.add(below, right)]
-        for number, place in enumerate(places):
-            kept = builder.icmp_unsigned("==", which, ir.Constant(_BYTES, [number] * LANES))
-            code.store(builder.select(kept, slope, _ZEROS), out, place)
-
-    return _emitting((d, d_start, picks, p_start, out, o_start, right, down), write)
+    builder = code.builder
+    slope, which = code.load(d, d_start), code.load_bytes(picks, p_start)
+    below = builder.add(o_start, down)
+    places = [o_start, builder.add(o_start, right), below, builder.add(below, right)]
+    for number, place in enumerate(places):
+        kept = builder.icmp_unsigned("==", which, ir.Constant(_BYTES, [number] * LANES))
+        code.store(builder.select(kept, slope, _ZEROS), out, place)
 
 
 def transposed(masked: bool) -> Any:
@@ -338,20 +289,17 @@ def transposed(masked: bool) -> Any:
     m_start + x_offsets[i], is not above zero.
     """
 
-    @intrinsic
-    def kernel(_typing, x, x_start, x_offsets, out, o_start, o_offsets, mask, m_start):
-        def write(code, x, x_start, x_offsets, out, o_start, o_offsets, mask, m_start):
-            builder, rows = code.builder, []
-            for number in range(LANES):
-                offset = code.entry(x_offsets, number)
-                row = code.load(x, builder.add(x_start, offset))
-                if masked:
-                    above = builder.fcmp_ordered(">", code.load(mask, builder.add(m_start, offset)), _ZEROS)
-                    row = builder.select(above, row, _ZEROS)
-                rows.append(row)
-            for number, row in enumerate(code.transpose(rows)):
-                code.store(row, out, builder.add(o_start, code.entry(o_offsets, number)))
-
-        return _emitting((x, x_start, x_offsets, out, o_start, o_offsets, mask, m_start), write)
+    @_kernel
+    def kernel(code, x, x_start, x_offsets, out, o_start, o_offsets, mask, m_start):
+        builder, rows = code.builder, []
+        for number in range(LANES):
+            offset = code.entry(x_offsets, number)
+            row = code.load(x, builder.add(x_start, offset))
+            if masked:
+                above = builder.fcmp_ordered(">", code.load(mask, builder.add(m_start, offset)), _ZEROS)
+                row = builder.select(above, row, _ZEROS)
+            rows.append(row)
+        for number, row in enumerate(code.transpose(rows)):
+            code.store(row, out, builder.add(o_start, code.entry(o_offsets, number)))
 
     return kernel

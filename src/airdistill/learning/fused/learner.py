@@ -15,7 +15,7 @@ from airdistill.learning.fused import kernels
 from airdistill.learning.fused.compiling import are_compiled
 from airdistill.learning.fused.form import NetworkForm
 from airdistill.learning.fused.lanes import LANES
-from airdistill.learning.fused.layout import layout_of, padding_of
+from airdistill.learning.fused.layout import Network, layout_of, padding_of
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.target import Target
@@ -46,10 +46,15 @@ class FusedLearner(Learner):
         self._buffers: tuple[_Floats, NDArray[np.uint8]] | None = None
         self._is_kept = False
 
+    @property
+    def _given(self) -> tuple[Network, _Floats, _Floats, IntArray]:
+        """What every kernel takes first."""
+        return self._net, self._weights, self._rows, self._label_array
+
     def knowledge(self, keep: bool = False) -> FloatArray:
         sums = np.zeros((self.num_classes, self.num_classes))
         kept, picks = self._kept_buffers() if keep else self._one_group()
-        kernels.class_sums(self._net, self._weights, self._rows, self._label_array, kept, picks, keep, sums)
+        kernels.class_sums(*self._given, kept, picks, keep, sums)
         self._is_kept = keep
         with np.errstate(invalid="ignore"):  # a class without samples has no mean
             return np.asarray(sums / self._class_counts.numpy()[:, None])
@@ -90,10 +95,7 @@ class FusedLearner(Learner):
         gradient, losses = np.zeros_like(self._weights), np.zeros(2)
         rows, known = self._target_arrays(target)
         kernels.full_batch_gradient(
-            self._net,
-            self._weights,
-            self._rows,
-            self._label_array,
+            *self._given,
             rows,
             known,
             float(distill_weight),
@@ -112,10 +114,7 @@ class FusedLearner(Learner):
         losses, (rows, known) = np.zeros(2), self._target_arrays(target)
         passes = np.array(orders, dtype=np.int64).reshape(len(orders), -1)
         kernels.local_epochs(
-            self._net,
-            self._weights,
-            self._rows,
-            self._label_array,
+            *self._given,
             rows,
             known,
             float(distill_weight),
@@ -132,10 +131,7 @@ class FusedLearner(Learner):
         offsets = np.zeros((0, 0, 2), dtype=np.int64) if steps.offsets is None else steps.offsets
         clip_norm = np.inf if steps.clip_norm is None else steps.clip_norm
         kernels.mixed_steps(
-            self._net,
-            self._weights,
-            self._rows,
-            self._label_array,
+            *self._given,
             _rows(public),
             rows,
             known,
@@ -153,8 +149,7 @@ class FusedLearner(Learner):
 
     def clipped_gradient(self, clip_norm: float) -> tuple[Tensor, Losses]:
         gradient = np.zeros_like(self._weights)
-        given = self._net, self._weights, self._rows, self._label_array
-        loss = kernels.clipped_gradient(*given, float(clip_norm), gradient)
+        loss = kernels.clipped_gradient(*self._given, float(clip_norm), gradient)
         mean = gradient[: self._net.num_parameters] / np.float32(self.num_samples)
         return torch.from_numpy(mean), Losses(loss / self.num_samples, 0.0)
 
