@@ -1,0 +1,299 @@
+"""Sums that are exact, and everything that a server might try in order to see more than one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare, kstest
+
+pytest.importorskip("flwr")
+
+from airdistill.errors import InputError
+from airdistill.flower.modulus import Modulus
+from airdistill.flower.secret_keys import Identity, SecureSumError, mask
+from airdistill.flower.secure_sum import DeviceSide, RefusedError
+from airdistill.flower.sum_server import ServerSide
+from airdistill.flower.sum_terms import Terms
+
+IDENTITIES = {device: Identity() for device in range(8)}
+ROSTER = {device: identity.public for device, identity in IDENTITIES.items()}
+
+
+class Round:
+    """The devices of one round and an honest server; each step names the devices that take part in it."""
+
+    def __init__(self, num_devices=4, threshold=3, length=5, largest=1000, round_number=1):
+        modulus = Modulus.for_sum(largest, num_devices)
+        self.terms = Terms("a run", round_number, tuple(range(num_devices)), threshold, modulus, length)
+        self.devices = {
+            device: DeviceSide(self.terms, device, IDENTITIES[device], ROSTER) for device in range(num_devices)
+        }
+        self.server = ServerSide(self.terms)
+        self.vectors = {device: np.arange(length) * (device - 1) - device for device in self.devices}
+
+    def keys(self, devices):
+        for device in devices:
+            self.server.take_keys(self.after_a_restart(device).keys())
+
+    def shares(self, devices):
+        for device in devices:
+            self.server.take_shares(self.after_a_restart(device).shares(self.server.keys_for_all()))
+
+    def masked(self, devices):
+        for device in devices:
+            words = self.after_a_restart(device).masked(self.server.delivery_for(device), self.vectors[device])
+            self.server.take_masked(device, words)
+
+    def confirm(self, devices):
+        for device in devices:
+            self.server.take_confirmation(self.after_a_restart(device).confirm(self.server.survivors_question()))
+
+    def reveal(self, devices):
+        for device in devices:
+            self.server.take_reveal(self.after_a_restart(device).reveal(self.server.reveal_question()))
+
+    def after_a_restart(self, device):
+        """Every message finds a new process, with what the last one wrote down."""
+        text = self.devices[device].to_json()
+        self.devices[device] = DeviceSide.from_json(text, IDENTITIES[device], ROSTER)
+        return self.devices[device]
+
+    def draw_secrets_from(self, seed):
+        generator = np.random.default_rng(seed)
+        for side in self.devices.values():
+            side._kept.mask_private, side._kept.share_private, side._kept.seed = (generator.bytes(32) for _ in range(3))
+
+    def up_to_reveal(self, survivors=(0, 1, 2, 3)):
+        self.keys(self.devices)
+        self.shares(self.devices)
+        self.masked(survivors)
+        self.confirm(survivors)
+
+
+@st.composite
+def rounds_with_losses(draw):
+    """A round, and for each of its five steps the devices still there, never fewer than the threshold."""
+    num_devices = draw(st.integers(3, 7))
+    threshold = draw(st.integers(num_devices // 2 + 1, num_devices))
+    largest = draw(st.sampled_from([1, 1000, 2**50]))
+    played = Round(num_devices, threshold, draw(st.integers(1, 6)), largest)
+    values = st.integers(-largest, largest)
+    for device, vector in played.vectors.items():
+        played.vectors[device] = np.array(draw(st.lists(values, min_size=len(vector), max_size=len(vector))))
+    there, steps = list(played.devices), []
+    for _ in range(5):
+        lost = draw(st.lists(st.sampled_from(there), unique=True, max_size=len(there) - threshold))
+        there = [device for device in there if device not in lost]
+        steps.append(there)
+    return played, steps
+
+
+@given(rounds_with_losses())
+def test_the_sum_is_exact_whoever_drops_out_and_when(case):
+    played, (keys, shares, masked, confirm, reveal) = case
+    played.keys(keys)
+    played.shares(shares)
+    played.masked(masked)
+    played.confirm(confirm)
+    played.reveal(reveal)
+    assert played.server.total().tolist() == np.sum([played.vectors[device] for device in masked], axis=0).tolist()
+
+
+@given(st.integers(1, 2**56), st.integers(1, 60), st.booleans())
+def test_the_modulus_holds_the_largest_sum_and_is_not_wasteful(largest, num_devices, negative):
+    modulus = Modulus.for_sum(largest, num_devices)
+    extreme = (-1 if negative else 1) * largest
+    words = np.zeros(1, np.uint64)
+    for _ in range(num_devices):
+        words += modulus.encode(np.array([extreme]))
+    assert modulus.decode(modulus.reduce(words)).tolist() == [extreme * num_devices]
+    assert largest * num_devices > 2 ** (modulus.bits - 2) - 1
+
+
+def test_a_modulus_that_does_not_fit_is_refused():
+    assert Modulus.for_sum(2**61 // 4, 4).bits == 63
+    with pytest.raises(InputError, match="need 64 bits"):
+        Modulus.for_sum(2**60, 4)
+    with pytest.raises(InputError):
+        Modulus(64)
+
+
+def test_a_device_sends_no_number_that_could_wrap():
+    played = Round(largest=1000)
+    played.keys(played.devices)
+    played.shares(played.devices)
+    played.vectors[0] = np.full(5, played.terms.largest + 1)
+    with pytest.raises(SecureSumError, match="could wrap"):
+        played.masked([0])
+    played.vectors[0] = np.full(5, -played.terms.largest)
+    played.masked([0])
+
+
+def test_half_of_the_devices_are_not_enough():
+    terms = Round().terms
+    for threshold in (2, 5):
+        with pytest.raises(InputError, match="more than half"):
+            replace(terms, threshold=threshold)
+
+
+@pytest.mark.parametrize("step", ["shares", "masked", "confirm", "reveal"])
+def test_below_the_threshold_the_devices_refuse(step):
+    """The server leaves its own check out: it is the adversary."""
+    played = Round()
+    played.server._enough = lambda *_: None
+    few = [0, 1]
+    played.keys(few if step == "shares" else played.devices)
+    if step != "shares":
+        played.shares(few if step == "masked" else played.devices)
+    if step in ("confirm", "reveal"):
+        played.masked(few if step == "confirm" else played.devices)
+    if step == "reveal":
+        played.confirm(few)
+    with pytest.raises(RefusedError, match=r"2 devices .*, and 3 must have"):
+        getattr(played, step)([0])
+
+
+def test_a_lone_masked_vector_looks_uniform():
+    """Of zeros, the least random vector there is; the secrets have a fixed seed, so this holds or it does not."""
+    for device in range(4):
+        played = Round(length=20_000, largest=2**12)
+        played.draw_secrets_from(seed=device)
+        played.vectors = {other: np.zeros(20_000, np.int64) for other in played.devices}
+        played.keys(played.devices)
+        played.shares(played.devices)
+        played.masked([device])
+        words = played.server._masked[device]
+        size = 2**played.terms.modulus.bits
+        assert words.max() < size
+        assert (
+            chisquare(np.bincount((words * np.uint64(64) // np.uint64(size)).astype(int), minlength=64)).pvalue > 1e-3
+        )
+        assert chisquare(np.bincount((words % np.uint64(64)).astype(int), minlength=64)).pvalue > 1e-3
+        assert kstest(words / size, "uniform").pvalue > 1e-3
+
+
+def test_masks_of_different_purposes_have_nothing_in_common():
+    seed = bytes(32)
+    one, two = mask(seed, b"one", 1000), mask(seed, b"two", 1000)
+    assert not np.any(one == two)
+    assert np.array_equal(one, mask(seed, b"one", 1000))
+
+
+def test_the_masks_of_two_rounds_differ():
+    """Even if a device drew the same secrets twice."""
+    sent = []
+    for round_number in (1, 2):
+        played = Round(round_number=round_number)
+        played.draw_secrets_from(seed=0)
+        played.keys(played.devices)
+        played.shares(played.devices)
+        played.masked([0])
+        sent.append(played.server._masked[0])
+    assert not np.any(sent[0] == sent[1])
+
+
+def test_keys_that_the_server_made_up_are_refused():
+    played, forged = Round(), Round()
+    played.keys(played.devices)
+    forged.keys(forged.devices)
+    keys = played.server.keys_for_all()
+    swapped = [keys[0], {**keys[1], "mask_key": forged.server.keys_for_all()[1]["mask_key"]}, *keys[2:]]
+    with pytest.raises(RefusedError, match="keys of device 1 are not signed"):
+        played.devices[0].shares(swapped)
+
+
+def test_keys_of_another_round_are_refused():
+    played, later = Round(), Round(round_number=2)
+    played.keys(played.devices)
+    later.keys([0])
+    with pytest.raises(RefusedError, match="is in round 2, not in 1"):
+        later.devices[0].shares(played.server.keys_for_all())
+    relabelled = [{**record, "round": 2} for record in played.server.keys_for_all()]
+    with pytest.raises(RefusedError, match="not signed"):
+        later.devices[0].shares(relabelled)
+
+
+def test_sealed_shares_cannot_be_changed_or_sent_to_another():
+    played = Round()
+    played.keys(played.devices)
+    played.shares(played.devices)
+    delivered = played.server.delivery_for(0)
+    bent = [delivered["sealed"][0][:-1] + bytes([delivered["sealed"][0][-1] ^ 1]), *delivered["sealed"][1:]]
+    swapped = list(reversed(delivered["sealed"]))
+    for sealed in (bent, swapped, played.server.delivery_for(1)["sealed"]):
+        with pytest.raises(SecureSumError, match="changed on its way"):
+            played.devices[0].masked({**delivered, "sealed": sealed}, played.vectors[0])
+
+
+@pytest.mark.parametrize(("survivors", "bent"), [((0, 1, 2, 3), "seed_shares"), ((0, 1, 2), "key_shares")])
+def test_a_share_that_a_device_falsifies_is_noticed(survivors, bent):
+    played = Round()
+    played.up_to_reveal(survivors)
+    for device in survivors:
+        record = played.devices[device].reveal(played.server.reveal_question())
+        if device == 1:
+            record[bent] = [share[:-20] + bytes([share[-20] ^ 1]) + share[-19:] for share in record[bent]]
+        played.server.take_reveal(record)
+    with pytest.raises(SecureSumError, match="do not give what it committed to"):
+        played.server.total()
+
+
+def test_nothing_is_revealed_both_ways():
+    """The attack: have device 3 called a survivor first and lost afterwards, and take all its masks off."""
+    played = Round()
+    played.up_to_reveal()
+    played.devices[0].reveal(played.server.reveal_question())
+    del played.server._masked[3]
+    with pytest.raises(RefusedError, match="asked for step confirm and is at over"):
+        played.devices[0].confirm(played.server.survivors_question())
+    with pytest.raises(RefusedError, match="asked for step reveal and is at over"):
+        played.devices[0].reveal(played.server.reveal_question())
+    with pytest.raises(RefusedError, match=r"confirmed the survivors \[0, 1, 2, 3\] and reveals for no other set"):
+        played.devices[1].reveal(played.server.reveal_question())
+
+
+def test_two_sets_of_survivors_are_never_both_confirmed():
+    """Signatures under one set do not open another, and each device signs once."""
+    played = Round()
+    played.keys(played.devices)
+    played.shares(played.devices)
+    played.masked(played.devices)
+    everybody = played.server.survivors_question()
+    without_three = {**everybody, "survivors": [0, 1, 2]}
+    signatures = [played.devices[device].confirm(everybody)["signature"] for device in (0, 3)]
+    signatures[1:1] = [played.devices[device].confirm(without_three)["signature"] for device in (1, 2)]
+    for device, question in ((0, everybody), (1, without_three)):
+        with pytest.raises(RefusedError, match="2 devices confirmed these survivors"):
+            played.devices[device].reveal({**question, "signers": [0, 1, 2, 3], "signatures": signatures})
+    with pytest.raises(RefusedError, match="asked for step confirm"):
+        played.devices[0].confirm(without_three)
+
+
+def test_a_vector_is_masked_once():
+    played = Round()
+    played.keys(played.devices)
+    played.shares(played.devices)
+    played.masked([0])
+    with pytest.raises(RefusedError, match="asked for step masked and is at confirm"):
+        played.masked([0])
+
+
+def test_survivors_are_named_once_each():
+    played = Round()
+    played.keys(played.devices)
+    played.shares(played.devices)
+    played.masked(played.devices)
+    with pytest.raises(SecureSumError, match="twice or out of order"):
+        played.devices[0].confirm({"round": 1, "survivors": [0, 0, 1]})
+
+
+def test_what_is_left_after_a_reveal_holds_no_secret():
+    played = Round()
+    played.up_to_reveal()
+    secret = played.devices[0]._kept.seed.hex()
+    assert secret in played.devices[0].to_json()
+    played.reveal([0])
+    assert secret not in played.devices[0].to_json()
+    assert '"key_shares": {}' in played.devices[0].to_json()
