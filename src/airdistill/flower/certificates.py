@@ -1,0 +1,106 @@
+"""Keys for a federation that lives on one machine and not for long: a certificate authority, servers, nodes."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LIFETIME = datetime.timedelta(days=7)
+CLOCK_SKEW = datetime.timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class ServerFiles:
+    """What a process needs to be a TLS server on the loopback interface."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates for 127.0.0.1 only; its own key never leaves this object."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP384R1())
+        self._name = _named("AirDistill throw-away authority")
+        self.certificate = folder / "ca.crt"
+        signed = self._begun(self._name, self._key.public_key(), authority=True).sign(self._key, hashes.SHA384())
+        self.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+
+    def server(self, name: str) -> ServerFiles:
+        """A key of its own for each server, so that no two processes share one."""
+        key = ec.generate_private_key(ec.SECP384R1())
+        addresses = x509.SubjectAlternativeName(
+            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        )
+        signed = (
+            self._begun(_named(name), key.public_key(), authority=False)
+            .add_extension(addresses, critical=False)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .sign(self._key, hashes.SHA384())
+        )
+        files = ServerFiles(self._folder / f"{name}.crt", self._folder / f"{name}.key")
+        files.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        write_secret(files.key, _private_bytes(key, serialization.PrivateFormat.PKCS8))
+        return files
+
+    def _begun(
+        self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey, *, authority: bool
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - CLOCK_SKEW)
+            .not_valid_after(now + LIFETIME)
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
+            .add_extension(_usage(authority), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+        )
+
+
+def make_node_key(private_file: Path) -> bytes:
+    """Writes a node's private key as its SuperNode reads it (OpenSSH), and gives the public one as the server does."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(private_file, _private_bytes(key, serialization.PrivateFormat.OpenSSH))
+    return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def write_secret(file: Path, content: bytes) -> None:
+    """Readable by its owner only, from the first byte on."""
+    file.touch(mode=0o600, exist_ok=False)
+    file.write_bytes(content)
+
+
+def _private_bytes(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
