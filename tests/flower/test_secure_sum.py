@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from scipy.stats import chisquare, kstest
 
 pytest.importorskip("flwr")
+
+from flwr.app import Array, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from airdistill.errors import InputError
 from airdistill.flower.modulus import Modulus
@@ -297,3 +301,24 @@ def test_what_is_left_after_a_reveal_holds_no_secret():
     played.reveal([0])
     assert secret not in played.devices[0].to_json()
     assert '"key_shares": {}' in played.devices[0].to_json()
+
+
+def through_flower(record):
+    """As bytes on the wire and back."""
+    content = RecordDict({"record": ConfigRecord(record)})
+    return dict(recorddict_from_proto(recorddict_to_proto(content))["record"])
+
+
+def test_every_message_is_a_record_of_flower_and_no_pickle():
+    played = Round()
+    for step in ("keys", "shares", "masked", "confirm", "reveal"):
+        getattr(played, step)(played.devices)
+    server = played.server
+    questions = [*server.keys_for_all(), server.delivery_for(0), server.survivors_question(), server.reveal_question()]
+    for record in [*questions, *server._revealed.values()]:
+        assert through_flower(record) == record
+    words = server._masked[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pickle.dumps", None)
+        patch.setattr("pickle.loads", None)
+        assert_array_equal(Array(words).numpy(), words, strict=True)

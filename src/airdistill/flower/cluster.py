@@ -22,6 +22,7 @@ import tomli_w
 
 from airdistill.flower.certificates import Authority, make_node_key, write_secret
 from airdistill.flower.control import Control, RunState, Setting, sign_off
+from airdistill.flower.leash import NO_HASTE
 from airdistill.flower.processes import ClusterError, Program, free_port
 
 LOOPBACK = "127.0.0.1"
@@ -46,19 +47,24 @@ class Node:
 
 
 class Cluster:
-    """Starts with the `with` block and ends with it."""
+    """Starts with the `with` block and ends with it.
+
+    `preload` names the app's modules that take long to import: apps start with them already there, and the waits are
+    short. None leaves Flower as it is: a SuperNode looks for messages every three seconds, and each finds a new
+    interpreter.
+    """
 
     def __init__(
         self,
         folder: Path,
         node_settings: Sequence[Mapping[str, Setting]],
         *,
-        poll_seconds: float = 0.1,
+        preload: Sequence[str] | None = (),
         start_timeout_s: float = 120.0,
     ) -> None:
         self._folder = folder
         self._node_settings = node_settings
-        self._poll_seconds = poll_seconds
+        self._preload = preload
         self._start_timeout_s = start_timeout_s
         self._programs: list[Program] = []
         self.nodes: list[Node] = []
@@ -114,13 +120,20 @@ class Cluster:
         return self._control.state_of(run_id)
 
     def start_server(self) -> None:
+        """What of it does not run: the SuperLink, the SuperExec that starts its ServerApps, or both."""
         for program in self._server:
-            program.start()
+            if not program.runs():
+                program.start()
         self._until(self._control.answers, self._start_timeout_s, "the SuperLink", self._server)
 
     def kill_server(self) -> None:
-        """kill -9: the SuperLink, its SuperExec and whatever ServerApp runs. The state is in a file and survives."""
+        """kill -9: the SuperLink, its SuperExec and the ServerApp. What the SuperLink knew is in a file and survives;
+        the run does not, and Flower takes a minute to say that it failed."""
         self._kill(self._server)
+
+    def kill_superlink(self) -> None:
+        """kill -9 for the SuperLink alone; a ServerApp that runs waits for its return, and so do the SuperNodes."""
+        self._server[0].kill()
 
     def kill_server_app(self) -> None:
         """kill -9 for the ServerApp; the SuperLink goes on, with a fresh SuperExec."""
@@ -149,7 +162,9 @@ class Cluster:
 
     def program(self, name: str, command: Sequence[str]) -> Program:
         """One more program that ends with the cluster; not started yet."""
-        program = Program(name, self._folder, command, self._poll_seconds)
+        own = "flwr.superlink.cli" if name.startswith("superlink") else "flwr.supernode.cli"
+        haste = NO_HASTE if self._preload is None else ",".join([own, *self._preload])
+        program = Program(name, self._folder, command, haste)
         self._programs.append(program)
         return program
 
@@ -210,7 +225,7 @@ class Cluster:
             if time.monotonic() > deadline:
                 words = "".join(program.last_words() for program in watched)
                 raise ClusterError(f"waited {timeout_s:g} s for {what} in vain{words}")
-            time.sleep(0.1)
+            time.sleep(0.3)
 
     def _kill(self, programs: Sequence[Program]) -> None:
         for program in programs:

@@ -1,10 +1,10 @@
-"""One of Flower's own programs on a leash: `python -m airdistill.flower.leash PROGRAM POLL_SECONDS ARGUMENTS…`.
+"""One of Flower's own programs on a leash: `python -m airdistill.flower.leash HASTE PROGRAM ARGUMENTS…`.
 
 It ends, with everything it started, when whoever started it does, even by kill -9: standard input is a pipe that
 never says anything, and its end is the parent's. Flower's programs would go on for ever.
 
-A SuperNode of flwr 1.41 looks for messages every three seconds, which no option changes; on one machine that is most
-of a round. POLL_SECONDS replaces it there.
+HASTE is a dash for Flower as it is. Otherwise its waits are short (`impatience`), and apps start as forks of a process
+that has imported the modules which HASTE names, separated by commas (`warm_apps`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from importlib import import_module
 
 PROGRAMS = {
@@ -21,14 +20,15 @@ PROGRAMS = {
     "flower-supernode": ("flwr.supernode.cli", "flower_supernode"),
     "flower-superexec": ("flwr.supercore.cli", "flower_superexec"),
 }
+NO_HASTE = "-"
 
 
 def main() -> None:
-    program, poll_seconds, arguments = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
+    haste, program, *arguments = sys.argv[1:]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.argv = [program, *arguments]
-    if program == "flower-supernode":
-        _look_for_messages_every(poll_seconds)
+    if haste != NO_HASTE:
+        _hurry(program, haste.split(","))
     module, function = PROGRAMS[program]
     getattr(import_module(module), function)()
 
@@ -39,19 +39,14 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-class _ImpatientTime:
-    """Stands for the module `time` in the SuperNode's loop, which uses nothing but its sleep."""
-
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(min(seconds, self._longest_s))
-
-
-def _look_for_messages_every(seconds: float) -> None:
-    loop = import_module("flwr.supernode.start_client_internal")
-    vars(loop)["time"] = _ImpatientTime(seconds)
+def _hurry(program: str, modules: list[str]) -> None:
+    """Imports late, since Flower as it is should not be touched at all, and its modules take a second."""
+    impatience = import_module("airdistill.flower.impatience")
+    impatience.ask_again_soon()
+    if program == "flower-supernode":
+        impatience.look_for_messages_often()
+    if program == "flower-superexec":
+        import_module("airdistill.flower.warm_apps").start_apps_warm(modules)
 
 
 if __name__ == "__main__":

@@ -25,11 +25,11 @@ class ClusterError(AirDistillError):
 class Program:
     """One of Flower's programs with its arguments; it can be started, killed and started again."""
 
-    def __init__(self, name: str, folder: Path, command: Sequence[str], poll_seconds: float) -> None:
+    def __init__(self, name: str, folder: Path, command: Sequence[str], haste: str) -> None:
         self.name = name
         self.log = folder / "logs" / f"{name}.log"
         self._home = folder / "homes" / name
-        self._command = [sys.executable, "-m", "airdistill.flower.leash", command[0], str(poll_seconds), *command[1:]]
+        self._command = [sys.executable, "-m", "airdistill.flower.leash", haste, *command]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -85,7 +85,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
         "PYTHONUNBUFFERED": "1",
     }
 

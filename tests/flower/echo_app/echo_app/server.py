@@ -52,7 +52,7 @@ def ask(grid: Grid, messages: list[Message], wait_seconds: float) -> list[Messag
         came = list(grid.pull_messages(waiting))
         waiting -= {reply.metadata.reply_to_message_id for reply in came}
         replies += came
-        time.sleep(0.05)
+        time.sleep(0.2)
     return replies
 
 
@@ -75,7 +75,7 @@ def pause(folder: str, round_number: int) -> None:
         return
     (Path(folder) / f"after-{round_number}").touch()
     while not (Path(folder) / f"go-on-{round_number}").exists():
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def tell(what: str, **facts: object) -> None:
