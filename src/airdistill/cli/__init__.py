@@ -3,7 +3,14 @@
 Imports stand inside the commands, so that `--help` answers at once.
 """
 
-from airdistill.cli import comparing, piloting, planning, running, trusting  # noqa: F401 - registers the commands
+from airdistill.cli import (  # noqa: F401 - registers the commands
+    comparing,
+    federating,
+    piloting,
+    planning,
+    running,
+    trusting,
+)
 from airdistill.cli.app import app, main
 
 # `--help` lists them in the order in which a newcomer needs them, not in that of the imports.

@@ -228,6 +228,8 @@ def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str,
         reasons.append("The pilot was not private: the learning constants were measured on the devices' own data.")
     if any(run.noise == "seeded" and run.terms["releases"] == "private" for run in runs):
         reasons.append("The noise of this run is seeded: it is a simulation and protects nobody.")
+    if any(run.terms.get("medium") == "emulated" for run in runs):
+        reasons.append("The medium was emulated: the server played the channel and saw every device's signal alone.")
     return reasons
 
 

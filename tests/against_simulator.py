@@ -1,0 +1,47 @@
+"""The simulator's answer to the scenario of a federation, and how far the two are apart."""
+
+import json
+
+import numpy as np
+
+from airdistill.runs.options import RunOptions
+from airdistill.runs.simulation import Simulation
+from airdistill.schemes.airdistill import AirDistill
+from airdistill.schemes.ota_fd import OtaFd
+from airdistill.schemes.planning import as_run_by, plan_scheme
+
+SCHEMES = {"airdistill": AirDistill, "ota_fd": OtaFd}
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def simulated(scenario, scheme):
+    """The simulator's records and broadcasts of the same scenario."""
+    broadcasts = []
+
+    class Overheard(SCHEMES[scheme]):
+        def play(self, this):
+            outcome = super().play(this)
+            broadcasts.append(outcome.heard.knowledge)
+            return outcome
+
+    chosen = Overheard()
+    plan = plan_scheme(chosen, as_run_by(chosen, scenario))
+    simulation = Simulation(plan, chosen, RunOptions(threads=1, kernels="torch", eval_every=1))
+    return [simulation.advance() for _ in range(plan.num_rounds)], broadcasts
+
+
+def worst_difference(recorded, expected, broadcasts):
+    """Of knowledge, losses, accuracy and ε, over all rounds."""
+    assert len(recorded) == len(expected)
+    worst = 0.0
+    for mine, theirs, broadcast in zip(recorded, expected, broadcasts, strict=True):
+        known = np.array([[np.nan if entry is None else entry for entry in row] for row in mine["knowledge"]])
+        assert np.array_equal(np.isnan(known), np.isnan(broadcast))
+        numbers = [(mine[name], theirs[name]) for name in ("loss", "training_loss", "epsilon_spent", "uplink_seconds")]
+        numbers += [(mine["accuracy"][name], theirs["accuracy"][name]) for name in theirs["accuracy"]]
+        apart = [abs(one - other) for one, other in numbers]
+        worst = max(worst, float(np.nanmax(np.abs(known - broadcast))), *apart)
+    return worst
