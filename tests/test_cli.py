@@ -72,7 +72,7 @@ def test_scenarios_are_listed(run):
 
 def test_version_and_help(run):
     assert run("--version")[1].strip() == __version__
-    for command in ([], ["plan"], ["pilot"], ["scenarios"], ["scenarios", "show"]):
+    for command in ([], ["plan"], ["pilot"], ["scenarios"], ["scenarios", "show"], ["flower", "demo"]):
         code, out, _ = run(*command, "--help")
         assert code == 0
         assert "Usage" in out
@@ -435,3 +435,12 @@ def test_python_does_the_same():
     assert np.isfinite(plan.convergence_gap)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ad.nothing
+
+
+def test_a_federation_without_flower_says_what_to_install(run, monkeypatch):
+    from airdistill.cli import federating
+
+    monkeypatch.setattr(federating, "find_spec", lambda _: None)
+    code, _, err = run("flower", "demo")
+    assert code == 2
+    assert err == "error: Flower is not installed: pip install 'airdistill[flower]'\n"

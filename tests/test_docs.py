@@ -18,10 +18,11 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
 
 # Commands that take long and on whose files nothing later depends: run on the first page that shows them.
-LONG = ("airdistill bench", "airdistill reproduce")
+LONG = ("airdistill bench", "airdistill flower", "airdistill reproduce")
 # Options that make a command's work less, and its path the same.
 LESS = {
     "audit": ["--candidates=2", "--transcripts=4", "--trials=100", "--shadows=4", "--shadow-devices=2"],
+    "flower": ["--devices=2", "--rounds=1"],
     "reproduce": ["--quick", "--scenarios=paper"],
 }
 

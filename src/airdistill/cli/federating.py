@@ -32,7 +32,7 @@ def _flower() -> None:
 
 @flower_app.command("demo")
 def demo_command(
-    devices: Annotated[int, typer.Option("--devices", min=2, max=64, help="Each is three processes.")] = 4,
+    devices: Annotated[int, typer.Option("--devices", min=2, max=64, help="Each is a few processes.")] = 4,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Plan and run so many rounds.")] = 5,
     scheme: SchemeOption = DEFAULT_SCHEME,
     out: Annotated[

@@ -106,8 +106,7 @@ def _followed(cluster: Cluster, run_id: int, rounds: Path, timeout_s: float) -> 
         if state.status == "completed":
             return
         if state.ended:
-            words = [line for line in cluster.wait(run_id, timeout_s=5).log.splitlines() if line.strip()]
-            raise ClusterError(f"the run {state.status}: {state.details}: {' | '.join(words[-3:])}")
+            raise ClusterError(f"the run {state.status}: {state.details or cluster.wait(run_id, timeout_s=5).log}")
         if time.monotonic() > deadline:
             raise ClusterError(f"the run has not ended after {timeout_s:g} s")
         time.sleep(_LOOK_S)

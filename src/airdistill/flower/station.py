@@ -91,7 +91,7 @@ def _planned(folder: Path, scheme: Scheme) -> Plan:
     if path.exists():
         return Plan.from_dict(json.loads(path.read_bytes()))
     scenario = load(folder / SCENARIO)
-    if not isinstance(scheme, OtaFd):
+    if type(scheme).play is not OtaFd.play or scheme.uplink != "knowledge":
         rule = "a federation plays schemes that send class means over the air: airdistill, ota_fd, ota_fd_fixed"
         raise InputError("scheme", scheme.name, rule)
     if scenario.privacy.noise != "seeded":
