@@ -1,23 +1,38 @@
 """A federation of real processes does what the simulator does."""
 
+import json
+
 import pytest
 from against_simulator import simulated, worst_difference
-from small_worlds import small_scenario
 
 pytest.importorskip("flwr")
 
+from airdistill.errors import InputError
 from airdistill.flower.demo import demonstrate
+from airdistill.scenario import load
+from airdistill.scenario.loading import changed
 
 
-def test_four_devices_over_tls_learn_what_the_simulator_learns(tmp_path):
-    """Softmax regressions, five rounds: knowledge, losses and accuracy to the sixth decimal."""
-    scenario = small_scenario(
-        tmp_path, "fleet.devices=4", "data.samples_per_device=15", "learning.rounds=5", "learning.local_epochs=1"
-    )
+def test_four_devices_over_tls_learn_what_the_simulator_learns(tmp_path, few_digits):
+    """Two softmax regressions and two of the paper's networks, five rounds: all that the records say of both."""
+    groups = [{"count": 2, "model": "softmax_regression"}, {"count": 2, "model": "paper_cnn"}]
+    preset = load("quick", [f"data.dataset={few_digits}", "data.samples_per_device=60", "learning.rounds=5"])
+    scenario = changed(preset, {"fleet": {"devices": 4, "groups": groups}})
     seen = []
     shown = demonstrate(scenario, "airdistill", tmp_path / "federation", seen.append, timeout_s=120)
     expected, broadcasts = simulated(scenario, "airdistill")
     assert list(shown.records) == seen
     assert all(record["without_signal"] == record["without_lesson"] == {} for record in seen)
     assert worst_difference(seen, expected, broadcasts) < 1e-6
-    assert shown.traffic.from_device > 9 * 16  # at least the numbers themselves went over the wire
+    folders = [tmp_path / "federation" / name for name in ("server", *(f"device-{number}" for number in range(4)))]
+    assert len({(folder / "ledger.jsonl").read_text() for folder in folders}) == 1  # each has planned for itself
+    certificate = json.loads((folders[0] / "certificate.json").read_text())
+    assert any("emulated" in reason for reason in certificate["reasons"])
+    # At least the numbers themselves went over the wire, and much less than a model.
+    assert shown.traffic.payload_bytes < shown.traffic.from_device < shown.traffic.model_bytes
+
+
+def test_what_cannot_be_played_is_said_before_anything_is_started(tmp_path):
+    with pytest.raises(InputError, match="scheme"):
+        demonstrate(load("quick"), "fedsgd", tmp_path / "federation", print)
+    assert not (tmp_path / "federation").exists()

@@ -13,6 +13,7 @@ from airdistill.data.public import load_data
 from airdistill.flower.cluster import Cluster
 from airdistill.flower.control import Setting
 from airdistill.flower.processes import ClusterError
+from airdistill.flower.station import check_playable
 from airdistill.learning.models import count_parameters
 from airdistill.learning.samples import input_shape
 from airdistill.runs.folder import ROUNDS, SCENARIO
@@ -64,7 +65,9 @@ def demonstrate(
     scenario: Scenario, scheme: str, folder: Path, on_round: OnRound, *, timeout_s: float = 3600.0
 ) -> Demonstration:
     """Runs a scenario in a federation under `folder`; every process has ended when this returns or raises."""
-    adapted = as_run_by(load_scheme(scheme), scenario)
+    chosen = load_scheme(scheme)
+    adapted = as_run_by(chosen, scenario)
+    check_playable(chosen, adapted)
     server, devices = _prepared(folder, adapted)
     settings: list[dict[str, Setting]] = [
         {"folder": str(own.resolve()), "device": number, "scheme": scheme} for number, own in enumerate(devices)

@@ -21,6 +21,7 @@ from airdistill.runs.accounts import opening_of
 from airdistill.runs.folder import LEDGER, PLAN, SCENARIO, digest_of, write_json
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.loading import load
+from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Round, Scheme
 from airdistill.schemes.ota_fd import OtaFd
 from airdistill.schemes.planning import plan_scheme
@@ -86,17 +87,22 @@ class Station:
         return design, this.noise(design)
 
 
-def _planned(folder: Path, scheme: Scheme) -> Plan:
-    path = folder / PLAN
-    if path.exists():
-        return Plan.from_dict(json.loads(path.read_bytes()))
-    scenario = load(folder / SCENARIO)
+def check_playable(scheme: Scheme, scenario: Scenario) -> None:
+    """Raises where the two ends of this federation could not play it."""
     if type(scheme).play is not OtaFd.play or scheme.uplink != "knowledge":
         rule = "a federation plays schemes that send class means over the air: airdistill, ota_fd, ota_fd_fixed"
         raise InputError("scheme", scheme.name, rule)
     if scenario.privacy.noise != "seeded":
         rule = "an emulated medium plays with seeded noise: the server sees single signals, and nothing could hide them"
         raise InputError("privacy.noise", scenario.privacy.noise, rule)
+
+
+def _planned(folder: Path, scheme: Scheme) -> Plan:
+    path = folder / PLAN
+    if path.exists():
+        return Plan.from_dict(json.loads(path.read_bytes()))
+    scenario = load(folder / SCENARIO)
+    check_playable(scheme, scenario)
     plan = plan_scheme(scheme, scenario)
     plan = replace(plan, assumptions=(*plan.assumptions, EMULATED))
     write_json(path, plan.to_dict())
