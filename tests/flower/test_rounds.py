@@ -64,8 +64,7 @@ def federation(folder: Path, scenario, scheme):
     return folders[0], Nearby(folders[1:], scheme)
 
 
-@pytest.mark.parametrize("scheme", ["airdistill", "ota_fd"])
-@pytest.mark.parametrize("epochs", [0, 1])
+@pytest.mark.parametrize(("scheme", "epochs"), [("airdistill", 0), ("ota_fd", 0), ("ota_fd", 1)])
 def test_the_ends_together_do_what_the_simulator_does(tmp_path, scheme, epochs):
     scenario = small_scenario(
         tmp_path, f"learning.local_epochs={epochs}", "learning.batch_size=7", "learning.rounds=5", "privacy.epsilon=200"
@@ -204,3 +203,29 @@ def test_what_an_emulated_medium_cannot_play_is_refused(tmp_path):
         (folder / "scenario.toml").write_text(as_toml(given))
         with pytest.raises(InputError, match=name):
             Station.open(folder, scheme)
+
+
+def test_an_answer_that_cannot_be_read_is_told_and_not_believed():
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    from airdistill.flower.server_app import _introduction_in, _lesson_in, _read, _signal_in
+
+    sent = ArrayRecord({"signal": Array(np.ones((3, 3), dtype=complex))})
+    said = ConfigRecord({"device": 1, "round": 2})
+    assert np.array_equal(_read(RecordDict({"sent": sent, "said": said}), 1, 2, _signal_in), np.ones((3, 3)))
+    assert _read(RecordDict({"sent": sent, "said": said}), 0, 2, _signal_in) == "answered as device 1 in round 2"
+    assert _read(RecordDict({"sent": sent, "said": said}), 1, 3, _signal_in) == "answered as device 1 in round 2"
+    pickled = Array("complex128", (3, 3), "numpy.ndarray", b"\x80\x04]\x94.")
+    words = ConfigRecord({"device": 1, "round": 2, "training": "much"})
+    for content, read in (
+        (RecordDict(), _signal_in),
+        (RecordDict({"said": said}), _signal_in),
+        (RecordDict({"said": said, "sent": ArrayRecord({"signal": pickled})}), _signal_in),
+        (RecordDict({"said": words}), _lesson_in),
+    ):
+        assert _read(content, 1, 2, read).startswith("sent what cannot be read")
+    whole = ConfigRecord({"device": 1, "terms": "x", "last_round": 0})
+    assert _introduction_in(RecordDict({"said": whole})) == Introduction(1, "x", 0)
+    for content in (RecordDict(), RecordDict({"said": said})):
+        with pytest.raises(StationError, match="did not say its number"):
+            _introduction_in(content)

@@ -50,8 +50,7 @@ class GridDevices:
         for node, reply in replies.items():
             if reply.has_error():
                 raise StationError(f"a device does not come: {reply.error.reason}")
-            said = reply.content.config_records["said"]
-            known.append(Introduction(_whole(said["device"]), str(said["terms"]), _whole(said["last_round"])))
+            known.append(_introduction_in(reply.content))
             self._nodes[known[-1].device] = node
         return known
 
@@ -123,7 +122,9 @@ def _lesson_in(content: RecordDict) -> Told:
     return {name: float(str(value)) for name, value in said.items() if name not in ("device", "round")}
 
 
-def _whole(value: object) -> int:
-    if not isinstance(value, int):
-        raise StationError(f"a device introduced itself with {value!r} where a whole number was asked")
-    return value
+def _introduction_in(content: RecordDict) -> Introduction:
+    said = content.config_records.get("said", ConfigRecord())
+    device, terms, last_round = (said.get(name) for name in ("device", "terms", "last_round"))
+    if not (isinstance(device, int) and isinstance(terms, str) and isinstance(last_round, int)):
+        raise StationError("a device did not say its number, its terms and its last round when it was asked who it is")
+    return Introduction(device, terms, last_round)
