@@ -19,7 +19,7 @@ def test_four_devices_over_tls_learn_what_the_simulator_learns(tmp_path, few_dig
     preset = load("quick", [f"data.dataset={few_digits}", "data.samples_per_device=60", "learning.rounds=5"])
     scenario = changed(preset, {"fleet": {"devices": 4, "groups": groups}})
     seen = []
-    shown = demonstrate(scenario, "airdistill", tmp_path / "federation", seen.append, timeout_s=120)
+    shown = demonstrate(scenario, "airdistill", tmp_path / "federation", seen.append, timeout_s=300)
     expected, broadcasts = simulated(scenario, "airdistill")
     assert list(shown.records) == seen
     assert all(record["without_signal"] == record["without_lesson"] == {} for record in seen)
