@@ -1,4 +1,5 @@
 import os
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,12 +17,15 @@ settings.register_profile(
 settings.load_profile("airdistill")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory):
-    """Tests decode into a cache of their own and leave the user's alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRDISTILL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+def pytest_configure(config):
+    """Tests decode and compile into a cache of their own, one for all their processes, and leave the user's alone.
+
+    Before any module is imported: kernels are cached where the folder was then.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        cache = tempfile.TemporaryDirectory(prefix="airdistill-tests-", ignore_cleanup_errors=True)
+        os.environ["AIRDISTILL_CACHE"] = cache.name
+        config.add_cleanup(cache.cleanup)
 
 
 @pytest.fixture(scope="session")

@@ -7,20 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding as llvm
 from numba import config, njit
 
 from airdistill.data.cache import cache_folder
 
 
-def _sources_digest() -> str:
-    """Of all kernels: Numba itself looks at the file of a function alone, not at those whose functions it calls."""
-    digest = hashlib.sha256()
+def _digest() -> str:
+    """Of all kernels, for Numba itself looks at the file of a function alone; and of the processor: machines of several
+    kinds may share a folder, and the kernels' lanes are not the same on all."""
+    features = sorted(name for name, has in llvm.get_host_cpu_features().items() if has)
+    chosen = [getattr(config, name, None) for name in ("CPU_NAME", "CPU_FEATURES")]
+    digest = hashlib.sha256(repr((llvm.get_host_cpu_name(), features, chosen)).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-_FOLDER = cache_folder() / f"kernels-{_sources_digest()}"
+_FOLDER = cache_folder() / f"kernels-{_digest()}"
 
 
 def are_compiled() -> bool:
