@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from airdistill.learning.given_slopes import slopes_from
 from airdistill.learning.minibatch import recorded
 
 
@@ -50,4 +51,4 @@ class RecordedPass:
     def slopes(self, of_logits: Tensor) -> Sequence[Tensor]:
         """From those of `logits`, for the parameters that are trained."""
         trained = [leaf for leaf in self._leaves.values() if leaf.requires_grad]
-        return torch.autograd.grad(self.logits, trained, of_logits, retain_graph=True, materialize_grads=True)
+        return slopes_from(self.logits, of_logits, trained, keep=True)

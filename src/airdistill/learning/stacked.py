@@ -19,6 +19,7 @@ from airdistill.errors import InputError
 from airdistill.learning.clipping import clipped_sum
 from airdistill.learning.fused.cuda import FusedLogits, fused_logits, loss_slopes
 from airdistill.learning.fused.form import form_of
+from airdistill.learning.given_slopes import slopes_from
 from airdistill.learning.later import LaterLosses
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.minibatch import MinibatchStep
@@ -309,7 +310,7 @@ class StackedLearners:
         target = target if distill_weight else None
         if isinstance(self._logits, FusedLogits):
             of_logits, means = loss_slopes(logits, labels, target, distill_weight)
-            return torch.autograd.grad(logits, self._trained, of_logits, materialize_grads=True), means
+            return slopes_from(logits, of_logits, self._trained), means
         training, distillation = _losses(logits, labels, target)
         # A device's weights enter its own losses alone: the gradient of the sum over devices is each one's own.
         loss = torch.add(training, distillation, alpha=distill_weight).sum()
