@@ -1,67 +1,27 @@
 """The ends of a federation without a federation between them: in one process, message by message."""
 
 import json
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from against_simulator import SCHEMES, records, simulated, worst_difference
+from against_simulator import records, simulated, worst_difference
+from near_federation import as_it_is, federation
 from small_worlds import small_scenario
 
 pytest.importorskip("flwr")
 
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.coordinator import Coordinator, Introduction
-from airdistill.flower.device import Device
+from airdistill.flower.media import _check_signal
+from airdistill.flower.preparing import prepare
+from airdistill.flower.records import packed
+from airdistill.flower.senders import signal_of
 from airdistill.flower.station import Station, StationError
 from airdistill.privacy.ledger import BudgetExceeded
-from airdistill.scenario.loading import as_toml, changed
-from airdistill.schemes.planning import as_run_by
-
-
-def _as_it_is(_kind, _round_index, _device, answer):
-    return answer
-
-
-class Nearby:
-    """Devices in this process; a test may spoil what they answer."""
-
-    def __init__(self, folders, scheme):
-        self.folders, self.scheme, self.spoil = folders, scheme, _as_it_is
-
-    def device(self, number):
-        return Device(self.folders[number], number, self.scheme)
-
-    def introductions(self, num_devices):
-        devices = [self.device(number) for number in range(num_devices)]
-        return [Introduction(each.number, each.station.digest, each.last_round) for each in devices]
-
-    def signals(self, round_index):
-        return self._all("signal", round_index, lambda device: device.signal(round_index))
-
-    def lessons(self, round_index, broadcast, evaluate):
-        return self._all("learn", round_index, lambda device: device.learn(round_index, broadcast, evaluate).to_dict())
-
-    def _all(self, kind, round_index, ask):
-        answers = {}
-        for number in range(len(self.folders)):
-            if self.spoil(kind, round_index, number, "asked") is None:
-                continue  # a device that hears nothing
-            answers[number] = self.spoil(kind, round_index, number, ask(self.device(number)))
-        return answers
-
-
-def federation(folder: Path, scenario, scheme):
-    """The server's folder and the devices, each with the scenario as its own, and with the plan, made once here."""
-    adapted = as_run_by(SCHEMES[scheme](), scenario)
-    folders = [folder / name for name in ("server", *map(str, range(adapted.num_devices)))]
-    for each in folders:
-        each.mkdir(parents=True)
-        (each / "scenario.toml").write_text(as_toml(adapted))
-    Station.open(folders[0], scheme)
-    for each in folders[1:]:
-        (each / "plan.json").write_bytes((folders[0] / "plan.json").read_bytes())
-    return folders[0], Nearby(folders[1:], scheme)
+from airdistill.runs.accounts import certify
+from airdistill.runs.record import ended_run
+from airdistill.runs.runner import resume
 
 
 @pytest.mark.parametrize(("scheme", "epochs"), [("airdistill", 0), ("ota_fd", 0), ("ota_fd", 1)])
@@ -82,20 +42,46 @@ def test_the_ends_together_do_what_the_simulator_does(tmp_path, scheme, epochs):
 
 
 def test_a_device_pays_first_refuses_what_is_over_and_pays_for_what_it_missed(tmp_path):
-    """Also where it fails after that: what was charged stays charged, and the round is not sent a second time."""
     server, devices = federation(tmp_path / "run", small_scenario(tmp_path, "learning.rounds=4"), "airdistill")
-    first = devices.device(0)
-    first.signal(1)
+    devices.device(0).answer("signal", 1, {})
     assert devices.device(0).last_round == 1
-    for refused in (1, 0, -1, 5):
+    devices.device(0).answer("signal", 3, {})
+    for refused in (2, 1, 0, -1, 5):
         with pytest.raises(StationError, match=f"round {refused} is refused"):
-            devices.device(0).signal(refused)
-    devices.device(0).signal(3)
+            devices.device(0).answer("signal", refused, {})
     ahead, behind = Station.open(devices.folders[0], "airdistill"), Station.open(server, "airdistill")
     for round_index in (1, 2, 3):
         behind.pay_for(round_index)
     assert (devices.folders[0] / "ledger.jsonl").read_text() == (server / "ledger.jsonl").read_text()
     assert [release.round_index for release in ahead.ledger.releases] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_the_same_question_gets_the_same_bytes_and_no_second_charge(tmp_path, noise):
+    """Secure noise could not be drawn again: what was sent is kept."""
+    scenario = small_scenario(tmp_path, f"privacy.noise={noise}", "privacy.trust=own_noise")
+    _, devices = federation(tmp_path / "run", scenario, "ota_fd")
+    first = devices.device(0).answer("signal", 1, {})
+    ledger = (devices.folders[0] / "ledger.jsonl").read_bytes()
+    assert devices.device(0).answer("signal", 1, {}) == first
+    assert (devices.folders[0] / "ledger.jsonl").read_bytes() == ledger
+    with pytest.raises(StationError, match="answered otherwise"):
+        devices.device(0).answer("signal", 1, {"more": 1})
+
+
+def test_a_device_that_died_after_it_was_charged_stays_charged_and_sends_nothing(tmp_path, monkeypatch):
+    _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
+    device = devices.device(0)
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(device, "_knowledge", dies)
+    with pytest.raises(KeyboardInterrupt):
+        device.answer("signal", 1, {})
+    assert devices.device(0).last_round == 1
+    with pytest.raises(StationError, match="round 1 is refused"):
+        devices.device(0).answer("signal", 1, {})
 
 
 def test_a_device_refuses_a_round_that_it_cannot_pay_for(tmp_path, monkeypatch):
@@ -104,7 +90,7 @@ def test_a_device_refuses_a_round_that_it_cannot_pay_for(tmp_path, monkeypatch):
     terms = device.station.ledger.opening
     monkeypatch.setattr(device.station.ledger, "opening", type(terms)(**{**vars(terms), "mu": terms.mu * 0.1}))
     with pytest.raises(BudgetExceeded, match="it did not happen"):
-        device.signal(1)
+        device.answer("signal", 1, {})
     assert devices.device(1).last_round == 0
 
 
@@ -112,30 +98,39 @@ def test_a_device_learns_once_a_round_and_from_nothing_but_numbers(tmp_path):
     _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
     uniform = np.full((3, 3), 1 / 3)
     for wrong in (uniform[:2], uniform * np.inf, uniform[0], np.array([[np.nan, 0.5, 0.5]] * 3)):
-        with pytest.raises(StationError, match="is refused"):
-            devices.device(0).learn(1, wrong, evaluate=False)
+        with pytest.raises(AirDistillError, match=r"is refused|were asked"):
+            devices.device(0).answer("learn", 1, {"broadcast": packed(wrong), "evaluate": 0})
     unsent = uniform.copy()
     unsent[1] = np.nan
-    assert "mean" in devices.device(0).learn(1, unsent, evaluate=True).to_dict()
-    with pytest.raises(StationError, match="has learned in round 1"):
-        devices.device(0).learn(1, uniform, evaluate=False)
+    question = {"broadcast": packed(unsent), "evaluate": 1}
+    lesson = devices.device(0).answer("learn", 1, question)
+    assert "mean" in lesson
+    weights = (devices.folders[0] / "weights.safetensors").read_bytes()
+    assert devices.device(0).answer("learn", 1, question) == lesson
+    assert (devices.folders[0] / "weights.safetensors").read_bytes() == weights
+    with pytest.raises(StationError, match="answered otherwise"):
+        devices.device(0).answer("learn", 1, {"broadcast": packed(uniform), "evaluate": 0})
 
 
 ANSWERS = {
     "missing": None,
     "failed": "failed: no power",
-    "shape": np.zeros((2, 3), dtype=complex),
-    "no number": np.full((3, 3), np.nan + 0j),
-    "words": np.full((3, 3), "x"),
+    "shape": {"signal": packed(np.zeros((2, 3), dtype=complex))},
+    "no number": {"signal": packed(np.full((3, 3), np.nan + 0j))},
+    "words": {"signal": "x"},
+    "nothing": {},
+    "too loud": {"signal": packed(np.full((3, 3), 0.1 + 0j))},  # 10 mW, where the limit is 1 mW
 }
 
 
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_device_without_a_signal_costs_its_share_if_the_others_do_not_hide_behind_it(tmp_path, answer):
+def test_a_device_without_a_signal_costs_its_share_if_the_others_do_not_hide_behind_it(tmp_path, answer, noise):
     """Device 2 in round 2: its noise is its own, so the others' sum goes on, scaled to a mean of theirs."""
     scenario = small_scenario(
-        tmp_path, "learning.rounds=3", "privacy.trust=own_noise", "privacy.epsilon=1e6", "radio.noise_power=1e-30 W"
-    )
+        tmp_path, "learning.rounds=3", "privacy.trust=own_noise", "privacy.epsilon=1e6", "radio.noise_power=1e-30 W",
+        f"privacy.noise={noise}",
+    )  # fmt: skip
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     devices.spoil = lambda kind, t, device, real: answer if (kind, t, device) == ("signal", 2, 2) else real
     Coordinator(server, "ota_fd", devices).play()
@@ -146,22 +141,43 @@ def test_a_device_without_a_signal_costs_its_share_if_the_others_do_not_hide_beh
     assert np.allclose(np.sum(second["knowledge"], axis=1), 1.0, atol=0.05)  # a mean of predictions sums to one
 
 
-def test_nothing_is_broadcast_where_devices_count_on_the_noise_of_one_that_is_missing(tmp_path):
+def test_as_loud_as_knowledge_and_noise_explain_is_not_too_loud(tmp_path):
+    """500 rounds of honest devices with much noise: none is taken for a liar."""
+    scenario = small_scenario(tmp_path, "learning.rounds=500", "learning.max_rounds=500", "privacy.trust=own_noise")
+    server, _ = federation(tmp_path / "run", scenario, "ota_fd")
+    station = Station.open(server, "ota_fd")
+    knowledge = np.eye(3)
+    for round_index in range(1, 501):
+        paid = station.pay_for(round_index)
+        for device in range(3):
+            signal = signal_of(station, device, paid, knowledge)
+            _check_signal(signal, paid.design, device, 1.0)
+            with pytest.raises(AirDistillError, match="can be explained"):
+                _check_signal(signal + 20 * np.abs(signal).max(), paid.design, device, 1.0)
+
+
+@pytest.mark.parametrize("adds_noise", [True, False])
+def test_nothing_is_broadcast_where_the_others_count_on_the_noise_of_one_that_is_missing(tmp_path, adds_noise):
+    """A design has the noise made by whom it costs least; who makes none is not missed for it."""
     scenario = small_scenario(tmp_path, "learning.rounds=3", "privacy.trust=fleet_noise")
     server, devices = federation(tmp_path / "run", scenario, "airdistill")
-    devices.spoil = lambda _kind, t, device, real: None if (t, device) == (2, 1) else real
+    probe, _ = federation(tmp_path / "probe", scenario, "airdistill")
+    makes_some = Station.open(probe, "airdistill").pay_for(2).design.noise_gain.any(axis=1)
+    lost = int(np.flatnonzero(makes_some == adds_noise)[0])
+    devices.spoil = lambda _kind, t, device, real: None if (t, device) == (2, lost) else real
     Coordinator(server, "airdistill", devices).play()
     first, second, third = records(server)
-    assert second["knowledge"] is None
-    assert second["distillation_loss"] is None
-    assert list(second["without_lesson"]) == []
+    assert list(second["without_signal"]) == [str(lost)]
+    assert (second["knowledge"] is None) == adds_noise
+    assert ("count on the noise" in (second["nothing_because"] or "")) == adds_noise
     assert first["knowledge"] is not None
     assert third["knowledge"] is not None
-    assert devices.device(1).last_round == 3  # it has paid for the round that it missed
+    assert devices.device(lost).last_round == 3  # it has paid for the round that it missed
 
 
 def test_a_run_does_not_begin_with_wrong_terms_twins_or_too_few(tmp_path):
-    server, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
+    scenario = small_scenario(tmp_path, "fleet.min_devices=2")
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     known = devices.introductions(3)
     wrong = {
         "another scenario": [*known[:2], Introduction(2, "other", 0)],
@@ -174,58 +190,104 @@ def test_a_run_does_not_begin_with_wrong_terms_twins_or_too_few(tmp_path):
             Coordinator(server, "ota_fd", devices).play()
 
 
-def test_a_server_that_was_killed_goes_on_with_the_next_round(tmp_path):
-    """The round that was cut off is lost and stays paid for."""
-    server, devices = federation(tmp_path / "run", small_scenario(tmp_path, "learning.rounds=4"), "airdistill")
+def test_who_comes_late_takes_part_from_then_on_and_too_few_stop_a_run(tmp_path):
+    scenario = small_scenario(tmp_path, "learning.rounds=4", "fleet.min_devices=2", "privacy.trust=own_noise")
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd")
+    everybody = devices.introductions(3)
+    devices.introductions = lambda _: everybody[:2]
+    late = iter([[], [Introduction(2, "other terms", 0)], [everybody[2]], []])
+    devices.newcomers = lambda: next(late)
+    devices.spoil = lambda _kind, t, device, real: None if (t, device) in [(4, 0), (4, 1)] else real
+    with pytest.raises(StationError, match="round 4: 1 devices answered and 2 must: device 0: no answer in time"):
+        Coordinator(server, "ota_fd", devices).play()
+    assert [list(record["without_signal"]) for record in records(server)] == [["2"], ["2"], []]
 
-    def killed(kind, round_index, _device, real):
-        if (kind, round_index) == ("learn", 2):
+
+@pytest.mark.parametrize("killed_in", ["signal", "learn"])
+@pytest.mark.parametrize("killed_after", [0, 2])
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_server_that_was_killed_asks_for_the_round_again_with_the_same_result(
+    tmp_path, killed_in, killed_after, noise
+):
+    """After device `killed_after` has answered; the others were not asked yet."""
+    scenario = small_scenario(
+        tmp_path, "learning.rounds=4", f"privacy.noise={noise}", "privacy.epsilon=200", "privacy.carry_over=true"
+    )
+    server, devices = federation(tmp_path / "run", scenario, "airdistill")
+
+    def killed(kind, round_index, device, real):
+        if (kind, round_index, device) == (killed_in, 3, killed_after) and real != "asked":
             raise KeyboardInterrupt
         return real
 
     devices.spoil = killed
     with pytest.raises(KeyboardInterrupt):
         Coordinator(server, "airdistill", devices).play()
-    devices.spoil = _as_it_is
+    devices.spoil = as_it_is
     Coordinator(server, "airdistill", devices).play()
-    assert [record["round"] for record in records(server)] == [1, 3, 4]
+    assert [record["round"] for record in records(server)] == [1, 2, 3, 4]
+    assert all(record["without_signal"] == record["without_lesson"] == {} for record in records(server))
     assert json.loads((server / "summary.json").read_text())["rounds"] == 4
+    ledgers = [Station.open(folder, "airdistill").ledger.releases for folder in [server, *devices.folders]]
+    for releases in ledgers:
+        assert [mine.same_as(first) for mine, first in zip(releases, ledgers[0], strict=True)] == [True] * 4
+    if noise == "seeded":
+        whole, others = federation(tmp_path / "whole", scenario, "airdistill")
+        Coordinator(whole, "airdistill", others).play()
+        assert (server / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
 
 
-def test_what_an_emulated_medium_cannot_play_is_refused(tmp_path):
-    scenario = small_scenario(tmp_path)
+def test_both_ends_folders_are_certified_and_are_no_simulations(tmp_path):
+    server, devices = federation(tmp_path / "run", small_scenario(tmp_path, "learning.rounds=2"), "ota_fd")
+    Coordinator(server, "ota_fd", devices).play()
+    for folder in (server, *devices.folders):
+        certificate = certify(folder)
+        assert certificate.num_releases == 2
+        assert any("emulated" in reason for reason in certificate.reasons)
+        assert certificate.verdict == "does not hold"  # the others' noise is not there when a signal is seen alone
+        for refused in (resume, ended_run):
+            with pytest.raises(InputError, match="one end of a federation"):
+                refused(folder)
+
+
+def test_own_noise_hides_a_device_from_a_server_that_sees_it_alone(tmp_path):
+    scenario = small_scenario(tmp_path, "learning.rounds=2", "privacy.trust=own_noise", "privacy.noise=secure")
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd")
+    Coordinator(server, "ota_fd", devices).play()
+    assert certify(server).verdict == "holds"
+
+
+def test_what_a_federation_cannot_play_is_refused(tmp_path):
+    sampled = ("fleet.sampling=with_replacement", "fleet.sampled_devices=2")
     for name, scheme, given in (
-        ("scheme", "fedsgd", scenario),
-        ("privacy.noise", "ota_fd", changed(scenario, {"privacy": {"noise": "secure"}})),
+        ("scheme", "fedsgd", small_scenario(tmp_path)),
+        ("fleet.sampling", "ota_fd", small_scenario(tmp_path, *sampled)),
     ):
-        folder = tmp_path / scheme
-        folder.mkdir()
-        (folder / "scenario.toml").write_text(as_toml(given))
         with pytest.raises(InputError, match=name):
-            Station.open(folder, scheme)
+            prepare(tmp_path / scheme, given, scheme)
+        assert not (tmp_path / scheme).exists()
 
 
 def test_an_answer_that_cannot_be_read_is_told_and_not_believed():
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+    from flwr.app import ConfigRecord, Error, RecordDict
 
-    from airdistill.flower.server_app import _introduction_in, _lesson_in, _read, _signal_in
+    from airdistill.flower.server_app import _answer_in, _introduction_in
 
-    sent = ArrayRecord({"signal": Array(np.ones((3, 3), dtype=complex))})
-    said = ConfigRecord({"device": 1, "round": 2})
-    assert np.array_equal(_read(RecordDict({"sent": sent, "said": said}), 1, 2, _signal_in), np.ones((3, 3)))
-    assert _read(RecordDict({"sent": sent, "said": said}), 0, 2, _signal_in) == "answered as device 1 in round 2"
-    assert _read(RecordDict({"sent": sent, "said": said}), 1, 3, _signal_in) == "answered as device 1 in round 2"
-    pickled = Array("complex128", (3, 3), "numpy.ndarray", b"\x80\x04]\x94.")
-    words = ConfigRecord({"device": 1, "round": 2, "training": "much"})
-    for content, read in (
-        (RecordDict(), _signal_in),
-        (RecordDict({"said": said}), _signal_in),
-        (RecordDict({"said": said, "sent": ArrayRecord({"signal": pickled})}), _signal_in),
-        (RecordDict({"said": words}), _lesson_in),
-    ):
-        assert _read(content, 1, 2, read).startswith("sent what cannot be read")
+    def reply(content, error=None):
+        """As much of a message of Flower's as is looked at; a real one is made within a run alone."""
+        return SimpleNamespace(content=content, error=error, has_error=lambda: error is not None)
+
+    said = {"device": 1, "round": 2, "signal": b"abc"}
+    whole = reply(RecordDict({"said": ConfigRecord(said)}))
+    assert _answer_in(whole, 1, 2) == said
+    assert _answer_in(None, 1, 2) == "no answer in time"
+    assert _answer_in(reply(None, Error(1, "no power")), 1, 2) == "failed: no power"
+    for device, round_index in ((0, 2), (1, 3)):
+        assert _answer_in(whole, device, round_index) == "answered as device 1 in round 2"
+    for empty in (RecordDict(), RecordDict({"said": ConfigRecord({})})):
+        assert _answer_in(reply(empty), 1, 2) == "answered as device None in round None"
     whole = ConfigRecord({"device": 1, "terms": "x", "last_round": 0})
     assert _introduction_in(RecordDict({"said": whole})) == Introduction(1, "x", 0)
-    for content in (RecordDict(), RecordDict({"said": said})):
+    for content in (RecordDict(), RecordDict({"said": ConfigRecord({"device": 1})})):
         with pytest.raises(StationError, match="did not say its number"):
             _introduction_in(content)

@@ -221,9 +221,14 @@ class RoundNoise:
 
 
 def _artificial(seed: int, purpose: str, round_index: int, num_devices: int, shape: tuple[int, ...]) -> FloatArray:
-    return np.stack(
-        [stream(seed, purpose, round_index, device).standard_normal(shape) for device in range(num_devices)]
-    )
+    return np.stack([seeded_noise(seed, round_index, device, shape, purpose) for device in range(num_devices)])
+
+
+def seeded_noise(
+    seed: int, round_index: int, device: int, shape: tuple[int, ...], purpose: str = "artificial-noise"
+) -> FloatArray:
+    """One device's draws, standard Gaussian."""
+    return stream(seed, purpose, round_index, device).standard_normal(shape)
 
 
 def receiver_noise(
@@ -232,6 +237,11 @@ def receiver_noise(
     """n of one round, `[row, slot]`, or `[device, row, slot]` for devices one after the other."""
     num_devices, num_rows = design.noise_gain.shape
     shape = (num_devices, num_rows, length) if design.rx_scale.ndim == 2 else (num_rows, length)
+    return thermal_noise(seed, round_index, shape, noise_power_w, axis)
+
+
+def thermal_noise(seed: int, round_index: int, shape: tuple[int, ...], noise_power_w: float, axis: str) -> ComplexArray:
+    """Of a receiver of that noise power, on both axes ("complex") or all of it on the real one."""
     draws = stream(seed, "receiver-noise", round_index).standard_normal((2, *shape))
     thermal = (draws[0] + 1j * draws[1]) / np.sqrt(2) if axis == "complex" else draws[0] + 0j
     return np.asarray(np.sqrt(noise_power_w) * thermal)

@@ -6,7 +6,7 @@ of the sum to whole multiples of a public spacing g and adds whole multiples of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -62,6 +62,11 @@ class SecureGrid:
         deviation = np.abs(_quotient(design.noise_gain, unit))
         settle = _kept_apart if own else _moved_to_the_loud
         return cls(spacing, amplitude, settle(deviation, spacing), unit, vector_length, own)
+
+    def only(self, device: int) -> SecureGrid:
+        """What of it concerns one device, as if there were no others."""
+        one = slice(device, device + 1)
+        return replace(self, amplitude=self.amplitude[one], deviation=self.deviation[one], unit=self.unit[one])
 
     def added_shift(self) -> FloatArray:
         """How much further rounding can move two neighbours' sums apart, in r̂, `[row]`: g√length and 2 % for floats."""

@@ -56,7 +56,7 @@ def transmit_on_grid(grid: SecureGrid, vectors: FloatArray) -> ComplexArray:
     """
     if vectors.shape[2] != grid.vector_length or vectors.shape[:2] != grid.amplitude.shape:
         raise ValueError(f"vectors of shape {vectors.shape}: must be {(*grid.amplitude.shape, grid.vector_length)}")
-    whole = _rounded(grid, vectors) + _drawn(grid)
+    whole = rounded_on_grid(grid, vectors) + _drawn(grid)
     if not ((whole > -_EXACT) & (whole < _EXACT)).all():
         raise AirDistillError("secure noise: signal and noise exceed 2^53 grid units, where the grid is not exact")
     # g is a power of two, so that this is exact still; only the last product, a public factor, rounds.
@@ -64,7 +64,7 @@ def transmit_on_grid(grid: SecureGrid, vectors: FloatArray) -> ComplexArray:
     return np.asarray(grid.unit[:, :, None] * on_grid)
 
 
-def _rounded(grid: SecureGrid, vectors: FloatArray) -> IntArray:
+def rounded_on_grid(grid: SecureGrid, vectors: FloatArray) -> IntArray:
     """round(amplitude·q/g), `[device, row, entry]`, and 0 where a device has nothing to say."""
     amplitude = grid.amplitude[:, :, None]
     share = amplitude * np.where(amplitude != 0, vectors, 0.0) / grid.spacing[:, None]

@@ -9,7 +9,7 @@ from airdistill import DEFAULT_SCHEME
 from airdistill.codesign.plan import Plan
 from airdistill.errors import InputError
 from airdistill.runs.accounts import trusted_ledger
-from airdistill.runs.folder import RUN, read_sealed
+from airdistill.runs.folder import RUN, read_sealed, simulated
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.loading import load
 from airdistill.schemes.base import Scheme
@@ -39,7 +39,7 @@ def subject_of(
     for option, given in [("--scheme", scheme), ("--set", changes)]:
         if given:
             raise InputError(option, str(given), f"{name} is a run: it is audited as it was run")
-    trusted_ledger(folder)  # a run whose ledger cannot be trusted is no subject
+    trusted_ledger(simulated(folder))  # a run whose ledger cannot be trusted is no subject
     stored, planned = read_sealed(folder)
     options = RunOptions(**stored["options"]) if device is None else RunOptions(device=device).resolved()
     return Subject(Plan.from_dict(planned), load_scheme(stored["scheme"]), options, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,11 +11,26 @@ import typer
 
 from airdistill import DEFAULT_SCHEME
 from airdistill.cli.app import app, print_json, print_text
-from airdistill.cli.options import JsonOption, SchemeOption
+from airdistill.cli.options import JsonOption, ScenarioArgument, SchemeOption, SetOption
 from airdistill.errors import AirDistillError
 
 if TYPE_CHECKING:
     from airdistill.flower.demo import Demonstration
+    from airdistill.scenario.model import Scenario
+
+_MEDIA = {
+    "secure_sum": "The server sees sums of their noised signals and nothing else; accuracy is from the devices' own "
+    "folders.",
+    "emulated": "The medium is emulated: the server plays the channel and sees single signals. For test-beds only.",
+}
+
+
+class Medium(StrEnum):
+    """That a demonstration can have: for a radio it takes one."""
+
+    secure_sum = "secure_sum"
+    emulated = "emulated"
+
 
 flower_app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Federations of real processes, with Flower."
@@ -34,6 +50,9 @@ def _flower() -> None:
 def demo_command(
     devices: Annotated[int, typer.Option("--devices", min=2, max=64, help="Each is a few processes.")] = 4,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Plan and run so many rounds.")] = 5,
+    medium: Annotated[
+        Medium, typer.Option("--medium", help="Who adds the signals up: a secure sum, or the server itself.")
+    ] = Medium.secure_sum,
     scheme: SchemeOption = DEFAULT_SCHEME,
     out: Annotated[
         Path | None,
@@ -43,43 +62,78 @@ def demo_command(
 ) -> None:
     """Run a federation on this machine: a server and devices that speak over TLS and know each other by keys.
 
-    The medium is emulated: the server plays the channel and sees single signals. For test-beds only.
+    With the medium "emulated" the server plays the channel and sees single signals: for test-beds only.
 
     Example: airdistill flower demo --devices 4 --rounds 5
     """
-    if find_spec("flwr") is None:
-        raise AirDistillError("Flower is not installed: pip install 'airdistill[flower]'")
+    _need_flower()
     from tempfile import TemporaryDirectory
 
+    from airdistill.flower.demo import demo_scenario
     from airdistill.runs.folder import new_folder
 
+    scenario = demo_scenario(devices, rounds, medium.value)
     if out is not None:
-        _demonstrate(devices, rounds, scheme, new_folder(out, "flower-demo"), as_json)
+        _demonstrate(scenario, scheme, new_folder(out, "flower-demo"), as_json)
         return
     with TemporaryDirectory(prefix="airdistill-flower-") as folder:
-        _demonstrate(devices, rounds, scheme, Path(folder), as_json)
+        _demonstrate(scenario, scheme, Path(folder), as_json)
 
 
-def _demonstrate(devices: int, rounds: int, scheme: str, folder: Path, as_json: bool) -> None:
-    from airdistill.flower.demo import demo_scenario, demonstrate
-    from airdistill.flower.station import EMULATED
+@flower_app.command("prepare")
+def prepare_command(
+    scenario: ScenarioArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for all of it.")],
+    host: Annotated[
+        str, typer.Option("--host", help="Name or address by which devices reach the server.")
+    ] = "127.0.0.1",
+    scheme: SchemeOption = DEFAULT_SCHEME,
+    seeded: Annotated[bool, typer.Option("--seeded", help="Reproducible noise, which protects nobody.")] = False,
+    changes: SetOption = None,
+) -> None:
+    """Make the folders from which a federation starts: the server's and each device's, with keys and certificates.
+
+    Noise is secure unless --seeded says otherwise. docs/deploy.md goes on from here.
+
+    Example: airdistill flower prepare quick --out federation --set fleet.devices=2 --set air.medium=secure_sum
+    """
+    _need_flower()
+    from airdistill.flower.preparing import prepare, prepare_keys
+    from airdistill.runs.folder import new_folder
+    from airdistill.scenario.loading import load
+
+    noise = "privacy.noise=seeded" if seeded else "privacy.noise=secure"
+    given = load(scenario, [noise, *(changes or [])])
+    folders = prepare(new_folder(out, "federation"), given, scheme)
+    prepare_keys(folders, host)
+    print_text(f"{out}: a server and {len(folders.devices)} devices, medium {folders.scenario.air.medium}")
+
+
+def _need_flower() -> None:
+    if find_spec("flwr") is None:
+        raise AirDistillError("Flower is not installed: pip install 'airdistill[flower]'")
+
+
+def _demonstrate(scenario: Scenario, scheme: str, folder: Path, as_json: bool) -> None:
+    from airdistill.flower.demo import demonstrate
 
     if as_json:
-        shown = demonstrate(demo_scenario(devices, rounds), scheme, folder, lambda _: None)
-        traffic = {**vars(shown.traffic), "payload_bytes": shown.traffic.payload_bytes}
-        print_json({"assumption": EMULATED, "traffic": traffic, "rounds": shown.records})
+        shown = demonstrate(scenario, scheme, folder, lambda _: None)
+        print_json({"medium": scenario.air.medium, "traffic": vars(shown.traffic), "rounds": shown.records})
         return
-    print_text(f"{devices} devices and a server on this machine, over TLS. {EMULATED}")
-    shown = demonstrate(demo_scenario(devices, rounds), scheme, folder, _print_round)
-    _print_end(shown)
+    print_text(f"{scenario.num_devices} devices and a server on this machine, over TLS. {_MEDIA[scenario.air.medium]}")
+    _print_end(demonstrate(scenario, scheme, folder, _print_round))
 
 
 def _print_round(record: dict[str, Any]) -> None:
-    accuracy = f"accuracy {record['accuracy']['mean']:.3f}" if "accuracy" in record else ""
-    loss = "no losses told" if record["loss"] is None else f"loss {record['loss']:.4f}"
-    void = "" if record["knowledge"] is not None else "  nothing broadcast"
-    without = f"  without devices {', '.join(record['without_signal'])}" if record["without_signal"] else ""
-    print_text(f"round {record['round']}  {loss}  {accuracy}  ε {record['epsilon_spent']:.3g}{without}{void}")
+    accuracy = record["accuracy_in_folders"]
+    parts = [f"round {record['round']}"]
+    parts += [] if record["loss"] is None else [f"loss {record['loss']:.4f}"]
+    parts += [] if accuracy is None else [f"accuracy {accuracy:.3f}"]
+    parts += [f"ε {record['epsilon_spent']:.3g}"]
+    parts += [f"without devices {', '.join(record['without_signal'])}"] if record["without_signal"] else []
+    parts += [] if record["knowledge"] is not None else [f"nothing broadcast: {record['nothing_because']}"]
+    print_text("  ".join(parts))
 
 
 def _print_end(shown: Demonstration) -> None:
@@ -87,6 +141,6 @@ def _print_end(shown: Demonstration) -> None:
     print_text(f"{shown.start_s:.1f} s to start, {shown.run_s:.1f} s for {len(shown.records)} rounds")
     print_text(
         f"a round and device: {traffic.from_device:,.0f} bytes up and {traffic.to_device:,.0f} down with all that "
-        f"Flower adds; {traffic.num_symbols} complex numbers are {traffic.payload_bytes:,} bytes, "
+        f"Flower and the medium add; the {traffic.num_numbers} numbers are {traffic.payload_bytes:,} bytes, "
         f"and the model would be {traffic.model_bytes:,}"
     )

@@ -1,4 +1,4 @@
-"""Keys for a federation that lives on one machine and not for long: a certificate authority, servers, nodes."""
+"""Keys for one federation: a certificate authority whose own key is not kept, servers, nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-LIFETIME = datetime.timedelta(days=7)
+LOOPBACK = "127.0.0.1"
+A_WEEK, A_YEAR = datetime.timedelta(days=7), datetime.timedelta(days=365)
 CLOCK_SKEW = datetime.timedelta(minutes=5)
 
 
@@ -25,12 +26,12 @@ class ServerFiles:
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1 only; its own key never leaves this object."""
+    """Signs certificates for this machine and one host at most; its own key never leaves this object."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, host: str = LOOPBACK, lifetime: datetime.timedelta = A_WEEK) -> None:
+        self._folder, self._host, self._lifetime = folder, host, lifetime
         self._key = ec.generate_private_key(ec.SECP384R1())
-        self._name = _named("AirDistill throw-away authority")
+        self._name = _named("AirDistill authority of one federation")
         self.certificate = folder / "ca.crt"
         signed = self._begun(self._name, self._key.public_key(), authority=True).sign(self._key, hashes.SHA384())
         self.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
@@ -38,9 +39,8 @@ class Authority:
     def server(self, name: str) -> ServerFiles:
         """A key of its own for each server, so that no two processes share one."""
         key = ec.generate_private_key(ec.SECP384R1())
-        addresses = x509.SubjectAlternativeName(
-            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        )
+        names = dict.fromkeys([_address("localhost"), _address(LOOPBACK), _address(self._host)])
+        addresses = x509.SubjectAlternativeName(list(names))
         signed = (
             self._begun(_named(name), key.public_key(), authority=False)
             .add_extension(addresses, critical=False)
@@ -63,12 +63,19 @@ class Authority:
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - CLOCK_SKEW)
-            .not_valid_after(now + LIFETIME)
+            .not_valid_after(now + self._lifetime)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
             .add_extension(_usage(authority), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
+
+
+def _address(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def make_node_key(private_file: Path) -> bytes:

@@ -1,67 +1,89 @@
 """The device as Flower calls it: messages around `device`, and nothing else.
 
-All that a device goes by comes from its own SuperNode's `--node-config`: its folder, its number and the scheme. From
-the server it takes a round's number and what is broadcast.
+All that a device goes by comes from its own SuperNode's `--node-config`: its folder, its number, the scheme and, where
+there is one, its radio. From the server it takes a round's number and a question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from airdistill.errors import InputError
-from airdistill.flower.device import Device
+from airdistill.errors import AirDistillError, InputError
+from airdistill.flower.device import LEARN, Device
+from airdistill.flower.records import Record, RecordError, integer
+from airdistill.flower.secure_sum import RefusedError
+from airdistill.flower.senders import EmulatedSender, RadioSender, SecureSumSender
+from airdistill.flower.station import StationError
+from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.runs.folder import locked
 
-app = ClientApp()
+logger = logging.getLogger(__name__)
+STEPS = (*EmulatedSender.steps, *RadioSender.steps, *SecureSumSender.steps, LEARN)
+_PATIENCE_S = 60.0  # for the message before, which may still be at work
+_MEANT_FOR_THE_SERVER = (StationError, RefusedError, RecordError, BudgetExceeded, InputError)
+_FAILED = "failed; its own log says why"
+
+Settings = Mapping[str, Any]
 
 
-@app.query("who")
-def who(message: Message, context: Context) -> Message:
-    with _device(context) as device:
-        said = ConfigRecord({"device": device.number, "terms": device.station.digest, "last_round": device.last_round})
-    return Message(RecordDict({"said": said}), reply_to=message)
+def client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
+    """A device whose settings (`folder`, `device`, `scheme`, `radio`) are found in that way."""
+    app = ClientApp()
+
+    @app.query("who")
+    def who(message: Message, context: Context) -> Message:
+        with _device(settings_of(context)) as device:
+            return _reply(
+                message, {"device": device.number, "terms": device.station.digest, "last_round": device.last_round}
+            )
+
+    def step(name: str) -> Callable[[Message, Context], Message]:
+        def answer(message: Message, context: Context) -> Message:
+            asked = dict(message.content.config_records["asked"])
+            round_index = integer(asked, "round")
+            with _device(settings_of(context)) as device:
+                answer = device.answer(name, round_index, asked)
+            return _reply(message, {**answer, "device": device.number, "round": round_index})
+
+        return answer
+
+    for name in STEPS:
+        app.train(name)(step(name))
+    return app
 
 
-@app.train("signal")
-def signal(message: Message, context: Context) -> Message:
-    round_index = _round_of(message)
-    with _device(context) as device:
-        sent = ArrayRecord({"signal": Array(device.signal(round_index))})
-    said = ConfigRecord({"device": device.number, "round": round_index})
-    return Message(RecordDict({"sent": sent, "said": said}), reply_to=message)
-
-
-@app.train("learn")
-def learn(message: Message, context: Context) -> Message:
-    round_index = _round_of(message)
-    heard = message.content.array_records.get("heard")
-    broadcast = None if heard is None else heard["broadcast"].numpy()
-    evaluate = bool(message.content.config_records["asked"]["evaluate"])
-    with _device(context) as device:
-        lesson = device.learn(round_index, broadcast, evaluate)
-    said = ConfigRecord({"device": device.number, "round": round_index, **lesson.to_dict()})
-    return Message(RecordDict({"said": said}), reply_to=message)
+def _reply(message: Message, said: Record) -> Message:
+    return Message(RecordDict({"said": ConfigRecord(said)}), reply_to=message)
 
 
 @contextmanager
-def _device(context: Context) -> Iterator[Device]:
-    """Under the lock of its folder: no second message, nor a second SuperNode, may charge its ledger meanwhile."""
-    settings = context.node_config
+def _device(settings: Settings) -> Iterator[Device]:
+    """Under the lock of its folder: no second message, nor a second SuperNode, may charge its ledger meanwhile.
+
+    Flower tells the server what went wrong. A refusal is meant for it; of anything else, which may tell of the data,
+    it learns that it happened.
+    """
     for name in ("folder", "device", "scheme"):
         if name not in settings:
             raise InputError(f"--node-config {name}", "(not given)", "a device needs folder, device and scheme")
     folder = Path(str(settings["folder"]))
-    with locked(folder):
-        yield Device(folder, int(settings["device"]), str(settings["scheme"]))
+    try:
+        with locked(folder, _PATIENCE_S):
+            yield Device(folder, int(settings["device"]), str(settings["scheme"]), str(settings.get("radio", "")))
+    except _MEANT_FOR_THE_SERVER:
+        raise
+    except Exception as error:
+        logger.exception("device %s", settings["device"])
+        with (folder / "failures.log").open("a", encoding="utf-8") as file:
+            file.write(f"{type(error).__name__}: {error}\n")
+        raise AirDistillError(_FAILED) from None
 
 
-def _round_of(message: Message) -> int:
-    asked = message.content.config_records["asked"]["round"]
-    if not isinstance(asked, int):
-        raise InputError("round", str(asked), "must be a whole number")
-    return asked
+app = client_app(lambda context: context.node_config)

@@ -20,12 +20,11 @@ from types import TracebackType
 
 import tomli_w
 
-from airdistill.flower.certificates import Authority, make_node_key, write_secret
+from airdistill.flower.certificates import LOOPBACK, Authority, make_node_key, write_secret
 from airdistill.flower.control import Control, RunState, Setting, sign_off
 from airdistill.flower.leash import NO_HASTE
 from airdistill.flower.processes import ClusterError, Program, free_port
 
-LOOPBACK = "127.0.0.1"
 CONNECTION = "cluster"
 
 

@@ -1,12 +1,9 @@
-"""The server of a federation whose medium is emulated: it plays the channel, the receiver and the broadcast.
-
-A device that is missing, late or answers nonsense costs its own share where privacy allows it: with noise that each
-device has for itself, the others' weights are scaled up. Where devices count on each other's noise ("fleet_noise"), a
-sum without one of them hides less than was charged: nothing of that round is broadcast, and the devices learn alone.
-"""
+"""The server of a federation: it plans, collects what a medium makes of the devices' answers, estimates, broadcasts and
+records. What it knows of a device is what the device has said."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +13,25 @@ import numpy as np
 import torch
 
 from airdistill import __version__
-from airdistill.air.exchange import Noise
-from airdistill.air.signal import receive, superpose
-from airdistill.arrays import ComplexArray, FloatArray, divide_or
-from airdistill.codesign.transceiver import RoundDesign
-from airdistill.flower.station import EMULATED, Station, StationError
+from airdistill.air.receivers import Estimate
+from airdistill.arrays import FloatArray
+from airdistill.flower.device import LEARN
+from airdistill.flower.media import NO_ANSWER, Asker, Collected, medium_of
+from airdistill.flower.records import Record, packed
+from airdistill.flower.station import PaidRound, Station, StationError
 from airdistill.jsonable import jsonable
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import BudgetExceeded
+from airdistill.privacy.promises import EMULATED
 from airdistill.runs.accounts import mark_of
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from airdistill.runs.folder import CERTIFICATE, ROUNDS, SUMMARY, RoundFile, write_json
 from airdistill.schemes.receiving import receiver_of
 from airdistill.schemes.sharing import step_size
 
-Told = Mapping[str, float]
+logger = logging.getLogger(__name__)
+_TOLD = ("training", "distillation")
+_MEASURED = ("mean", "own_classes")
 
 
 @dataclass(frozen=True)
@@ -42,25 +43,28 @@ class Introduction:
     last_round: int
 
 
-class Devices(Protocol):
-    """The devices as a server reaches them; a string in place of an answer says why there is none."""
+class Devices(Asker, Protocol):
+    """All of them, as they come."""
 
-    def introductions(self, num_devices: int) -> list[Introduction]: ...
+    def introductions(self, num_devices: int) -> list[Introduction]:
+        """Of those who come in time, at most so many."""
 
-    def signals(self, round_index: int) -> Mapping[int, ComplexArray | str]: ...
-
-    def lessons(self, round_index: int, broadcast: FloatArray | None, evaluate: bool) -> Mapping[int, Told | str]: ...
+    def newcomers(self) -> list[Introduction]:
+        """Who has come since, without waiting."""
 
 
 class Coordinator:
     """A run, from what its folder says; `play` goes on to its end."""
 
-    def __init__(self, folder: Path, scheme: str, devices: Devices, eval_every: int = 1) -> None:
-        self.station = Station.open(folder, scheme)
-        self._devices, self._eval_every = devices, eval_every
-        self._receiver = receiver_of(self.station.plan, None, self.station.engine())
+    def __init__(self, folder: Path, scheme: str, devices: Devices, eval_every: int = 1, radio: str = "") -> None:
         checkpoint = newest_checkpoint(folder)
+        self._recorded = 0 if checkpoint is None else checkpoint.round_index
+        self.station = Station.open(folder, scheme, self._recorded)
+        self._devices, self._eval_every = devices, eval_every
+        self._medium = medium_of(self.station, devices, radio)
+        self._receiver = receiver_of(self.station.plan, None, self.station.engine())
         self._rounds = RoundFile(folder / ROUNDS, 0, None) if checkpoint is None else self._restored(checkpoint)
+        self._present: list[int] = []
         self._ended_because: str | None = None
 
     def _restored(self, checkpoint: Checkpoint) -> RoundFile:
@@ -69,92 +73,91 @@ class Coordinator:
         return RoundFile(self.station.folder / ROUNDS, checkpoint.rounds_bytes, checkpoint.rounds_digest)
 
     def play(self) -> None:
-        """All rounds that nobody has paid for yet: one that was cut off is lost, and is not asked for again."""
-        known = self._devices.introductions(self.station.plan.fleet.num_devices)
-        self._check_introductions(known)
-        first = max([self.station.ledger.last_round, *(each.last_round for each in known)]) + 1
-        for round_index in range(first, self.station.plan.num_rounds + 1):
-            try:
-                design, noise = self.station.pay_for(round_index)
-            except BudgetExceeded as reason:
-                self._ended_because = str(reason)
-                break
-            self._record(self._play_round(round_index, design, noise), round_index)
-        self._end()
+        """All rounds that are not recorded yet; one that was cut off is asked for again, and devices that have answered
+        in it answer the same."""
+        try:
+            self._welcome(self._devices.introductions(self.station.plan.fleet.num_devices))
+            for round_index in range(self._recorded + 1, self.station.plan.num_rounds + 1):
+                self._welcome_late(self._devices.newcomers())
+                try:
+                    paid = self.station.pay_for(round_index)
+                except BudgetExceeded as reason:
+                    self._ended_because = str(reason)
+                    break
+                self._record(self._play_round(paid), round_index)
+            self._end()
+        finally:
+            self._medium.close()
 
-    def _check_introductions(self, known: Iterable[Introduction]) -> None:
-        found: set[int] = set()
+    @property
+    def _needed(self) -> int:
+        return self.station.plan.scenario.fleet.min_devices
+
+    def _welcome(self, known: Iterable[Introduction]) -> None:
         for each in known:
             if each.terms != self.station.digest:
                 raise StationError(f"device {each.device} has another scenario or scheme than the server")
-            if each.device in found:
+            if each.device in self._present:
                 raise StationError(f"two nodes say that they are device {each.device}")
-            found.add(each.device)
-        missing = sorted(set(range(self.station.plan.fleet.num_devices)) - found)
+            self._present.append(each.device)
+        self._present.sort()
+        missing = sorted(set(range(self.station.plan.fleet.num_devices)) - set(self._present))
+        if len(self._present) < self._needed:
+            names = ", ".join(map(str, missing))
+            raise StationError(f"the run does not begin: devices {names} have not come, and {self._needed} are needed")
         if missing:
-            raise StationError(f"the run does not begin: devices {', '.join(map(str, missing))} have not come")
+            logger.warning("begun without devices %s", ", ".join(map(str, missing)))
 
-    def _play_round(self, round_index: int, design: RoundDesign, noise: Noise) -> dict[str, Any]:
+    def _welcome_late(self, known: Iterable[Introduction]) -> None:
+        for each in known:
+            if each.terms == self.station.digest and each.device not in self._present:
+                self._present = sorted([*self._present, each.device])
+            else:
+                logger.warning(
+                    "a node that says it is device %d is left out: wrong terms, or a second one", each.device
+                )
+
+    def _play_round(self, paid: PaidRound) -> dict[str, Any]:
         plan = self.station.plan
-        signals, missing = self._sound(self._devices.signals(round_index))
-        if not signals:
-            raise StationError(f"round {round_index}: no device has sent anything: {missing}")
-        broadcast = self._heard(round_index, design, noise, signals)
-        evaluate = round_index % self._eval_every == 0 or round_index == plan.num_rounds
-        told = self._devices.lessons(round_index, broadcast, evaluate)
-        lessons, silent = _readable(told, evaluate)
+        collected = self._medium.collect(paid, self._present)
+        num_there = plan.fleet.num_devices - len(collected.missing)
+        if num_there < self._needed:
+            reasons = "; ".join(f"device {device}: {why}" for device, why in collected.missing.items())
+            raise StationError(f"round {paid.index}: {num_there} devices answered and {self._needed} must: {reasons}")
+        estimate = self._estimated(collected)
+        broadcast = collected.received if estimate is None else estimate.knowledge
+        evaluate = paid.index % self._eval_every == 0 or paid.index == plan.num_rounds
+        lessons, silent = self._taught(paid.index, broadcast, evaluate, collected.missing)
         return {
-            "round": round_index,
-            "lr": step_size(plan.scenario, round_index),
+            "round": paid.index,
+            "lr": step_size(plan.scenario, paid.index),
             **_mean_losses(lessons, plan.scenario.learning.distill_weight, broadcast is not None),
-            "predicted_noise_var": design.effective_noise_var,
+            "predicted_noise_var": collected.noise_var,
             "knowledge": broadcast,
-            "without_signal": missing,
+            "nothing_because": collected.nothing_because,
+            "without_signal": collected.missing,
             "without_lesson": silent,
-            "uplink_seconds": round_index * noise.receiver.size * plan.scenario.radio.slot,
+            "uplink_seconds": paid.index * plan.uplink.num_rows * plan.uplink.vector_length * plan.scenario.radio.slot,
             "epsilon_spent": float(self.station.ledger.epsilon().max()),
             **({"accuracy": _accuracy(lessons)} if evaluate and lessons else {}),
         }
 
-    def _sound(self, answers: Mapping[int, ComplexArray | str]) -> tuple[dict[int, ComplexArray], dict[int, str]]:
-        """The signals that can be summed, and for every other device the reason."""
-        uplink = self.station.plan.uplink
-        shape = (uplink.num_rows, uplink.vector_length)
-        signals: dict[int, ComplexArray] = {}
-        missing: dict[int, str] = {}
-        for device in range(self.station.plan.fleet.num_devices):
-            answer = answers.get(device, "no answer in time")
-            if isinstance(answer, str):
-                missing[device] = answer
-            elif answer.shape != shape or answer.dtype.kind not in "fc":
-                missing[device] = f"sent {answer.dtype} of shape {answer.shape} where {shape} was asked"
-            elif not np.isfinite(answer).all():
-                missing[device] = "sent what is no number"
-            else:
-                signals[device] = answer
-        return signals, missing
-
-    def _heard(
-        self, round_index: int, design: RoundDesign, noise: Noise, signals: Mapping[int, ComplexArray]
-    ) -> FloatArray | None:
-        """What is broadcast; nothing if a sum of these would hide less than every device was charged for."""
-        plan = self.station.plan
-        all_there = len(signals) == plan.fleet.num_devices
-        if not all_there and plan.scenario.privacy.trust == "fleet_noise":
+    def _estimated(self, collected: Collected) -> Estimate | None:
+        if self._receiver is None or collected.received is None:
             return None
-        on_air = np.zeros((plan.fleet.num_devices, *noise.receiver.shape), dtype=np.complex128)
-        for device, signal in signals.items():
-            on_air[device] = signal
-        channel = self.station.source.round_channel(round_index)
-        received = receive(superpose(on_air, channel, noise.receiver), design.rx_scale)
-        noise_var = design.effective_noise_var
-        if not all_there:
-            there = design.weights[sorted(signals)].sum(axis=0)
-            share = divide_or(there, design.weights.sum(axis=0), 0.0)
-            heard = share > 0
-            received = np.where(heard[:, None], received / np.where(heard, share, 1.0)[:, None], np.nan)
-            noise_var = np.where(heard, noise_var / np.where(heard, share, 1.0) ** 2, np.inf)
-        return received if self._receiver is None else self._receiver.estimate(received, noise_var).knowledge
+        return self._receiver.estimate(collected.received, collected.noise_var)
+
+    def _taught(
+        self, round_index: int, broadcast: FloatArray | None, evaluate: bool, missing: Mapping[int, str]
+    ) -> tuple[dict[int, Record], dict[int, str]]:
+        """What the devices tell of their lessons, and for every other device the reason; who did not answer in this
+        round is not waited for again."""
+        question: Record = {"evaluate": int(evaluate)}
+        if broadcast is not None:
+            question["broadcast"] = packed(broadcast)
+        asked = [device for device in self._present if missing.get(device) != NO_ANSWER]
+        told = self._devices.ask(LEARN, round_index, dict.fromkeys(asked, question))
+        return _readable(told, evaluate, tells=self.station.medium == "emulated")
 
     def _record(self, record: dict[str, Any], round_index: int) -> None:
         """On the disk, with the receiver's memory, before the next round."""
@@ -170,41 +173,46 @@ class Coordinator:
     def _end(self) -> None:
         station = self.station
         write_json(station.folder / CERTIFICATE, certificate_of(station.ledger).to_dict())
+        emulated = [EMULATED] if station.medium == "emulated" else []
         summary = {
             "airdistill": __version__,
             "name": station.plan.scenario.name,
             "scheme": station.scheme.name,
-            "rounds": station.ledger.last_round,
+            "rounds": station.ledger.num_releases,
             "ended_because": self._ended_because,
-            "medium": "emulated",
+            "medium": station.medium,
             "epsilon_spent": float(station.ledger.epsilon().max()),
-            "assumptions": list(dict.fromkeys([*station.plan.assumptions, EMULATED])),
+            "assumptions": list(dict.fromkeys([*station.plan.assumptions, *emulated])),
         }
         write_json(station.folder / SUMMARY, jsonable(summary))
 
 
-def _readable(told: Mapping[int, Told | str], evaluate: bool) -> tuple[dict[int, Told], dict[int, str]]:
-    """The lessons that have all that was asked, and for every other device the reason."""
-    asked = {"training", "distillation", *(("mean", "own_classes") if evaluate else ())}
-    lessons: dict[int, Told] = {}
+def _readable(
+    told: Mapping[int, Record | str], evaluate: bool, tells: bool
+) -> tuple[dict[int, Record], dict[int, str]]:
+    """The lessons that have all that was asked, and for every other device the reason; none where nothing is told."""
+    asked = (*_TOLD, *(_MEASURED if evaluate else ()))
+    lessons: dict[int, Record] = {}
     silent: dict[int, str] = {}
     for device, each in told.items():
         if isinstance(each, str):
             silent[device] = each
-        elif not asked <= each.keys() or not np.isfinite([each["training"], each["distillation"]]).all():
-            silent[device] = "told no losses that could be read"
-        else:
+        elif tells and all(isinstance(each.get(name), float) for name in asked) and np.isfinite(_losses(each)).all():
             lessons[device] = each
+        elif tells:
+            silent[device] = "told no losses that could be read"
     return lessons, silent
 
 
-def _mean_losses(lessons: Mapping[int, Told], distill_weight: float, heard: bool) -> dict[str, float | None]:
+def _losses(lesson: Record) -> FloatArray:
+    return np.array([lesson[name] for name in _TOLD], dtype=np.float64)
+
+
+def _mean_losses(lessons: Mapping[int, Record], distill_weight: float, heard: bool) -> dict[str, float | None]:
     """Over the devices that have told theirs."""
     if not lessons:
         return {"loss": None, "training_loss": None, "distillation_loss": None}
-    training, distillation = (
-        float(np.mean([lesson[name] for lesson in lessons.values()])) for name in ("training", "distillation")
-    )
+    training, distillation = np.mean([_losses(lesson) for lesson in lessons.values()], axis=0).tolist()
     return {
         "loss": training + distill_weight * distillation,
         "training_loss": training,
@@ -212,9 +220,14 @@ def _mean_losses(lessons: Mapping[int, Told], distill_weight: float, heard: bool
     }
 
 
-def _accuracy(lessons: Mapping[int, Told]) -> dict[str, float]:
+def _accuracy(lessons: Mapping[int, Record]) -> dict[str, float]:
     """Over the devices, as a simulation tells it; a device none of whose classes is tested has none on its own."""
-    overall = [lesson["mean"] for lesson in lessons.values()]
-    own = [lesson["own_classes"] for lesson in lessons.values() if np.isfinite(lesson["own_classes"])]
-    mean = float(np.mean(own)) if own else float("nan")
-    return {"mean": float(np.mean(overall)), "worst": min(overall), "best": max(overall), "own_classes": mean}
+    overall, own = (np.array([lesson[name] for lesson in lessons.values()], dtype=np.float64) for name in _MEASURED)
+    tested = own[np.isfinite(own)]
+    mean = float(np.mean(tested)) if len(tested) else float("nan")
+    return {
+        "mean": float(np.mean(overall)),
+        "worst": float(overall.min()),
+        "best": float(overall.max()),
+        "own_classes": mean,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,20 @@ from typing import Any
 from airdistill.data.public import load_data
 from airdistill.flower.cluster import Cluster
 from airdistill.flower.control import Setting
+from airdistill.flower.device import LESSONS
+from airdistill.flower.preparing import Folders, prepare
 from airdistill.flower.processes import ClusterError
-from airdistill.flower.station import check_playable
 from airdistill.learning.models import count_parameters
 from airdistill.learning.samples import input_shape
-from airdistill.runs.folder import ROUNDS, SCENARIO
-from airdistill.scenario.loading import as_toml, load
+from airdistill.runs.folder import ROUNDS
+from airdistill.scenario.loading import load
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.planning import as_run_by
-from airdistill.schemes.registry import load_scheme
 
 APP = Path(__file__).parent / "app"
 WARM = ("airdistill.flower.client_app", "airdistill.flower.server_app")
 _BYTES_OF_WEIGHT = 4
-_BYTES_OF_SYMBOL = 16  # a complex number of two doubles
+# A complex number of two doubles; a masked whole number; on a radio nothing goes over the wire.
+_BYTES_OF_NUMBER = {"emulated": 16, "secure_sum": 8, "radio": 0}
 _LOOK_S = 0.2
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -38,12 +38,9 @@ class Traffic:
 
     from_device: float
     to_device: float
-    num_symbols: int
+    num_numbers: int
+    payload_bytes: int
     model_bytes: int
-
-    @property
-    def payload_bytes(self) -> int:
-        return self.num_symbols * _BYTES_OF_SYMBOL
 
 
 @dataclass(frozen=True)
@@ -56,56 +53,58 @@ class Demonstration:
     run_s: float
 
 
-def demo_scenario(num_devices: int, num_rounds: int) -> Scenario:
-    """The preset `quick` with a smaller fleet."""
-    return load("quick", [f"fleet.devices={num_devices}", f"learning.rounds={num_rounds}"])
+def demo_scenario(num_devices: int, num_rounds: int, medium: str) -> Scenario:
+    """The preset `quick` with a smaller fleet, noise that protects, and room for one device to be lost."""
+    changes = [f"fleet.devices={num_devices}", f"learning.rounds={num_rounds}", "privacy.noise=secure"]
+    dropouts = 1 if medium == "secure_sum" and num_devices > 2 else 0
+    return load("quick", [*changes, f"air.medium={medium}", f"fleet.expected_dropouts={dropouts}"])
 
 
 def demonstrate(
     scenario: Scenario, scheme: str, folder: Path, on_round: OnRound, *, timeout_s: float = 3600.0
 ) -> Demonstration:
     """Runs a scenario in a federation under `folder`; every process has ended when this returns or raises."""
-    chosen = load_scheme(scheme)
-    adapted = as_run_by(chosen, scenario)
-    check_playable(chosen, adapted)
-    server, devices = _prepared(folder, adapted)
-    settings: list[dict[str, Setting]] = [
-        {"folder": str(own.resolve()), "device": number, "scheme": scheme} for number, own in enumerate(devices)
-    ]
+    folders = prepare(folder, scenario, scheme)
     began = time.monotonic()
-    with Cluster(folder / "cluster", settings, preload=WARM) as cluster:
+    with Cluster(folder / "cluster", node_settings(folders, scheme), preload=WARM) as cluster:
         started = time.monotonic()
-        run_id = cluster.submit(APP, {"folder": str(server.resolve()), "scheme": scheme})
+        run_id = cluster.submit(APP, {"folder": str(folders.server.resolve()), "scheme": scheme})
         records = []
-        for record in _followed(cluster, run_id, server / ROUNDS, timeout_s):
-            records.append(record)
-            on_round(record)
+        for record in followed(cluster, run_id, folders.server / ROUNDS, timeout_s):
+            records.append(with_own_accuracy(record, folders.devices))
+            on_round(records[-1])
         state = cluster.state_of(run_id)
         ended = time.monotonic()
-    shares = len(devices) * max(len(records), 1)
-    traffic = _traffic(adapted, state.bytes_from_devices / shares, state.bytes_to_devices / shares)
+    shares = len(folders.devices) * max(len(records), 1)
+    traffic = _traffic(folders.scenario, state.bytes_from_devices / shares, state.bytes_to_devices / shares)
     return Demonstration(tuple(records), traffic, started - began, ended - started)
 
 
-def _prepared(folder: Path, scenario: Scenario) -> tuple[Path, list[Path]]:
-    """The server's folder and the devices', each with the scenario: none of them has it from another."""
-    text = as_toml(scenario)
-    server, *devices = [folder / "server", *(folder / f"device-{number}" for number in range(scenario.num_devices))]
-    for own in (server, *devices):
-        own.mkdir(mode=0o700, parents=True)
-        (own / SCENARIO).write_text(text, encoding="utf-8")
-    return server, devices
+def node_settings(folders: Folders, scheme: str) -> list[dict[str, Setting]]:
+    """What each device's SuperNode is started with."""
+    return [
+        {"folder": str(own.resolve()), "device": number, "scheme": scheme} for number, own in enumerate(folders.devices)
+    ]
 
 
-def _followed(cluster: Cluster, run_id: int, rounds: Path, timeout_s: float) -> Iterator[dict[str, Any]]:
-    """The server's records as they come; a run that does not end well is an error."""
-    deadline, seen = time.monotonic() + timeout_s, 0
+def with_own_accuracy(record: dict[str, Any], devices: Sequence[Path]) -> dict[str, Any]:
+    """A server's record, and beside it what the devices have kept for themselves: here all folders are on one machine.
+
+    A device that has not learned in the round is not in the mean.
+    """
+    lessons = [lesson for own in devices for lesson in _lines(own / LESSONS) if lesson["round"] == record["round"]]
+    measured = [lesson["mean"] for lesson in lessons if "mean" in lesson]
+    return {**record, "accuracy_in_folders": sum(measured) / len(measured) if measured else None}
+
+
+def followed(cluster: Cluster, run_id: int, rounds: Path, timeout_s: float, seen: int = 0) -> Iterator[dict[str, Any]]:
+    """The server's records as they come, after so many; a run that does not end well is an error."""
+    deadline = time.monotonic() + timeout_s
     while True:
         state = cluster.state_of(run_id)  # before the file: what the run wrote is then all there
-        lines = rounds.read_text(encoding="utf-8").split("\n")[:-1] if rounds.exists() else []
-        for line in lines[seen:]:
-            yield json.loads(line)
-        seen = len(lines)
+        for record in _lines(rounds)[seen:]:
+            seen += 1
+            yield record
         if state.status == "completed":
             return
         if state.ended:
@@ -115,7 +114,15 @@ def _followed(cluster: Cluster, run_id: int, rounds: Path, timeout_s: float) -> 
         time.sleep(_LOOK_S)
 
 
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Of a file that may still be written: a line that has no end yet does not count."""
+    whole = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in whole]
+
+
 def _traffic(scenario: Scenario, from_device: float, to_device: float) -> Traffic:
     dataset, _ = load_data(scenario)
     parameters = count_parameters(scenario.model_names[0], input_shape(dataset.x_train), dataset.num_classes)
-    return Traffic(from_device, to_device, dataset.num_classes**2, parameters * _BYTES_OF_WEIGHT)
+    num_numbers = dataset.num_classes**2
+    payload_bytes = num_numbers * _BYTES_OF_NUMBER[scenario.air.medium]
+    return Traffic(from_device, to_device, num_numbers, payload_bytes, parameters * _BYTES_OF_WEIGHT)

@@ -1,11 +1,14 @@
 """A device: its samples, its model and its ledger, in a folder of its own that outlives its process.
 
 It decides by itself what it sends: the design and the noise of a round come from its own scenario and its own ledger,
-which is charged, on the disk, before anything leaves.
+which is charged, on the disk, before anything leaves. Its losses and its model's accuracy tell of its data too, and no
+ledger counts them: only where the medium is emulated, and protects nobody anyway, does it tell them to the server.
+Everywhere it keeps them for itself.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,12 +16,15 @@ import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
 
-from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.arrays import FloatArray
 from airdistill.data.assignment import assign_samples
 from airdistill.data.datasets import Dataset
 from airdistill.data.public import load_data
 from airdistill.errors import InputError
 from airdistill.files import write_whole
+from airdistill.flower.answers import Answers
+from airdistill.flower.records import Record, unpacked
+from airdistill.flower.senders import Sender, sender_of
 from airdistill.flower.station import Station, StationError
 from airdistill.learning.evaluation import Accuracy, TestSet
 from airdistill.learning.fleet import LearnerMaker, LearningFleet, TrainingDivergedError
@@ -29,19 +35,20 @@ from airdistill.runs.simulation import check_has_data, seed_torch
 from airdistill.schemes.sharing import sharing_of
 from airdistill.streams import stream
 
-WEIGHTS = "weights.safetensors"
+WEIGHTS, LESSONS = "weights.safetensors", "lessons.jsonl"
+LEARN = "learn"
 _LEARNED = "learned_round"
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a device tells of an update: its losses, and how good its model is now, if asked."""
+    """An update: its losses, and how good the model is now, if that was asked."""
 
     training: float
     distillation: float
     accuracy: Accuracy | None
 
-    def to_dict(self) -> dict[str, float]:
+    def to_record(self) -> Record:
         measured = {} if self.accuracy is None else asdict(self.accuracy)
         return {"training": self.training, "distillation": self.distillation, **measured}
 
@@ -49,36 +56,53 @@ class Lesson:
 class Device:
     """One device in the middle of a run, read from its folder for one message; whoever reads it holds the lock."""
 
-    def __init__(self, folder: Path, number: int, scheme: str) -> None:
+    def __init__(self, folder: Path, number: int, scheme: str, radio: str = "") -> None:
         self.station, self.number, self._folder = Station.open(folder, scheme), number, folder
         scenario = self.station.plan.scenario
         check_has_data(scenario)
         if not 0 <= number < scenario.num_devices:
             raise InputError("device", number, f"the scenario has devices 0 to {scenario.num_devices - 1}")
+        self._sender: Sender = sender_of(self.station, number, radio)
+        self._answers = Answers(folder)
 
     @property
     def last_round(self) -> int:
         """The last that it has paid for."""
         return self.station.ledger.last_round
 
-    def signal(self, round_index: int) -> ComplexArray:
-        """What it sends in a round, `[row, slot]`: precoded knowledge and its own share of the artificial noise."""
+    def answer(self, step: str, round_index: int, question: Record) -> Record:
+        """To one question of a round; to the same question always the same."""
+        if step == LEARN:
+            return self._answers.given(round_index, step, question, lambda: self._learn(round_index, question))
+        if step not in self._sender.steps:
+            raise StationError(f"{step} is refused: the medium is {self.station.medium}")
+        return self._answers.given(round_index, step, question, lambda: self._send(step, round_index, question))
+
+    def _send(self, step: str, round_index: int, question: Record) -> Record:
+        if step == self._sender.steps[0]:
+            paid = self.station.pay_for(round_index)
+            self._sender.begin(paid, self._knowledge(round_index))
+        return self._sender.answer(step, round_index, question)
+
+    def _knowledge(self, round_index: int) -> FloatArray:
+        """What it has to say in a round, `[row, entry]`."""
         plan = self.station.plan
-        design, noise = self.station.pay_for(round_index)
         dataset, _ = load_data(plan.scenario)
         fleet, _ = self._fleet(dataset)
         seed_torch(plan.scenario, round_index)
-        own = sharing_of(plan).vectors(fleet, round_index, [self.number])[0]
-        # The others' places stay empty: a signal takes nothing from them.
-        vectors = np.zeros((plan.fleet.num_devices, *own.shape))
-        vectors[self.number] = own
-        return np.asarray(noise.transmit(design, vectors, own.shape[1])[self.number])
+        return np.asarray(sharing_of(plan).vectors(fleet, round_index, [self.number])[0])
+
+    def _learn(self, round_index: int, question: Record) -> Record:
+        plan = self.station.plan
+        shape = (plan.uplink.num_rows, plan.uplink.vector_length)
+        broadcast = _checked(unpacked(question, "broadcast", "f8", shape)) if "broadcast" in question else None
+        lesson = self.learn(round_index, broadcast, bool(question.get("evaluate")))
+        self._note(round_index, lesson)
+        return lesson.to_record() if self.station.medium == "emulated" else {}
 
     def learn(self, round_index: int, broadcast: FloatArray | None, evaluate: bool) -> Lesson:
         """The round's update, from what was broadcast or on its own; the new weights are on the disk before it ends."""
         plan = self.station.plan
-        if broadcast is not None:
-            _check_broadcast(broadcast, (plan.uplink.num_rows, plan.uplink.vector_length))
         dataset, _ = load_data(plan.scenario)
         fleet, learned = self._fleet(dataset)
         if not learned < round_index <= plan.num_rounds:
@@ -88,8 +112,8 @@ class Device:
         if not (fleet.finite_weights()[0] and np.isfinite([losses.training, losses.distillation]).all()):
             rule = "lower learning.initial_lr or learning.distill_weight"
             raise TrainingDivergedError(f"round {round_index}, device {self.number}: training diverged; {rule}")
-        self._store(fleet, round_index)
         accuracy = self._accuracy(fleet, dataset) if evaluate else None
+        self._store(fleet, round_index)
         return Lesson(float(losses.training), float(losses.distillation), accuracy)
 
     def _fleet(self, dataset: Dataset) -> tuple[LearningFleet, int]:
@@ -114,6 +138,10 @@ class Device:
         """Weights and round in one file: they cannot disagree."""
         write_whole(self._folder / WEIGHTS, serialized({**fleet.state(), _LEARNED: torch.tensor([round_index])}))
 
+    def _note(self, round_index: int, lesson: Lesson) -> None:
+        with (self._folder / LESSONS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"round": round_index, **lesson.to_record()}) + "\n")
+
     def _accuracy(self, fleet: LearningFleet, dataset: Dataset) -> Accuracy:
         engine = fleet.engine
         samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
@@ -121,8 +149,9 @@ class Device:
         return tests.evaluate(fleet, self.station.plan.fleet.class_counts[[self.number]])
 
 
-def _check_broadcast(broadcast: FloatArray, shape: tuple[int, int]) -> None:
+def _checked(broadcast: FloatArray) -> FloatArray:
     """A row that was not sent is no number throughout; any other must be finite."""
-    unsent = np.isnan(broadcast).all(axis=1) if broadcast.ndim == 2 else np.zeros(0, dtype=bool)
-    if broadcast.shape != shape or not np.isfinite(broadcast[~unsent]).all():
-        raise StationError(f"a broadcast of shape {broadcast.shape} is refused: it must have {shape} finite numbers")
+    unsent = np.isnan(broadcast).all(axis=1)
+    if not np.isfinite(broadcast[~unsent]).all():
+        raise StationError("a broadcast is refused: its numbers must be finite")
+    return broadcast

@@ -26,6 +26,7 @@ from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from numpy.typing import NDArray
 
 from airdistill.flower.modulus import Modulus, Words
+from airdistill.flower.records import Record, by_device, integer, octets, ordered
 from airdistill.flower.secret_keys import (
     Identity,
     SecureSumError,
@@ -38,7 +39,7 @@ from airdistill.flower.secret_keys import (
     signed_by,
     unseal,
 )
-from airdistill.flower.sum_terms import Record, Terms, by_device, integer, number, octets, ordered
+from airdistill.flower.sum_terms import Terms, number
 
 SHARE_INDEX_BYTES = 4  # Flower puts the index of a share before it
 
@@ -91,7 +92,7 @@ class DeviceSide:
         """Step 2, with the keys of everybody who sent some."""
         for record in keys:
             self._at("shares", integer(record, "round"))
-            self._check_keys(record)
+            check_keys(self._terms, self._roster, record)
         kept, devices = self._kept, [integer(record, "device") for record in keys]
         ordered(devices, "keys")
         self._enough(devices, "sent keys")
@@ -195,14 +196,6 @@ class DeviceSide:
             rule = f"and {self._terms.threshold} must have"
             raise RefusedError(f"device {self._device} refuses: {len(set(devices))} devices {what}, {rule}")
 
-    def _check_keys(self, record: Record) -> None:
-        device = integer(record, "device")
-        mask_key, share_key = octets(record, "mask_key"), octets(record, "share_key")
-        statement = self._terms.keys_statement(device, mask_key, share_key, octets(record, "seed_commitment"))
-        known = device in self._terms.devices
-        if not known or not signed_by(self._roster[device], octets(record, "signature"), statement):
-            raise RefusedError(f"the keys of device {device} are not signed by it")
-
     def _checked(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         length, bound = self._terms.length, self._terms.largest
         if values.shape != (length,) or values.dtype != np.int64:
@@ -227,6 +220,15 @@ class DeviceSide:
 
     def _sender(self) -> Record:
         return {"round": self._terms.round_number, "device": self._device}
+
+
+def check_keys(terms: Terms, roster: Mapping[int, bytes], record: Record) -> None:
+    """Raises unless they are signed by the device that they are said to be of."""
+    device = integer(record, "device")
+    mask_key, share_key = octets(record, "mask_key"), octets(record, "share_key")
+    statement = terms.keys_statement(device, mask_key, share_key, octets(record, "seed_commitment"))
+    if device not in terms.devices or not signed_by(roster[device], octets(record, "signature"), statement):
+        raise RefusedError(f"the keys of device {device} are not signed by it")
 
 
 def pairwise_mask(terms: Terms, device: int, other: int, private: bytes, other_public: bytes) -> Words:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.errors import InputError
-from airdistill.flower.coordinator import Coordinator, Introduction, Told
+from airdistill.flower.coordinator import Coordinator, Introduction
+from airdistill.flower.media import NO_ANSWER
+from airdistill.flower.records import Record
 from airdistill.flower.station import StationError
 from airdistill.runs.folder import locked
 
-Answer = TypeVar("Answer")
 POLL_S = 0.1  # Flower's own `send_and_receive` looks every three seconds
+GRACE_S = 2.0  # for who did not answer last time, after the others have
+_PATIENCE_S = 30.0  # for a server that was just killed
 
 app = ServerApp()
 
@@ -29,9 +30,10 @@ def main(grid: Grid, context: Context) -> None:
     if not str(settings["folder"]) or not folder.is_dir():
         rule = "must be the server's own folder with its scenario.toml: flwr run --run-config 'folder=\"…\"'"
         raise InputError("folder", str(settings["folder"]), rule)
-    with locked(folder):
+    with locked(folder, _PATIENCE_S):
         devices = GridDevices(grid, float(settings["wait-seconds"]))
-        Coordinator(folder, str(settings["scheme"]), devices, int(settings["eval-every"])).play()
+        scheme, eval_every, radio = str(settings["scheme"]), int(settings["eval-every"]), str(settings["radio"])
+        Coordinator(folder, scheme, devices, eval_every, radio).play()
 
 
 class GridDevices:
@@ -40,86 +42,66 @@ class GridDevices:
     def __init__(self, grid: Grid, wait_s: float) -> None:
         self._grid, self._wait_s = grid, wait_s
         self._nodes: dict[int, int] = {}
+        self._seen: set[int] = set()
+        self._doubtful: set[int] = set()  # nodes that did not answer when they were last asked
 
     def introductions(self, num_devices: int) -> list[Introduction]:
         deadline = time.monotonic() + self._wait_s
-        while len(nodes := sorted(self._grid.get_node_ids())) < num_devices and time.monotonic() < deadline:
+        while len(list(self._grid.get_node_ids())) < num_devices and time.monotonic() < deadline:
             time.sleep(POLL_S)
+        return self.newcomers()
+
+    def newcomers(self) -> list[Introduction]:
+        nodes = sorted(set(self._grid.get_node_ids()) - self._seen)
         replies = self._ask({node: Message(RecordDict(), node, "query.who", ttl=self._wait_s) for node in nodes})
         known = []
         for node, reply in replies.items():
+            self._seen.add(node)
             if reply.has_error():
                 raise StationError(f"a device does not come: {reply.error.reason}")
             known.append(_introduction_in(reply.content))
-            self._nodes[known[-1].device] = node
+            self._nodes.setdefault(known[-1].device, node)
         return known
 
-    def signals(self, round_index: int) -> Mapping[int, ComplexArray | str]:
-        return self._answers("signal", round_index, {}, RecordDict(), _signal_in)
-
-    def lessons(self, round_index: int, broadcast: FloatArray | None, evaluate: bool) -> Mapping[int, Told | str]:
-        content = RecordDict()
-        if broadcast is not None:
-            content["heard"] = ArrayRecord({"broadcast": Array(broadcast)})
-        return self._answers("learn", round_index, {"evaluate": evaluate}, content, _lesson_in)
-
-    def _answers(
-        self,
-        what: str,
-        round_index: int,
-        asked: Mapping[str, bool],
-        content: RecordDict,
-        read: Callable[[RecordDict], Answer],
-    ) -> dict[int, Answer | str]:
-        """Every device's, read; or why it has none that counts."""
-        content["asked"] = ConfigRecord({"round": round_index, **asked})
-        messages = {
-            node: Message(content, node, f"train.{what}", ttl=self._wait_s, group_id=str(round_index))
-            for node in self._nodes.values()
-        }
+    def ask(self, step: str, round_index: int, questions: Mapping[int, Record]) -> dict[int, Record | str]:
+        messages = {}
+        for device, question in questions.items():
+            content = RecordDict({"asked": ConfigRecord({**question, "round": round_index})})
+            node = self._nodes[device]
+            messages[node] = Message(content, node, f"train.{step}", ttl=self._wait_s, group_id=str(round_index))
         replies = self._ask(messages)
-        answers: dict[int, Answer | str] = {}
-        for device, node in self._nodes.items():
-            reply = replies.get(node)
-            if reply is None:
-                answers[device] = "no answer in time"
-            elif reply.has_error():
-                answers[device] = f"failed: {reply.error.reason}"
-            else:
-                answers[device] = _read(reply.content, device, round_index, read)
-        return answers
+        return {device: _answer_in(replies.get(self._nodes[device]), device, round_index) for device in questions}
 
     def _ask(self, messages: Mapping[int, Message]) -> dict[int, Message]:
-        """By node, of those that come in time."""
-        waiting = set(self._grid.push_messages(list(messages.values())))
-        deadline = time.monotonic() + self._wait_s
+        """By node, of those that come in time. Who was silent last time is given as long as the others took, and some
+        grace: a device that is gone must not cost every round the whole wait."""
+        waiting = dict(zip(self._grid.push_messages(list(messages.values())), messages, strict=True))
+        began, others_took_s = time.monotonic(), 0.0
+        deadline = began + self._wait_s
         replies: dict[int, Message] = {}
         while waiting and time.monotonic() < deadline:
-            came: Sequence[Message] = list(self._grid.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in came}
-            replies |= {reply.metadata.src_node_id: reply for reply in came}
+            for reply in list(self._grid.pull_messages(list(waiting))):
+                replies[waiting.pop(reply.metadata.reply_to_message_id)] = reply
+            if not set(waiting.values()) <= self._doubtful:
+                others_took_s = time.monotonic() - began
+                deadline = began + self._wait_s
+            else:
+                deadline = began + min(self._wait_s, 2 * others_took_s + GRACE_S)
             time.sleep(POLL_S)
-        return {node: reply for node, reply in replies.items() if node in messages}
+        self._doubtful = (self._doubtful - set(replies)) | set(waiting.values())
+        return replies
 
 
-def _read(content: RecordDict, device: int, round_index: int, read: Callable[[RecordDict], Answer]) -> Answer | str:
+def _answer_in(reply: Message | None, device: int, round_index: int) -> Record | str:
     """What a device says may be anything: what cannot be read is its own loss, and is told."""
-    try:
-        said = content.config_records["said"]
-        if (said["device"], said["round"]) != (device, round_index):
-            return f"answered as device {said['device']!r} in round {said['round']!r}"
-        return read(content)
-    except (KeyError, TypeError, ValueError) as error:
-        return f"sent what cannot be read: {type(error).__name__}: {error}"
-
-
-def _signal_in(content: RecordDict) -> ComplexArray:
-    return content.array_records["sent"]["signal"].numpy()
-
-
-def _lesson_in(content: RecordDict) -> Told:
-    said = content.config_records["said"]
-    return {name: float(str(value)) for name, value in said.items() if name not in ("device", "round")}
+    if reply is None:
+        return NO_ANSWER
+    if reply.has_error():
+        return f"failed: {reply.error.reason}"
+    said = reply.content.config_records.get("said", ConfigRecord())
+    if (said.get("device"), said.get("round")) != (device, round_index):
+        return f"answered as device {said.get('device')!r} in round {said.get('round')!r}"
+    return dict(said)
 
 
 def _introduction_in(content: RecordDict) -> Introduction:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from airdistill import __version__
 from airdistill.air.exchange import Noise
+from airdistill.air.sum_grid import SumGrid
+from airdistill.arrays import ComplexArray
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.privacy.ledger import Ledger, Opening
-from airdistill.runs.accounts import opening_of
-from airdistill.runs.folder import LEDGER, PLAN, SCENARIO, digest_of, write_json
+from airdistill.runs.accounts import mark_of, opening_of
+from airdistill.runs.folder import FEDERATION, LEDGER, PLAN, RUN, SCENARIO, digest_of, seal, write_json
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.loading import load
 from airdistill.scenario.model import Scenario
@@ -27,14 +31,35 @@ from airdistill.schemes.ota_fd import OtaFd
 from airdistill.schemes.planning import plan_scheme
 from airdistill.schemes.registry import load_scheme
 
-EMULATED = (
-    "The medium is emulated: the server process plays the channel and sees every device's signal by itself, and it "
-    "knows the seed of the noise. This protects nobody and is for test-beds only."
-)
-
 
 class StationError(AirDistillError):
     """A round that this end will not play, or a folder that it cannot play from."""
+
+
+@dataclass(frozen=True)
+class PaidRound:
+    """A round that stands in the ledger: its channel and design, and what hides it.
+
+    `noise` is for the air, emulated or real; `grid` for a secure sum. One of them is there. `was_begun` says that it
+    stood in the ledger before, and devices may have answered.
+    """
+
+    index: int
+    channel: ComplexArray
+    design: RoundDesign
+    noise: Noise | None
+    grid: SumGrid | None
+    was_begun: bool
+
+    @property
+    def on_air(self) -> Noise:
+        assert self.noise is not None
+        return self.noise
+
+    @property
+    def summed(self) -> SumGrid:
+        assert self.grid is not None
+        return self.grid
 
 
 @dataclass
@@ -48,15 +73,27 @@ class Station:
     ledger: Ledger
 
     @classmethod
-    def open(cls, folder: Path, scheme_name: str) -> Station:
-        """Plans and opens the ledger when first it is asked for, and reads both from then on."""
+    def open(cls, folder: Path, scheme_name: str, recorded_rounds: int | None = None) -> Station:
+        """Plans and opens the ledger when first it is asked for, and reads both from then on.
+
+        `recorded_rounds`: as it stood after so many; what was charged since is asked for again, and is charged once.
+        """
         if not (folder / SCENARIO).is_file():
             raise StationError(f"{folder}: has no {SCENARIO}: nobody has said what is to be run")
         scheme = load_scheme(scheme_name)
         plan = _planned(folder, scheme)
         path = folder / LEDGER
-        ledger = Ledger.read(path) if path.exists() else Ledger.begin(_opening(plan, scheme), path)
+        if not path.exists():
+            Ledger.begin(_opening(plan, scheme), path)
+        ledger = Ledger.read(path, recorded_rounds, noise_is_kept=True)
+        if not (folder / RUN).exists():
+            how = {"airdistill": __version__, "scheme": scheme_name, FEDERATION: plan.scenario.air.medium}
+            seal(folder, {**how, "ledger": mark_of(ledger)})
         return cls(folder, scheme, plan, channel_source(plan.scenario), ledger)
+
+    @property
+    def medium(self) -> str:
+        return self.plan.scenario.air.medium
 
     @property
     def digest(self) -> str:
@@ -67,24 +104,29 @@ class Station:
         """One thread: a device is alone in its process, and others may share the machine."""
         return RunOptions(threads=1, kernels="torch").engine()
 
-    def pay_for(self, round_index: int) -> tuple[RoundDesign, Noise]:
-        """This round's transceiver and noise, once it stands in the ledger, on the disk.
+    def pay_for(self, round_index: int) -> PaidRound:
+        """A round, once it stands in the ledger, on the disk.
 
         Rounds in between that this end has missed are paid for too: the others have, and a design goes on from what
         the rounds before it have cost. `BudgetExceeded` if a device cannot pay.
         """
-        if not self.ledger.last_round < round_index <= self.plan.num_rounds:
-            rule = f"the ledger has come to round {self.ledger.last_round} of {self.plan.num_rounds}"
+        paid = self.ledger.num_releases
+        if not paid < round_index <= self.plan.num_rounds:
+            rule = f"the ledger has come to round {paid} of {self.plan.num_rounds}"
             raise StationError(f"round {round_index} is refused: {rule}")
-        for missed in range(self.ledger.last_round + 1, round_index):
+        for missed in range(paid + 1, round_index):
             self._pay(missed)
         return self._pay(round_index)
 
-    def _pay(self, round_index: int) -> tuple[RoundDesign, Noise]:
+    def _pay(self, round_index: int) -> PaidRound:
         nobody = LearningFleet([], Engine())
         this = Round(round_index, self.plan.scenario, self.plan, self.source, nobody, self.ledger)
-        design = this.design()
-        return design, this.noise(design)
+        design, channel, was_begun = this.design(), this.known_channel(), self.ledger.charged_ahead
+        if self.medium != "secure_sum":
+            return PaidRound(round_index, this.channel(), design, this.noise(design), None, was_begun)
+        grid = SumGrid.of(self.plan, design, channel, round_index)
+        self.ledger.charge(grid.release())
+        return PaidRound(round_index, channel, design, None, grid, was_begun)
 
 
 def check_playable(scheme: Scheme, scenario: Scenario) -> None:
@@ -92,9 +134,8 @@ def check_playable(scheme: Scheme, scenario: Scenario) -> None:
     if type(scheme).play is not OtaFd.play or scheme.uplink != "knowledge":
         rule = "a federation plays schemes that send class means over the air: airdistill, ota_fd, ota_fd_fixed"
         raise InputError("scheme", scheme.name, rule)
-    if scenario.privacy.noise != "seeded":
-        rule = "an emulated medium plays with seeded noise: the server sees single signals, and nothing could hide them"
-        raise InputError("privacy.noise", scenario.privacy.noise, rule)
+    if scenario.fleet.sampling != "none":
+        raise InputError("fleet.sampling", scenario.fleet.sampling, "a federation asks every device in every round")
 
 
 def _planned(folder: Path, scheme: Scheme) -> Plan:
@@ -103,13 +144,15 @@ def _planned(folder: Path, scheme: Scheme) -> Plan:
         return Plan.from_dict(json.loads(path.read_bytes()))
     scenario = load(folder / SCENARIO)
     check_playable(scheme, scenario)
-    plan = plan_scheme(scheme, scenario)
-    plan = replace(plan, assumptions=(*plan.assumptions, EMULATED))
-    write_json(path, plan.to_dict())
+    write_json(path, plan_scheme(scheme, scenario).to_dict())
     # As it will be read from now on: both ends must design from the same bits.
     return Plan.from_dict(json.loads(path.read_bytes()))
 
 
 def _opening(plan: Plan, scheme: Scheme) -> Opening:
-    opening = opening_of(plan, scheme)
-    return replace(opening, terms={**opening.terms, "medium": "emulated"})
+    scenario, opening = plan.scenario, opening_of(plan, scheme)
+    medium: Any = scenario.air.medium
+    if medium == "secure_sum":
+        num_devices = plan.fleet.num_devices
+        medium = {"devices": num_devices, "least_devices": num_devices - scenario.fleet.expected_dropouts}
+    return replace(opening, terms={**opening.terms, "medium": medium})

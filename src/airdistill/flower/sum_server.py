@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from itertools import combinations, islice
 
 import numpy as np
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from numpy.typing import NDArray
 
 from airdistill.flower.modulus import Words
-from airdistill.flower.secret_keys import SecureSumError, commitment, mask, public_key
-from airdistill.flower.secure_sum import pairwise_mask
-from airdistill.flower.sum_terms import Record, Terms, by_device, integer, octets
+from airdistill.flower.records import Record, by_device, integer, octets
+from airdistill.flower.secret_keys import KEY_BYTES, SecureSumError, commitment, mask, public_key
+from airdistill.flower.secure_sum import check_keys, pairwise_mask
+from airdistill.flower.sum_terms import Terms
+
+_MOST_TRIES = 1000
 
 
 class ServerSide:
     """One round. A device that fails to answer a question is out of the later ones; see `secure_sum` for the steps."""
 
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
+    def __init__(self, terms: Terms, roster: Mapping[int, bytes]) -> None:
+        self._terms, self._roster = terms, roster
         self._keys: dict[int, Record] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}
         self._masked: dict[int, Words] = {}
@@ -26,7 +30,10 @@ class ServerSide:
         self._revealed: dict[int, Record] = {}
 
     def take_keys(self, record: Record) -> None:
-        self._keys[self._sender(record, self._terms.devices)] = record
+        """Signed by the device: if the others had to find out that they are not, they would have no sum."""
+        device = self._sender(record, self._terms.devices)
+        check_keys(self._terms, self._roster, record)
+        self._keys[device] = record
 
     def keys_for_all(self) -> list[Record]:
         self._enough(self._keys, "sent keys")
@@ -44,6 +51,18 @@ class ServerSide:
         if device not in self._sealed or words.shape != (self._terms.length,) or words.dtype != np.uint64:
             raise SecureSumError(f"device {device} sent no shares, or its vector is not {self._terms.length} uint64")
         self._masked[device] = words
+
+    @property
+    def with_keys(self) -> list[int]:
+        return sorted(self._keys)
+
+    @property
+    def with_shares(self) -> list[int]:
+        return sorted(self._sealed)
+
+    @property
+    def confirmed(self) -> list[int]:
+        return sorted(self._signatures)
 
     @property
     def survivors(self) -> list[int]:
@@ -87,23 +106,25 @@ class ServerSide:
         return sorted(self._sealed.keys() - self._masked.keys())
 
     def _seed_of(self, device: int) -> bytes:
-        seed = self._combined("survivors", "seed_shares", device)
-        if commitment(seed, self._terms.purpose(b"seed", device)) != octets(self._keys[device], "seed_commitment"):
-            raise _wrong_shares(device)
-        return seed
+        committed = octets(self._keys[device], "seed_commitment")
+        purpose = self._terms.purpose(b"seed", device)
+        return self._combined("survivors", "seed_shares", device, lambda seed: commitment(seed, purpose) == committed)
 
     def _mask_private_of(self, device: int) -> bytes:
-        private = self._combined("dropped", "key_shares", device)
-        if public_key(private) != octets(self._keys[device], "mask_key"):
-            raise _wrong_shares(device)
-        return private
+        known = octets(self._keys[device], "mask_key")
+        return self._combined("dropped", "key_shares", device, lambda private: public_key(private) == known)
 
-    def _combined(self, devices_name: str, shares_name: str, device: int) -> bytes:
+    def _combined(self, devices_name: str, shares_name: str, device: int, is_right: Callable[[bytes], bool]) -> bytes:
+        """From any shares that fit: one device that reveals a wrong one must not cost the others their sum."""
         shares = [by_device(record, devices_name, shares_name)[device] for record in self._revealed.values()]
-        try:
-            return combine_shares(shares[: self._terms.threshold])
-        except ValueError as error:
-            raise _wrong_shares(device) from error
+        for some in islice(combinations(shares, self._terms.threshold), _MOST_TRIES):
+            try:
+                secret = combine_shares(list(some))
+            except ValueError:  # what is no share at all
+                continue
+            if len(secret) == KEY_BYTES and is_right(secret):
+                return secret
+        raise SecureSumError(f"the shares of device {device}'s secret do not give what it committed to")
 
     def _sender(self, record: Record, allowed: Collection[int]) -> int:
         device = integer(record, "device")
@@ -118,7 +139,3 @@ class ServerSide:
 
     def _round(self) -> Record:
         return {"round": self._terms.round_number}
-
-
-def _wrong_shares(device: int) -> SecureSumError:
-    return SecureSumError(f"the shares of device {device}'s secret do not give what it committed to")

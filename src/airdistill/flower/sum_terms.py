@@ -1,4 +1,4 @@
-"""What devices and server agree on before a secure sum, and how their messages look and are signed."""
+"""What devices and server agree on before a secure sum, and how their messages are signed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from dataclasses import dataclass
 
 from airdistill.errors import InputError
 from airdistill.flower.modulus import Modulus
-from airdistill.flower.secret_keys import SecureSumError, digest
-
-# What a ConfigRecord of Flower holds, so that every message is one.
-Value = int | bytes | list[int] | list[bytes]
-Record = dict[str, Value]
+from airdistill.flower.secret_keys import digest
 
 
 @dataclass(frozen=True)
 class Terms:
     """A round's secure sum. `threshold`: the least number of devices whose vectors must be in the sum.
 
-    `run` is new for each attempt, also for one that repeats a round: keys, masks and signatures hold for it alone.
+    `run` is new for each run, also of the same scenario: keys, masks and signatures hold for one round of it alone.
     """
 
     run: str
@@ -63,37 +59,3 @@ class Terms:
 
 def number(value: int) -> bytes:
     return value.to_bytes(8, "little")
-
-
-def integer(record: Record, name: str) -> int:
-    value = record.get(name)
-    if not isinstance(value, int):
-        raise SecureSumError(f"a message of the secure sum lacks its number {name}")
-    return value
-
-
-def octets(record: Record, name: str) -> bytes:
-    value = record.get(name)
-    if not isinstance(value, bytes):
-        raise SecureSumError(f"a message of the secure sum lacks its bytes {name}")
-    return value
-
-
-def by_device(record: Record, devices_name: str, values_name: str) -> dict[int, bytes]:
-    """Two lists of the same length, as a record holds them: devices in order, and bytes for each."""
-    devices, values = record.get(devices_name), record.get(values_name)
-    if not isinstance(values, list) or not all(isinstance(value, bytes) for value in values):
-        raise SecureSumError(f"a message of the secure sum lacks its list {values_name}")
-    named = ordered(devices, devices_name)
-    if len(named) != len(values):
-        raise SecureSumError(f"a message of the secure sum names {len(named)} {devices_name} for {len(values)} values")
-    return {device: value for device, value in zip(named, values, strict=True) if isinstance(value, bytes)}
-
-
-def ordered(devices: object, name: str) -> list[int]:
-    """Device numbers, each once and in order: one set can be written in one way only."""
-    if not isinstance(devices, list) or not all(isinstance(device, int) for device in devices):
-        raise SecureSumError(f"a message of the secure sum lacks its list {name}")
-    if devices != sorted(set(devices)):
-        raise SecureSumError(f"a message of the secure sum names its {name} twice or out of order")
-    return devices

@@ -12,6 +12,7 @@ from airdistill import __version__
 from airdistill.jsonable import jsonable
 from airdistill.privacy.ledger import Ledger, Opening
 from airdistill.privacy.promises import (
+    EMULATED,
     JUDGED_BY_CLASS_MEAN,
     NOISE,
     RELABEL,
@@ -121,9 +122,14 @@ class Certificate:
     def verdict_for(self, account: DeviceAccount) -> str:
         if np.isinf(account.epsilon_asked):
             return NOTHING_ASKED
-        if not account.kept or self._audit_found_more:
+        if not account.kept or self._audit_found_more or self._seen_alone:
             return FAILS
         return UNDER_ASSUMPTIONS if any(not each.declared for each in self.assumptions) else HOLDS
+
+    @property
+    def _seen_alone(self) -> bool:
+        """Whether the server saw single signals that were to be hidden by others' noise."""
+        return self.opening.terms.get("medium") == "emulated" and self.opening.trust != "own_noise"
 
     @property
     def _audit_found_more(self) -> bool:
@@ -229,7 +235,8 @@ def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str,
     if any(run.noise == "seeded" and run.terms["releases"] == "private" for run in runs):
         reasons.append("The noise of this run is seeded: it is a simulation and protects nobody.")
     if any(run.terms.get("medium") == "emulated" for run in runs):
-        reasons.append("The medium was emulated: the server played the channel and saw every device's signal alone.")
+        alone = " Each device's own noise was there all the same." if opening.trust == "own_noise" else ""
+        reasons.append(EMULATED + alone)
     return reasons
 
 

@@ -114,18 +114,18 @@ class Ledger:
         return cls.read(path)
 
     @classmethod
-    def read(cls, path: Path, recorded_rounds: int | None = None) -> Ledger:
+    def read(cls, path: Path, recorded_rounds: int | None = None, noise_is_kept: bool = False) -> Ledger:
         """All that the file says has been charged.
 
         With `recorded_rounds`, as it stood when so many rounds of the last run had been recorded: what was charged
         since is played again. Seeded noise is then the same, and what went out is charged once. Secure noise is new,
-        so that all that was charged stays charged.
+        so that all that was charged stays charged; unless `noise_is_kept` by whoever drew it, and sent again as it was.
         """
         try:
             openings = _openings_in(path)
             ledger = cls(Opening.from_dict(openings[-1]))
-            replays = recorded_rounds is not None and ledger.opening.noise == "seeded"
-            ledger._read_lines(path, len(openings), recorded_rounds if replays else None)
+            is_same = noise_is_kept or ledger.opening.noise == "seeded"
+            ledger._read_lines(path, len(openings), recorded_rounds if is_same else None)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise LedgerError(f"{path}: is no ledger: {error}") from None
         return ledger
@@ -200,6 +200,11 @@ class Ledger:
     def releases(self) -> list[Release]:
         """Of this run alone."""
         return [release for _, release in itertools.islice(self.history(), self.num_earlier, None)]
+
+    @property
+    def charged_ahead(self) -> bool:
+        """Whether the next round was charged before, and is played again."""
+        return bool(self._charged_before)
 
     @property
     def closed(self) -> bool:

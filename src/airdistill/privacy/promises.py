@@ -29,6 +29,15 @@ TRUST = {
     "own_noise": "Each device counts on its own noise alone; nobody else is trusted.",
 }
 _ALONE = "In slots of its own a device has nobody's noise but its own: it counts on that alone."
+EMULATED = (
+    "The medium was emulated: the server process played the channel and saw every device's signal by itself. This is "
+    "for test-beds."
+)
+SECURE_SUM = (
+    "The signals were added by secure aggregation: the server saw sums of at least {least} of {all} devices, and their "
+    "noise. It takes that the devices had each other's keys from somebody else than the server, and that fewer than "
+    "{enough} of them work for it."
+)
 PILOT = {
     "declared": "The learning constants that chose the number of rounds are taken to be public; a pilot run on private "
     "data is not covered.",
@@ -175,7 +184,12 @@ def _about_noise(promise: Promise) -> Iterator[Assumption]:
         yield Assumption("receiver noise", TRUST["receiver_noise"])
     elif promise.trust == "fleet_noise" and not alone:
         yield Assumption("honest fleet", TRUST["fleet_noise"])
-    if promise.trust == "receiver_noise" or not (promise.trust == "own_noise" or alone):
+    medium = promise.terms.get("medium")
+    if isinstance(medium, Mapping):
+        least, of_all = int(medium["least_devices"]), int(medium["devices"])
+        said = SECURE_SUM.format(least=least, all=of_all, enough=2 * least - of_all)
+        yield Assumption("secure sum", said)
+    elif promise.trust == "receiver_noise" or not (promise.trust == "own_noise" or alone):
         # A device's own noise slips with its signal, so that it needs no exact channel.
         limit = float(promise.terms.get("csi_error_limit", 0.0))
         name = "exact channels" if limit == 0 else "bounded channel error"

@@ -7,10 +7,11 @@ import hashlib
 import itertools
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from airdistill.errors import AirDistillError, InputError
 from airdistill.files import write_whole
@@ -20,7 +21,11 @@ from airdistill.privacy.chain import ends_with
 SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"
 TIMINGS, SUMMARY, LOCK = "timings.jsonl", "summary.json", "lock"
 LEDGER, LEDGER_HEAD = "ledger.jsonl", "ledger.head"
+FEDERATION = "federation"  # in a RUN: an end of a federation keeps it, whose medium stands there
 CERTIFICATE, AUDIT, AUDITS = "certificate.json", "audit.json", "audits.jsonl"
+
+
+_LOOK_S = 0.05  # between two looks at a lock
 
 
 class RunError(AirDistillError):
@@ -90,14 +95,26 @@ def existing_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keeps a second process out of the folder; the lock goes with the process, however that ends."""
+def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
+    """Keeps a second process out of the folder; the lock goes with the process, however that ends.
+
+    With patience it waits for so long until the other one has ended.
+    """
+    deadline = time.monotonic() + patience_s
     with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder}: another process is running in it") from None
+        while not _taken(file):
+            if time.monotonic() >= deadline:
+                raise RunError(f"{folder}: another process is running in it")
+            time.sleep(_LOOK_S)
         yield
+
+
+def _taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
@@ -120,6 +137,15 @@ def seal(folder: Path, run: dict[str, Any]) -> None:
     beside = {name: digest_of((folder / name).read_bytes()) for name in (SCENARIO, PLAN)}
     body = {**run, "digests": beside}
     write_json(folder / RUN, {**body, "digest": digest_of(json_text(body).encode())})
+
+
+def simulated(folder: Path) -> Path:
+    """The folder of a simulation; that of a federation's end has another story to tell."""
+    stored, _ = read_sealed(existing_folder(folder))
+    if FEDERATION in stored:
+        rule = "is one end of a federation: airdistill certify reads it, and its rounds are in rounds.jsonl"
+        raise InputError("RUN", str(folder), rule)
+    return folder
 
 
 def read_sealed(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from airdistill.errors import InputError
-from airdistill.runs.folder import ROUNDS, SUMMARY, existing_folder
+from airdistill.runs.folder import ROUNDS, SUMMARY, simulated
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RunRecord:
 
 def ended_run(folder: Path) -> RunRecord:
     """The record of a run that has ended."""
-    record = RunRecord.read(existing_folder(folder))
+    record = RunRecord.read(simulated(folder))
     if not record.summary:
         raise InputError("RUN", str(folder), "has not ended yet; airdistill resume goes on with it")
     return record

@@ -29,11 +29,11 @@ from airdistill.runs.folder import (
     TIMINGS,
     RoundFile,
     RunError,
-    existing_folder,
     locked,
     new_folder,
     read_sealed,
     seal,
+    simulated,
     write_json,
     writing,
 )
@@ -79,7 +79,7 @@ def run(
 
 def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
     """Goes on with a run that was stopped or killed, to the same bytes as if it had not been."""
-    folder = existing_folder(Path(folder))
+    folder = simulated(Path(folder))
     with locked(folder):
         stored, planned = read_sealed(folder)
         if stored["airdistill"] != __version__:

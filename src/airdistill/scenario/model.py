@@ -61,6 +61,12 @@ class Fleet(_Section):
     devices: StrictInt | None = Field(None, ge=1, le=MOST_DEVICES, description="how many devices; or give groups")
     groups: tuple[Group, ...] = Field((), description="devices by model, each with a count and a model")
     min_devices: StrictInt = Field(1, ge=1, description="a round needs at least so many")
+    expected_dropouts: StrictInt = Field(
+        0,
+        ge=0,
+        description="medium secure_sum: so many devices may be missing from a round's sum, and the noise of the others "
+        "still hides everybody; with more the devices refuse to unmask it",
+    )
     sampling: Literal["none", "with_replacement"] = Field(
         "none", description="who sends gradients in a round: everybody, or so many as drawn by their share of the data"
     )
@@ -207,6 +213,16 @@ class Radio(_Section):
     )
 
 
+class Air(_Section):
+    """Who adds the signals up where devices are real; a simulation plays the radio channel itself."""
+
+    medium: Literal["emulated", "secure_sum", "radio"] = Field(
+        "emulated",
+        description="emulated: the server plays the channel and sees single signals, for test-beds; secure_sum: secure "
+        "aggregation, the server sees the sum alone; radio: hardware behind an interface",
+    )
+
+
 class Privacy(_Section):
     """What must stay hidden, from whom, and by whose noise."""
 
@@ -279,6 +295,7 @@ class Scenario(_Section):
     data: Data = Field(default_factory=Data, description="what the devices hold")
     public: Public | None = Field(None, description="unlabelled samples that everybody has")
     radio: Radio = Field(default_factory=Radio, description="the uplink")
+    air: Air = Field(default_factory=Air, description="who adds the signals up")
     privacy: Privacy = Field(description="what must stay hidden")
     learning: Learning = Field(default_factory=Learning, description="how the devices learn")
     constants: Constants = Field(default_factory=Constants, description="of the convergence bound")
@@ -309,6 +326,7 @@ class Scenario(_Section):
         self._check_paper_transceiver()
         self._check_noise()
         self._check_csi_error()
+        self._check_medium()
         check_threegpp(self.radio, self.num_devices)
         return self
 
@@ -316,6 +334,20 @@ class Scenario(_Section):
         if self.privacy.noise == "secure" and self.privacy.trust == "receiver_noise":
             rule = 'under trust "receiver_noise" the devices make no noise; trust fleet_noise or own_noise'
             raise InputError("privacy.noise", self.privacy.noise, rule)
+
+    def _check_medium(self) -> None:
+        dropouts, medium = self.fleet.expected_dropouts, self.air.medium
+        if medium != "secure_sum":
+            if dropouts:
+                rule = f"noise for drop-outs is planned for in a secure_sum alone, and the medium is {medium}"
+                raise InputError("fleet.expected_dropouts", dropouts, rule)
+            return
+        if 2 * dropouts >= self.num_devices or self.num_devices < 2:
+            rule = f"a secure sum needs more than half of the {self.num_devices} devices, and at least 2"
+            raise InputError("fleet.expected_dropouts", dropouts, rule)
+        if self.privacy.trust != "fleet_noise":
+            rule = "a secure sum is hidden by the devices' noise together: trust fleet_noise"
+            raise InputError("privacy.trust", self.privacy.trust, rule)
 
     def _check_csi_error(self) -> None:
         if self.radio.csi_error_db is None:

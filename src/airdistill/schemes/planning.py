@@ -17,13 +17,23 @@ from airdistill.scenario.loading import changed, for_scheme
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Scheme
 
+_NEXT_TO_NO_NOISE_W = 1e-30
+
 
 def as_run_by(scheme: Scheme, scenario: Scenario, rounds: int | None = None) -> Scenario:
     """The scenario with the overrides that hold for a scheme, as that scheme adapts it."""
     for name in (*scheme.inherits, scheme.name):
         scenario = for_scheme(scenario, name)
     adapted = scheme.adapt(scenario)
+    if adapted.air.medium == "secure_sum":
+        adapted = _without_radio(adapted)
     return adapted if rounds is None else changed(adapted, {"learning": {"rounds": rounds}})
+
+
+def _without_radio(scenario: Scenario) -> Scenario:
+    """A secure sum has no fading, no receiver and no estimates of channels: as over a radio that is next to perfect."""
+    perfect = {"gains": [(1.0, 0.0)] * scenario.num_devices, "noise_power": _NEXT_TO_NO_NOISE_W}
+    return changed(scenario, {"radio": {**perfect, "trace": None, "truncation": 0.0, "csi_error_db": None}})
 
 
 def with_fixed_rounds(scenario: Scenario) -> Scenario:

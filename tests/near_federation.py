@@ -1,0 +1,51 @@
+"""The ends of a federation without a federation between them: in one process, message by message."""
+
+from pathlib import Path
+
+from airdistill.errors import AirDistillError
+from airdistill.flower.coordinator import Introduction
+from airdistill.flower.device import Device
+from airdistill.flower.preparing import prepare
+from airdistill.flower.station import Station
+
+
+def as_it_is(_kind, _round_index, _device, answer):
+    return answer
+
+
+class Nearby:
+    """Devices in this process; a test may spoil what they answer."""
+
+    def __init__(self, folders, scheme):
+        self.folders, self.scheme, self.spoil = folders, scheme, as_it_is
+
+    def device(self, number):
+        return Device(self.folders[number], number, self.scheme)
+
+    def introductions(self, num_devices):
+        devices = [self.device(number) for number in range(num_devices)]
+        return [Introduction(each.number, each.station.digest, each.last_round) for each in devices]
+
+    def newcomers(self):
+        return []
+
+    def ask(self, step, round_index, questions):
+        answers = {}
+        for number, question in questions.items():
+            if self.spoil(step, round_index, number, "asked") is None:
+                continue  # a device that hears nothing
+            try:
+                answer = self.device(number).answer(step, round_index, question)
+            except AirDistillError as refusal:
+                answer = f"failed: {refusal}"
+            answers[number] = self.spoil(step, round_index, number, answer)
+        return answers
+
+
+def federation(folder: Path, scenario, scheme):
+    """The server's folder and the devices, with the plan made once here."""
+    folders = prepare(folder, scenario, scheme)
+    Station.open(folders.server, scheme)
+    for each in folders.devices:
+        (each / "plan.json").write_bytes((folders.server / "plan.json").read_bytes())
+    return folders.server, Nearby(folders.devices, scheme)
