@@ -22,8 +22,8 @@ class Nearby:
     def device(self, number):
         return Device(self.folders[number], number, self.scheme)
 
-    def introductions(self, num_devices):
-        devices = [self.device(number) for number in range(num_devices)]
+    def introductions(self, expected):
+        devices = [self.device(number) for number in sorted(expected)]
         return [Introduction(each.number, each.station.digest, each.last_round) for each in devices]
 
     def newcomers(self):

@@ -4,7 +4,7 @@ records. What it knows of a device is what the device has said."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,11 +46,11 @@ class Introduction:
 class Devices(Asker, Protocol):
     """All of them, as they come."""
 
-    def introductions(self, num_devices: int) -> list[Introduction]:
-        """Of those who come in time, at most so many."""
+    def introductions(self, expected: Set[int]) -> list[Introduction | str]:
+        """Of those who come before the expected ones are all there, or late. A string says what is wrong with one."""
 
-    def newcomers(self) -> list[Introduction]:
-        """Who has come since, without waiting."""
+    def newcomers(self) -> list[Introduction | str]:
+        """Who has come since, without waiting for more."""
 
 
 class Coordinator:
@@ -64,6 +64,7 @@ class Coordinator:
         self._medium = medium_of(self.station, devices, radio)
         self._receiver = receiver_of(self.station.plan, None, self.station.engine())
         self._rounds = RoundFile(folder / ROUNDS, 0, None) if checkpoint is None else self._restored(checkpoint)
+        self._last = self._rounds.last() if self._recorded else None
         self._present: list[int] = []
         self._ended_because: str | None = None
 
@@ -76,7 +77,7 @@ class Coordinator:
         """All rounds that are not recorded yet; one that was cut off is asked for again, and devices that have answered
         in it answer the same."""
         try:
-            self._welcome(self._devices.introductions(self.station.plan.fleet.num_devices))
+            self._welcome(self._devices.introductions(self._expected()))
             for round_index in range(self._recorded + 1, self.station.plan.num_rounds + 1):
                 self._welcome_late(self._devices.newcomers())
                 try:
@@ -89,12 +90,20 @@ class Coordinator:
         finally:
             self._medium.close()
 
+    def _expected(self) -> set[int]:
+        """All devices, but those that were gone in the last round that is recorded."""
+        gone = {} if self._last is None else self._last["without_signal"]
+        return {device for device in range(self.station.plan.fleet.num_devices) if gone.get(str(device)) != NO_ANSWER}
+
     @property
     def _needed(self) -> int:
         return self.station.plan.scenario.fleet.min_devices
 
-    def _welcome(self, known: Iterable[Introduction]) -> None:
+    def _welcome(self, known: Sequence[Introduction | str]) -> None:
+        wrong = [each for each in known if isinstance(each, str)]
         for each in known:
+            if isinstance(each, str):
+                continue
             if each.terms != self.station.digest:
                 raise StationError(f"device {each.device} has another scenario or scheme than the server")
             if each.device in self._present:
@@ -104,13 +113,18 @@ class Coordinator:
         missing = sorted(set(range(self.station.plan.fleet.num_devices)) - set(self._present))
         if len(self._present) < self._needed:
             names = ", ".join(map(str, missing))
-            raise StationError(f"the run does not begin: devices {names} have not come, and {self._needed} are needed")
+            reasons = "".join(f"; {each}" for each in wrong)
+            raise StationError(
+                f"the run does not begin: devices {names} have not come, and {self._needed} are needed{reasons}"
+            )
         if missing:
             logger.warning("begun without devices %s", ", ".join(map(str, missing)))
 
-    def _welcome_late(self, known: Iterable[Introduction]) -> None:
+    def _welcome_late(self, known: Iterable[Introduction | str]) -> None:
         for each in known:
-            if each.terms == self.station.digest and each.device not in self._present:
+            if isinstance(each, str):
+                logger.warning("a node is left out: %s", each)
+            elif each.terms == self.station.digest and each.device not in self._present:
                 self._present = sorted([*self._present, each.device])
             else:
                 logger.warning(

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from airdistill.errors import InputError
 from airdistill.flower.coordinator import Coordinator, Introduction
 from airdistill.flower.media import NO_ANSWER
 from airdistill.flower.records import Record
-from airdistill.flower.station import StationError
 from airdistill.runs.folder import locked
 
 POLL_S = 0.1  # Flower's own `send_and_receive` looks every three seconds
+START_S = 120.0  # for devices to come; after a server's death Flower may keep them busy for a minute
 GRACE_S = 2.0  # for who did not answer last time, after the others have
 _PATIENCE_S = 30.0  # for a server that was just killed
+_GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 app = ServerApp()
 
@@ -42,25 +44,32 @@ class GridDevices:
     def __init__(self, grid: Grid, wait_s: float) -> None:
         self._grid, self._wait_s = grid, wait_s
         self._nodes: dict[int, int] = {}
+        self._asked_who: dict[str, int] = {}  # nodes by message that have not said yet who they are
         self._seen: set[int] = set()
         self._doubtful: set[int] = set()  # nodes that did not answer when they were last asked
 
-    def introductions(self, num_devices: int) -> list[Introduction]:
-        deadline = time.monotonic() + self._wait_s
-        while len(list(self._grid.get_node_ids())) < num_devices and time.monotonic() < deadline:
+    def introductions(self, expected: Set[int]) -> list[Introduction | str]:
+        deadline = time.monotonic() + max(self._wait_s, START_S)
+        known = self.newcomers()
+        while not expected <= self._nodes.keys() and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        return self.newcomers()
+            known += self.newcomers()
+        return known
 
-    def newcomers(self) -> list[Introduction]:
-        nodes = sorted(set(self._grid.get_node_ids()) - self._seen)
-        replies = self._ask({node: Message(RecordDict(), node, "query.who", ttl=self._wait_s) for node in nodes})
+    def newcomers(self) -> list[Introduction | str]:
+        new = sorted(set(self._grid.get_node_ids()) - self._seen)
+        messages = [Message(RecordDict(), node, "query.who", ttl=max(self._wait_s, START_S)) for node in new]
+        self._asked_who |= dict(zip(self._grid.push_messages(messages), new, strict=True))
+        self._seen |= set(new)
         known = []
-        for node, reply in replies.items():
-            self._seen.add(node)
-            if reply.has_error():
-                raise StationError(f"a device does not come: {reply.error.reason}")
-            known.append(_introduction_in(reply.content))
-            self._nodes.setdefault(known[-1].device, node)
+        for reply in list(self._grid.pull_messages(list(self._asked_who))) if self._asked_who else []:
+            node = self._asked_who.pop(reply.metadata.reply_to_message_id)
+            if _is_gone(reply):
+                self._seen.discard(node)
+                continue
+            known.append(_introduction_in(reply))
+            if isinstance(known[-1], Introduction):
+                self._nodes.setdefault(known[-1].device, node)
         return known
 
     def ask(self, step: str, round_index: int, questions: Mapping[int, Record]) -> dict[int, Record | str]:
@@ -81,15 +90,22 @@ class GridDevices:
         replies: dict[int, Message] = {}
         while waiting and time.monotonic() < deadline:
             for reply in list(self._grid.pull_messages(list(waiting))):
-                replies[waiting.pop(reply.metadata.reply_to_message_id)] = reply
+                node = waiting.pop(reply.metadata.reply_to_message_id)
+                if not _is_gone(reply):
+                    replies[node] = reply
             if not set(waiting.values()) <= self._doubtful:
                 others_took_s = time.monotonic() - began
                 deadline = began + self._wait_s
             else:
                 deadline = began + min(self._wait_s, 2 * others_took_s + GRACE_S)
             time.sleep(POLL_S)
-        self._doubtful = (self._doubtful - set(replies)) | set(waiting.values())
+        self._doubtful = (self._doubtful - set(replies)) | (set(messages) - set(replies))
         return replies
+
+
+def _is_gone(reply: Message) -> bool:
+    """Whether Flower answers in the place of a device that is not there."""
+    return reply.has_error() and reply.error.code in _GONE
 
 
 def _answer_in(reply: Message | None, device: int, round_index: int) -> Record | str:
@@ -104,9 +120,11 @@ def _answer_in(reply: Message | None, device: int, round_index: int) -> Record |
     return dict(said)
 
 
-def _introduction_in(content: RecordDict) -> Introduction:
-    said = content.config_records.get("said", ConfigRecord())
+def _introduction_in(reply: Message) -> Introduction | str:
+    if reply.has_error():
+        return f"failed: {reply.error.reason}"
+    said = reply.content.config_records.get("said", ConfigRecord())
     device, terms, last_round = (said.get(name) for name in ("device", "terms", "last_round"))
     if not (isinstance(device, int) and isinstance(terms, str) and isinstance(last_round, int)):
-        raise StationError("a device did not say its number, its terms and its last round when it was asked who it is")
+        return "a device did not say its number, its terms and its last round when it was asked who it is"
     return Introduction(device, terms, last_round)

@@ -56,6 +56,11 @@ class RoundFile:
         self._hash.update(line)
         self.num_bytes += len(line)
 
+    def last(self) -> dict[str, Any]:
+        """The last record that is there."""
+        record: dict[str, Any] = json.loads(self._path.read_bytes().splitlines()[-1])
+        return record
+
     def sync(self) -> None:
         """Down to the disk, before a checkpoint says that it is there."""
         with self._path.open("ab") as file:
