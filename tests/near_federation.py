@@ -16,11 +16,11 @@ def as_it_is(_kind, _round_index, _device, answer):
 class Nearby:
     """Devices in this process; a test may spoil what they answer."""
 
-    def __init__(self, folders, scheme):
-        self.folders, self.scheme, self.spoil = folders, scheme, as_it_is
+    def __init__(self, folders, scheme, radio=""):
+        self.folders, self.scheme, self.radio, self.spoil = folders, scheme, radio, as_it_is
 
     def device(self, number):
-        return Device(self.folders[number], number, self.scheme)
+        return Device(self.folders[number], number, self.scheme, self.radio)
 
     def introductions(self, expected):
         devices = [self.device(number) for number in sorted(expected)]
@@ -42,10 +42,10 @@ class Nearby:
         return answers
 
 
-def federation(folder: Path, scenario, scheme):
+def federation(folder: Path, scenario, scheme, radio=""):
     """The server's folder and the devices, with the plan made once here."""
     folders = prepare(folder, scenario, scheme)
     Station.open(folders.server, scheme)
     for each in folders.devices:
         (each / "plan.json").write_bytes((folders.server / "plan.json").read_bytes())
-    return folders.server, Nearby(folders.devices, scheme)
+    return folders.server, Nearby(folders.devices, scheme, radio)

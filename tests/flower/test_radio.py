@@ -1,0 +1,95 @@
+"""Rounds over a radio, which here is a socket: the server hears the sum."""
+
+import numpy as np
+import pytest
+from against_simulator import records, simulated
+from near_federation import as_it_is, federation
+from small_worlds import small_scenario
+
+pytest.importorskip("flwr")
+
+from airdistill.air.loopback import PORT, FrontEnd, Transmitter
+from airdistill.errors import AirDistillError, InputError
+from airdistill.flower.coordinator import Coordinator
+from airdistill.flower.processes import free_port
+from airdistill.runs.accounts import certify
+
+FRONT_END, TRANSMITTER = "airdistill.air.loopback:FrontEnd", "airdistill.air.loopback:Transmitter"
+
+
+@pytest.fixture(autouse=True)
+def _port(monkeypatch):
+    monkeypatch.setenv(PORT, str(free_port()))
+
+
+def radio_scenario(folder, *changes):
+    return small_scenario(folder, "air.medium=radio", "learning.rounds=4", *changes)
+
+
+@pytest.mark.parametrize("axis", ["complex", "real"])
+def test_what_comes_over_the_loopback_radio_is_what_the_simulator_hears(tmp_path, axis):
+    scenario = radio_scenario(tmp_path, f"radio.noise={axis}")
+    server, devices = federation(tmp_path / "run", scenario, "airdistill", TRANSMITTER)
+    said = []
+    devices.spoil = lambda step, _t, _device, real: said.append((step, real)) or real
+    Coordinator(server, "airdistill", devices, radio=FRONT_END).play()
+    expected, broadcasts = simulated(scenario, "airdistill")
+    for mine, theirs, broadcast in zip(records(server), expected, broadcasts, strict=True):
+        assert np.abs(np.array(mine["knowledge"]) - broadcast).max() < 1e-6
+        assert mine["epsilon_spent"] == pytest.approx(theirs["epsilon_spent"], rel=1e-12)
+        assert mine["uplink_seconds"] == pytest.approx(theirs["uplink_seconds"])
+    answers = [answer for _, answer in said if answer != "asked"]
+    assert all(answer == {} for answer in answers)  # neither signals nor lessons go over the wire
+    assert "emulated" not in " ".join(certify(server).reasons)
+
+
+def test_who_does_not_send_costs_its_share(tmp_path):
+    scenario = radio_scenario(tmp_path, "privacy.trust=own_noise", "privacy.epsilon=1e6", "radio.noise_power=1e-30 W")
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd", TRANSMITTER)
+    devices.spoil = lambda step, t, device, real: None if (step, t, device) == ("send", 2, 2) else real
+    Coordinator(server, "ota_fd", devices, radio=FRONT_END).play()
+    second = records(server)[1]
+    assert list(second["without_signal"]) == ["2"]
+    assert np.allclose(np.sum(second["knowledge"], axis=1), 1.0, atol=0.05)
+
+
+def test_what_a_killed_server_had_heard_is_lost_and_is_not_sent_again(tmp_path):
+    server, devices = federation(tmp_path / "run", radio_scenario(tmp_path), "airdistill", TRANSMITTER)
+
+    def killed(step, round_index, _device, real):
+        if (step, round_index) == ("learn", 2):
+            raise KeyboardInterrupt
+        return real
+
+    devices.spoil = killed
+    with pytest.raises(KeyboardInterrupt):
+        Coordinator(server, "airdistill", devices, radio=FRONT_END).play()
+    devices.spoil = as_it_is
+    Coordinator(server, "airdistill", devices, radio=FRONT_END).play()
+    heard = [record["knowledge"] is not None for record in records(server)]
+    assert heard == [True, False, True, True]
+    assert "is lost" in records(server)[1]["nothing_because"]
+    assert {device.last_round for device in map(devices.device, range(3))} == {4}
+
+
+def test_a_loopback_radio_takes_one_round_at_a_time(tmp_path, monkeypatch):
+    scenario = radio_scenario(tmp_path)
+    air, transmitter = FrontEnd(scenario), Transmitter(scenario, 1)
+    air.listen(3, (2, 2))
+    for round_index, symbols in ((2, np.ones((2, 2))), (3, np.ones((2, 3)))):
+        with pytest.raises(AirDistillError, match="nobody listens"):
+            transmitter.send(round_index, symbols.astype(complex))
+    with pytest.raises(AirDistillError, match="was not listened for"):
+        air.heard(2)
+    air.close()
+    monkeypatch.delenv(PORT)
+    with pytest.raises(InputError, match="free port"):
+        FrontEnd(scenario)
+
+
+def test_a_radio_must_be_named(tmp_path):
+    server, devices = federation(tmp_path / "run", radio_scenario(tmp_path), "ota_fd")
+    with pytest.raises(InputError, match="name a front end"):
+        Coordinator(server, "ota_fd", devices)
+    with pytest.raises(InputError, match="name a transmitter"):
+        devices.device(0)
