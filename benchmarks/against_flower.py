@@ -58,36 +58,31 @@ def in_airdistill(rounds: int, minibatches: bool) -> dict[str, float]:
 
 def in_flower(rounds: int, minibatches: bool) -> dict[str, float]:
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"}
-    import torch
-    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
 
-    from airdistill.data.datasets import load_dataset
+    found: dict[str, float] = {}
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
+    run_simulation(server_app(rounds, found), client_app(minibatches), DEVICES, backend_config=resources)
+    return found
+
+
+def client_app(minibatches: bool) -> Any:
+    """A device as a user of Flower would write it: its weights are in its context, its data stay in the worker."""
+    import torch
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from torch import nn
+
     from airdistill.learning.models import PaperCnn
 
-    client, server = ClientApp(), ServerApp()
-    loaders: dict[int, DataLoader[Any]] = {}
-
-    def loader_of(device: int) -> DataLoader[Any]:
-        """Kept in the worker, as hand-written clients do."""
-        if device not in loaders:
-            torch.set_num_threads(1)
-            dataset, held = load_dataset("mnist"), slice(device * SAMPLES, (device + 1) * SAMPLES)
-            images = torch.tensor(dataset.x_train[held])[:, None].float().div(255).sub(0.1307).div(0.3081)
-            size = BATCH if minibatches else SAMPLES
-            loaders[device] = DataLoader(
-                TensorDataset(images, torch.tensor(dataset.y_train[held])), size, shuffle=minibatches
-            )
-        return loaders[device]
+    client, loaders = ClientApp(), {}
 
     @client.train()
     def learn(message: Message, context: Context) -> Message:
         device = int(context.node_config["partition-id"])
-        model, loader = PaperCnn((1, 28, 28), CLASSES), loader_of(device)
+        if device not in loaders:
+            loaders[device] = samples_of(device, minibatches)
+        model, loader = PaperCnn((1, 28, 28), CLASSES), loaders[device]
         if "model" in context.state:
             model.load_state_dict(context.state["model"].to_torch_state_dict())
         target = message.content["target"].to_torch_state_dict()["target"]
@@ -109,7 +104,29 @@ def in_flower(rounds: int, minibatches: bool) -> dict[str, float]:
         told = {"about": MetricRecord({"bytes": peak, "process": os.getpid()})}
         return Message(RecordDict({**answer, **told}), reply_to=message)
 
-    found: dict[str, float] = {}
+    return client
+
+
+def samples_of(device: int, minibatches: bool) -> Any:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from airdistill.data.datasets import load_dataset
+
+    torch.set_num_threads(1)
+    dataset, held = load_dataset("mnist"), slice(device * SAMPLES, (device + 1) * SAMPLES)
+    images = torch.tensor(dataset.x_train[held])[:, None].float().div(255).sub(0.1307).div(0.3081)
+    labels = torch.tensor(dataset.y_train[held])
+    return DataLoader(TensorDataset(images, labels), BATCH if minibatches else SAMPLES, shuffle=minibatches)
+
+
+def server_app(rounds: int, found: dict[str, float]) -> Any:
+    """Averages the class means; writes into `found` what a round took."""
+    import torch
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+    from flwr.serverapp import Grid, ServerApp
+
+    server = ServerApp()
 
     @server.main()
     def serve(grid: Grid, _context: Context) -> None:
@@ -127,9 +144,7 @@ def in_flower(rounds: int, minibatches: bool) -> dict[str, float]:
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found.update(seconds=float(np.min(seconds[1:])), bytes=own + sum(workers.values()))
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
-    run_simulation(server, client, DEVICES, backend_config=resources)
-    return found
+    return server
 
 
 if __name__ == "__main__":
