@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from airdistill.learning.fused.backward import (
+    add_gradient,
+    arrange_weights,
+    gradients_of_blocks,
+    gradients_of_layers,
+    slopes_of_layers,
+)
 from airdistill.learning.fused.compiling import compiled
+from airdistill.learning.fused.forward import forward, gather
 from airdistill.learning.fused.lanes import LANES
 from airdistill.learning.fused.layout import (
     BIAS,
@@ -24,15 +32,6 @@ from airdistill.learning.fused.layout import (
     LAYER_SLOPES,
     NUM_INPUTS,
     NUM_OUTPUTS,
-)
-from airdistill.learning.fused.passes import (
-    add_gradient,
-    arrange_weights,
-    forward,
-    gather,
-    gradients_of_blocks,
-    gradients_of_layers,
-    slopes_of_layers,
 )
 
 

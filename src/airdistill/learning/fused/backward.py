@@ -1,7 +1,6 @@
-"""Forward and backward passes of a group of samples through a network, compiled by Numba.
+"""Backward passes of a group of samples, from the slopes of the logits to sums of gradients; compiled by Numba.
 
-Arrays and their places are those of `layout`. A group has LANES samples; of the last group of a batch only `count` are
-real: the others are zeros, and so are their slopes.
+Arrays and their places are those of `layout`, as `forward` left them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from airdistill.learning.fused.lanes import (
     MIDDLE,
     added_tile,
     correlated_tile,
-    pooled_tile,
     scattered_rows,
     transposed,
     unpooled,
@@ -42,8 +40,6 @@ from airdistill.learning.fused.layout import (
     LAYER_SLOPES,
     NUM_INPUTS,
     NUM_OUTPUTS,
-    OFFSETS,
-    OUTPUT,
     PICKS,
     RELU,
     ROWS,
@@ -56,141 +52,27 @@ from airdistill.learning.fused.layout import (
     WEIGHT_ROWS,
     WIDTH,
 )
+from airdistill.learning.fused.tiles import (
+    add_products,
+    added_large_1,
+    added_middle_1,
+    added_one_1,
+    input_size,
+    rows_of_tile,
+    transposed_rows,
+)
 
-_pooled_large, _pooled_middle, _pooled_one = pooled_tile(LARGE), pooled_tile(MIDDLE), pooled_tile(1)
 _added_large_4, _added_middle_4, _added_one_4 = added_tile(LARGE, 4), added_tile(MIDDLE, 4), added_tile(1, 4)
-_added_large_1, _added_middle_1, _added_one_1 = added_tile(LARGE, 1), added_tile(MIDDLE, 1), added_tile(1, 1)
 _added_one_2 = added_tile(1, 2)
 _correlated_large_3, _correlated_middle_3, _correlated_one_3 = (correlated_tile(n, 3) for n in (LARGE, MIDDLE, 1))
 _correlated_large_1, _correlated_middle_1, _correlated_one_1 = (correlated_tile(n, 1) for n in (LARGE, MIDDLE, 1))
 _scattered_4, _scattered_2, _scattered_1 = scattered_rows(4), scattered_rows(2), scattered_rows(1)
-
-_transposed, _transposed_masked = transposed(masked=False), transposed(masked=True)
-
-
-@compiled
-def _rows_of_tile(left):
-    """How many of the `left` rows the next tile takes: rather two of the same than a large one and a rest."""
-    if left % LARGE == 0 or left > 2 * MIDDLE + LARGE:
-        return LARGE
-    return MIDDLE if left >= MIDDLE else 1
+_transposed_masked = transposed(masked=True)
 
 
 @compiled
 def _columns_of_tile(left):
     return 4 if left >= 4 else (2 if left >= 2 else 1)
-
-
-@compiled
-def gather(samples, chosen, count, out, start):
-    """Samples `[sample, feature]` of these numbers to `[feature, lane]`."""
-    size, flat = samples.shape[1], samples.reshape(samples.size)
-    if count == LANES and size >= LANES:
-        places, steps = np.empty(LANES, dtype=np.int64), np.empty(LANES, dtype=np.int64)
-        for lane in range(LANES):
-            places[lane], steps[lane] = chosen[lane] * size, lane * LANES
-        for tile in range((size + LANES - 1) // LANES):
-            first = min(tile * LANES, size - LANES)  # the last tile overlaps the one before
-            _transposed(flat, first, places, out, start + first * LANES, steps, flat, 0)
-        return
-    for lane in range(LANES):
-        for feature in range(size):
-            out[start + feature * LANES + lane] = samples[chosen[lane], feature] if lane < count else 0.0
-
-
-@compiled
-def forward(net, weights, work, kept, picks, to_learn):
-    """From the input's place to the logits; `to_learn` says that a backward pass will follow."""
-    num_blocks = len(net.blocks)
-    for number in range(num_blocks):
-        out = kept if number == num_blocks - 1 else work
-        _convolve(net.blocks[number], weights, net.offsets, work, out, picks)
-        if to_learn and number + 1 < num_blocks:
-            _by_sample(net.blocks[number + 1], net.offsets, work, kept)
-    num_layers = len(net.layers)
-    for number in range(num_layers):
-        layer = net.layers[number]
-        out = net.layers[number + 1, LAYER_INPUT] if number + 1 < num_layers else net.logits
-        _multiply(layer, weights, net.offsets[net.feature_offsets :], kept, out)
-
-
-@compiled
-def _convolve(block, weights, offsets, x, out, picks):
-    terms = block[CHANNELS_IN] * block[KERNEL_HEIGHT] * block[KERNEL_WIDTH]
-    taps, line = offsets[block[OFFSETS] :], block[WIDTH] * LANES
-    plane, channels = block[ROWS] * block[COLUMNS] * LANES, block[CHANNELS_OUT]
-    channel = 0
-    while channel < channels:
-        taken = _rows_of_tile(channels - channel)
-        w, b = block[WEIGHT] + channel * terms, block[BIAS] + channel
-        for row in range(block[ROWS]):
-            for column in range(block[COLUMNS]):
-                base = block[INPUT] + 2 * row * line + 2 * column * LANES
-                at = channel * plane + (row * block[COLUMNS] + column) * LANES
-                o, p = block[OUTPUT] + at, block[PICKS] + at
-                if taken == LARGE:
-                    _pooled_large(
-                        x, base, LANES, line, taps, terms, weights, w, terms, weights, b, out, o, plane, picks, p
-                    )
-                elif taken == MIDDLE:
-                    _pooled_middle(
-                        x, base, LANES, line, taps, terms, weights, w, terms, weights, b, out, o, plane, picks, p
-                    )
-                else:
-                    _pooled_one(
-                        x, base, LANES, line, taps, terms, weights, w, terms, weights, b, out, o, plane, picks, p
-                    )
-        channel += taken
-
-
-@compiled
-def _by_sample(block, offsets, work, kept):
-    """A block's input as `[lane, row, column, channel]`."""
-    size, at, samples = _size(block), offsets[block[CHANNELS_LAST] :], offsets[block[SAMPLE_PLACES] :]
-    if size < LANES:
-        for number in range(size):
-            for lane in range(LANES):
-                kept[block[BY_SAMPLE] + samples[lane] + number] = work[block[INPUT] + at[number] + lane]
-        return
-    for tile in range((size + LANES - 1) // LANES):
-        first = min(tile * LANES, size - LANES)
-        _transposed(work, block[INPUT], at[first:], kept, block[BY_SAMPLE] + first, samples, work, 0)
-
-
-@compiled
-def _size(block):
-    """Of an input."""
-    return block[CHANNELS_IN] * block[HEIGHT] * block[WIDTH]
-
-
-@compiled
-def _multiply(layer, weights, taps, kept, out):
-    """A dense layer from its input to `out` in `kept`."""
-    inputs, outputs, start = layer[NUM_INPUTS], layer[NUM_OUTPUTS], layer[LAYER_INPUT]
-    for output in range(outputs):
-        for lane in range(LANES):
-            kept[out + output * LANES + lane] = weights[layer[BIAS] + output]
-    _add_products(outputs, inputs, kept, start, taps, weights, layer[WEIGHT], inputs, 1, kept, out)
-    if layer[RELU]:
-        for place in range(out, out + outputs * LANES):
-            if kept[place] < 0.0:
-                kept[place] = 0.0
-
-
-@compiled
-def _add_products(rows, terms, x, x_start, taps, w, w_start, w_row, w_term, out, o_start):
-    """out[row] += Σ_t w[row, t] x[t], each a vector of lanes."""
-    row = 0
-    while row < rows:
-        taken = _rows_of_tile(rows - row)
-        w_at, o_at = w_start + row * w_row, o_start + row * LANES
-        if taken == LARGE:
-            _added_large_1(x, x_start, taps, terms, w, w_at, w_row, w_term, out, o_at, LANES)
-        elif taken == MIDDLE:
-            _added_middle_1(x, x_start, taps, terms, w, w_at, w_row, w_term, out, o_at, LANES)
-        else:
-            _added_one_1(x, x_start, taps, terms, w, w_at, w_row, w_term, out, o_at, LANES)
-        row += taken
 
 
 @compiled
@@ -207,7 +89,7 @@ def slopes_of_layers(net, weights, work, kept):
             return
         inputs, outputs, start = layer[NUM_INPUTS], layer[NUM_OUTPUTS], layer[LAYER_INPUT]
         work[target : target + inputs * LANES] = 0.0
-        _add_products(inputs, outputs, work, layer[LAYER_SLOPES], taps, weights, layer[WEIGHT], 1, inputs, work, target)
+        add_products(inputs, outputs, work, layer[LAYER_SLOPES], taps, weights, layer[WEIGHT], 1, inputs, work, target)
         if has_relu:
             for place in range(inputs * LANES):
                 if not kept[start + place] > 0.0:
@@ -231,7 +113,7 @@ def gradients_of_layers(net, work, kept, sums):
         taps, line = net.offsets[layer[SAMPLE_OFFSETS] :], vectors * LANES
         row = 0
         while row < outputs:
-            taken = _rows_of_tile(outputs - row)
+            taken = rows_of_tile(outputs - row)
             vector = 0
             while vector < vectors:
                 columns = 4 if vectors - vector >= 4 else 1
@@ -245,11 +127,11 @@ def gradients_of_layers(net, work, kept, sums):
                     else:
                         _added_one_4(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
                 elif taken == LARGE:
-                    _added_large_1(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
+                    added_large_1(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
                 elif taken == MIDDLE:
-                    _added_middle_1(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
+                    added_middle_1(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
                 else:
-                    _added_one_1(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
+                    added_one_1(work, x, taps, LANES, work, w, 1, outputs, sums, out, line)
                 vector += columns
             row += taken
 
@@ -262,7 +144,7 @@ def _features_by_sample(layer, offsets, feature_offsets, kept, work):
         for tile in range(layer[INPUT_VECTORS]):
             first = min(tile * LANES, inputs - LANES)
             features, target = offsets[feature_offsets + first :], layer[LAYER_BY_SAMPLE] + first
-            _transposed(kept, layer[LAYER_INPUT], features, work, target, samples, kept, 0)
+            transposed_rows(kept, layer[LAYER_INPUT], features, work, target, samples, kept, 0)
         return
     for feature in range(inputs):
         source, target = layer[LAYER_INPUT] + feature * LANES, layer[LAYER_BY_SAMPLE] + feature
@@ -345,7 +227,7 @@ def _sample_backward(block, lane, work, kept, picks, sums, sums_start, input_slo
                 elif columns == 2:
                     _added_one_2(kept, w, offsets, found, values, 0, 0, 1, sums, o, 0)
                 else:
-                    _added_one_1(kept, w, offsets, found, values, 0, 0, 1, sums, o, 0)
+                    added_one_1(kept, w, offsets, found, values, 0, 0, 1, sums, o, 0)
             o, w, w_line = slopes + by, weight + by, vectors * LANES
             if columns == 4:
                 _scattered_4(work, o, line, offsets, values, found, work, w, w_line, height)
@@ -359,7 +241,7 @@ def _sample_backward(block, lane, work, kept, picks, sums, sums_start, input_slo
 @compiled
 def _slopes_before(block, offsets, kept, work, input_slopes, target):
     """Slopes `[lane, row, column, channel]` to `[channel, row, column, lane]`, none where ReLU let nothing by."""
-    size, at, samples = _size(block), offsets[block[CHANNELS_LAST] :], offsets[block[SAMPLE_PLACES] :]
+    size, at, samples = input_size(block), offsets[block[CHANNELS_LAST] :], offsets[block[SAMPLE_PLACES] :]
     if size < LANES:
         for number in range(size):
             for lane in range(LANES):
@@ -381,7 +263,7 @@ def _first_block(block, work, picks, sums, upsampled):
     line = width * LANES
     channel = 0
     while channel < block[CHANNELS_OUT]:
-        taken = _rows_of_tile(block[CHANNELS_OUT] - channel)
+        taken = rows_of_tile(block[CHANNELS_OUT] - channel)
         for row in range(block[ROWS]):
             for tile_row in range(taken):
                 at = (channel + tile_row) * plane + row * block[COLUMNS] * LANES
