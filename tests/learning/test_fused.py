@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from block_networks import CLASSES, network
 from torch import nn
 
 from airdistill.data.datasets import Dataset
@@ -21,23 +23,6 @@ from airdistill.learning.models import build_model
 from airdistill.learning.target import Target
 
 CPU, F32, F64 = torch.device("cpu"), torch.float32, torch.float64
-CLASSES = 4
-
-
-def network(channels_in, height, width, blocks, dense, bias=True, pool_first=True):
-    """Blocks as (channels, kernel height, kernel width), hidden layers by their size."""
-    layers, rows, columns = [], height, width
-    for channels, kernel_height, kernel_width in blocks:
-        layers.append(nn.Conv2d(channels_in, channels, (kernel_height, kernel_width), bias=bias))
-        layers += [nn.MaxPool2d(2), nn.ReLU()] if pool_first else [nn.ReLU(), nn.MaxPool2d(2)]
-        channels_in, rows, columns = channels, (rows - kernel_height + 1) // 2, (columns - kernel_width + 1) // 2
-    layers.append(nn.Flatten())
-    size = channels_in * rows * columns
-    for outputs in dense:
-        layers += [nn.Linear(size, outputs, bias=bias), nn.ReLU()]
-        size = outputs
-    return nn.Sequential(*layers, nn.Linear(size, CLASSES, bias=bias))
-
 
 FORMS = {
     "the paper's kind": ((1, 16, 16), {"blocks": [(10, 3, 3), (20, 5, 5)], "dense": [50]}),
@@ -370,12 +355,13 @@ def test_the_engine_that_was_asked_for_is_used_or_refused():
 
 
 def test_processors_with_narrow_vectors():
-    """The same test of gradients, compiled for a processor with 16 registers of 8 numbers."""
-    chosen = "test_gradient_and_losses"
+    """The same tests of gradients and of tiles, compiled for a processor with 16 registers of 8 numbers."""
+    chosen = "test_gradient_and_losses or test_logits_by_tiles"
     narrow = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+sse4.2,+bmi,+bmi2"}
     check = "from airdistill.learning.fused.lanes import LANES; assert LANES == 8, LANES"
     environment = {**os.environ, **narrow}
     subprocess.run([sys.executable, "-c", check], env=environment, check=True)
-    call = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen]
+    files = [__file__, str(Path(__file__).with_name("test_winograd.py"))]
+    call = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files, "-k", chosen]
     done = subprocess.run(call, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -60,9 +60,15 @@ def forward(net, weights, work, kept, picks, to_learn):
     num_blocks = len(net.blocks)
     for number in range(num_blocks):
         out = kept if number == num_blocks - 1 else work
-        _convolve(net.blocks[number], weights, net.offsets, work, out, picks)
+        convolve(net.blocks[number], weights, net.offsets, work, out, to_learn, picks)
         if to_learn and number + 1 < num_blocks:
             _by_sample(net.blocks[number + 1], net.offsets, work, kept)
+    multiply(net, weights, kept)
+
+
+@compiled
+def multiply(net, weights, kept):
+    """From the last block's output, or the network's input, through all dense layers."""
     num_layers = len(net.layers)
     for number in range(num_layers):
         layer = net.layers[number]
@@ -71,7 +77,7 @@ def forward(net, weights, work, kept, picks, to_learn):
 
 
 @compiled
-def _convolve(block, weights, offsets, x, out, picks):
+def convolve(block, weights, offsets, x, out, to_learn, picks):
     terms = block[CHANNELS_IN] * block[KERNEL_HEIGHT] * block[KERNEL_WIDTH]
     taps, line = offsets[block[OFFSETS] :], block[WIDTH] * LANES
     plane, channels = block[ROWS] * block[COLUMNS] * LANES, block[CHANNELS_OUT]
@@ -86,15 +92,15 @@ def _convolve(block, weights, offsets, x, out, picks):
                 o, p = block[OUTPUT] + at, block[PICKS] + at
                 if taken == LARGE:
                     _pooled_large(
-                        x, base, LANES, line, taps, terms, weights, w, terms, weights, b, out, o, plane, picks, p
+                        x, base, LANES, line, taps, terms, weights, w, terms, b, out, o, plane, to_learn, picks, p
                     )
                 elif taken == MIDDLE:
                     _pooled_middle(
-                        x, base, LANES, line, taps, terms, weights, w, terms, weights, b, out, o, plane, picks, p
+                        x, base, LANES, line, taps, terms, weights, w, terms, b, out, o, plane, to_learn, picks, p
                     )
                 else:
                     _pooled_one(
-                        x, base, LANES, line, taps, terms, weights, w, terms, weights, b, out, o, plane, picks, p
+                        x, base, LANES, line, taps, terms, weights, w, terms, b, out, o, plane, to_learn, picks, p
                     )
         channel += taken
 

@@ -16,6 +16,7 @@ from airdistill.learning.fused.backward import (
     slopes_of_layers,
 )
 from airdistill.learning.fused.compiling import compiled
+from airdistill.learning.fused.evaluating import evaluate
 from airdistill.learning.fused.forward import forward, gather
 from airdistill.learning.fused.lanes import LANES
 from airdistill.learning.fused.layout import (
@@ -45,14 +46,13 @@ def _take_in(net, samples, chosen, count, work, kept):
 
 
 @compiled
-def predict(net, weights, samples, logits):
+def predict(net, tilings, weights, values, samples, work, kept, tiles, logits):
     """Logits `[sample, class]` of all samples."""
-    work, kept = np.empty(net.work, dtype=np.float32), np.empty(net.kept, dtype=np.float32)
-    picks, chosen = np.empty(net.picks, dtype=np.uint8), np.arange(len(samples))
+    chosen = np.arange(len(samples))
     for start in range(0, len(samples), LANES):
         count = min(LANES, len(samples) - start)
         _take_in(net, samples, chosen[start:], count, work, kept)
-        forward(net, weights, work, kept, picks, False)
+        evaluate(net, tilings, weights, values, work, kept, tiles)
         for klass in range(net.num_classes):
             for lane in range(count):
                 logits[start + lane, klass] = kept[net.logits + klass * LANES + lane]

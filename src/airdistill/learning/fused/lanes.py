@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -16,6 +17,8 @@ from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from airdistill.learning.fused.winograd import Transform
 
 
 def _has_wide_registers() -> bool:
@@ -35,6 +38,10 @@ _INDEX, _FLOAT, _BYTE = ir.IntType(64), ir.FloatType(), ir.IntType(8)
 _VECTOR, _BYTES = ir.VectorType(_FLOAT, LANES), ir.VectorType(_BYTE, LANES)
 _ZEROS = ir.Constant(_VECTOR, [0.0] * LANES)
 _Tile = list[list[Any]]
+
+
+def _constant(number: Fraction) -> Any:
+    return ir.Constant(_VECTOR, [float(number)] * LANES)
 
 
 class _Code:
@@ -114,6 +121,34 @@ class _Code:
                     )
         return rows
 
+    def transformed(self, transform: Transform, vectors: Sequence[Any]) -> list[Any]:
+        values = list(vectors)
+        for terms in transform.sums:
+            # A value that is taken as it is comes first, and needs no instruction.
+            (factor, number), *others = sorted(terms, key=lambda term: term[0] != 1)
+            total = values[number] if factor == 1 else self.builder.fmul(_constant(factor), values[number])
+            for factor, number in others:
+                if abs(factor) == 1:
+                    total = (self.builder.fadd if factor > 0 else self.builder.fsub)(total, values[number])
+                else:
+                    total = self.multiply_add(_constant(factor), values[number], total)
+            values.append(total)
+        return [values[number] for number in transform.outputs]
+
+    def largest(self, four: Sequence[Any]) -> tuple[Any, Any]:
+        """Of each lane, and which it is, the first of equals."""
+        (largest, *others), which = four, ir.Constant(_BYTES, [0] * LANES)
+        for number, other in enumerate(others, 1):
+            above = self.builder.fcmp_ordered(">", other, largest)
+            largest = self.builder.select(above, other, largest)
+            which = self.builder.select(above, ir.Constant(_BYTES, [number] * LANES), which)
+        return largest, which
+
+    def pooled(self, four: Sequence[Any], bias: Any) -> Any:
+        """ReLU of the largest with a bias; what is not a number stays none."""
+        total = self.builder.fadd(self.largest(four)[0], bias)
+        return self.builder.select(self.builder.fcmp_ordered("<", total, _ZEROS), _ZEROS, total)
+
     def _mixed(self, first: Any, second: Any, places: list[int]) -> Any:
         chosen = ir.Constant(ir.VectorType(ir.IntType(32), LANES), places)
         return self.builder.shuffle_vector(first, second, chosen)
@@ -157,8 +192,9 @@ def _kernel(write: Callable[..., None]) -> Any:
 def pooled_tile(rows: int) -> Any:
     """ReLU of the 2×2 maximum of a convolution, for `rows` output channels at one pooled place of all lanes.
 
-    The four places are `base`, one to the `right`, one `down`, and both; terms lie at `offsets` from there. Row j goes
-    to `out` at o_start + j·o_row, and which of the four was the largest, the first of equals, to `picks` likewise.
+    The four places are `base`, one to the `right`, one `down`, and both; terms lie at `offsets` from there, the first
+    channel's bias at `bias` in `w`. Row j goes to `out` at o_start + j·o_row; if `to_learn`, which of the four was the
+    largest, the first of equals, goes to `picks` likewise.
     """
 
     @_kernel
@@ -173,11 +209,11 @@ def pooled_tile(rows: int) -> Any:
         w,
         w_start,
         w_row,
-        b,
-        b_start,
+        bias,
         out,
         o_start,
         o_row,
+        to_learn,
         picks,
         p_start,
     ):
@@ -186,17 +222,12 @@ def pooled_tile(rows: int) -> Any:
         places = [base, builder.add(base, right), below, builder.add(below, right)]
         one = ir.Constant(_INDEX, 1)
         tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, one))
-        for row, (first, *others) in enumerate(tile):
-            largest, which = first, ir.Constant(_BYTES, [0] * LANES)
-            for number, other in enumerate(others, 1):
-                above = builder.fcmp_ordered(">", other, largest)
-                largest = builder.select(above, other, largest)
-                which = builder.select(above, ir.Constant(_BYTES, [number] * LANES), which)
-            largest = builder.fadd(largest, code.number(b, code.index(b_start, (one, row))))
-            # What is not a number stays none.
-            positive = builder.select(builder.fcmp_ordered("<", largest, _ZEROS), _ZEROS, largest)
-            code.store(positive, out, code.index(o_start, (o_row, row)))
-            code.store(which, picks, code.index(p_start, (o_row, row)))
+        for row, four in enumerate(tile):
+            added = code.number(w, code.index(bias, (one, row)))
+            code.store(code.pooled(four, added), out, code.index(o_start, (o_row, row)))
+        with builder.if_then(to_learn):
+            for row, four in enumerate(tile):
+                code.store(code.largest(four)[1], picks, code.index(p_start, (o_row, row)))
 
     return kernel
 
@@ -301,5 +332,62 @@ def transposed(masked: bool) -> Any:
             rows.append(row)
         for number, row in enumerate(code.transpose(rows)):
             code.store(row, out, builder.add(o_start, code.entry(o_offsets, number)))
+
+    return kernel
+
+
+def product_tile(rows: int, columns: int) -> Any:
+    """out[o_start + j·o_row + p·LANES] = Σ_t w[w_start + j·w_row + t] · x[x_start + p·LANES + offsets[t]]."""
+
+    @_kernel
+    def kernel(code, x, x_start, offsets, count, w, w_start, w_row, out, o_start, o_row):
+        lanes, one = ir.Constant(_INDEX, LANES), ir.Constant(_INDEX, 1)
+        places = [code.index(x_start, (lanes, column)) for column in range(columns)]
+        tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, one))
+        for row, vectors in enumerate(tile):
+            for column, vector in enumerate(vectors):
+                code.store(vector, out, code.index(o_start, (o_row, row), (lanes, column)))
+
+    return kernel
+
+
+def transformed_lines(transform: Transform) -> Any:
+    """Vectors at x_start + i·x_step become vectors at o_start + j·o_step, `count` times, x_next and o_next farther."""
+
+    @_kernel
+    def kernel(code, x, x_start, x_step, x_next, out, o_start, o_step, o_next, count):
+        builder = code.builder
+        with code.repeat(count) as lines:
+            x_first = builder.add(x_start, builder.mul(lines.index, x_next))
+            o_first = builder.add(o_start, builder.mul(lines.index, o_next))
+            seen = [code.load(x, code.index(x_first, (x_step, number))) for number in range(transform.num_inputs)]
+            for number, vector in enumerate(code.transformed(transform, seen)):
+                code.store(vector, out, code.index(o_first, (o_step, number)))
+
+    return kernel
+
+
+def pooled_lines(transform: Transform) -> Any:
+    """Two lines of vectors, x_line apart, are transformed; ReLU of the 2×2 maxima of what comes out, with b[b_start].
+
+    `count` times, x_next and o_next farther.
+    """
+
+    @_kernel
+    def kernel(code, x, x_start, x_line, x_next, b, b_start, out, o_start, o_next, count):
+        builder, lanes = code.builder, ir.Constant(_INDEX, LANES)
+        bias = code.number(b, b_start)
+        with code.repeat(count) as lines:
+            x_first = builder.add(x_start, builder.mul(lines.index, x_next))
+            o_first = builder.add(o_start, builder.mul(lines.index, o_next))
+            above, below = (
+                code.transformed(
+                    transform, [code.load(x, code.index(first, (lanes, n))) for n in range(transform.num_inputs)]
+                )
+                for first in (x_first, builder.add(x_first, x_line))
+            )
+            for number in range(0, len(above), 2):
+                four = [*above[number : number + 2], *below[number : number + 2]]
+                code.store(code.pooled(four, bias), out, code.index(o_first, (lanes, number // 2)))
 
     return kernel

@@ -14,6 +14,7 @@ import numpy as np
 from airdistill.arrays import IntArray
 from airdistill.learning.fused.form import ConvBlock, DenseLayer, NetworkForm
 from airdistill.learning.fused.lanes import LANES, LARGE
+from airdistill.learning.fused.winograd import OUTPUTS, tiling_of
 
 # Columns of the table of blocks. In `work`, `kept` and `picks`, sizes are for a group of LANES samples.
 WEIGHT, BIAS, CHANNELS_IN, HEIGHT, WIDTH, CHANNELS_OUT, KERNEL_HEIGHT, KERNEL_WIDTH, ROWS, COLUMNS = range(10)
@@ -40,6 +41,12 @@ INPUT_VECTORS = 9  # vectors that hold a sample's features
 LAYER_GRADIENT, LAYER_BIAS_GRADIENT = 10, 11  # in `sums`: [output, input, padded], [output]
 SAMPLE_OFFSETS = 12  # in `offsets`: a lane's place in LAYER_BY_SAMPLE, [lane]
 _LAYER_COLUMNS = 13
+# Columns of the table of tilings, which has a row for each block.
+TILE_ROWS, TILE_COLUMNS = 0, 1  # 0 if the block is computed term by term
+STRIP_ROWS = 2  # rows of tiles computed together
+KERNEL_VALUES = 3  # in `values`: [point down, point right, channel out, channel in]
+CHANNEL_OFFSETS = 4  # in `offsets`: a channel's place in INPUT_POINTS from that of the first
+_TILING_COLUMNS = 5
 
 
 class Network(NamedTuple):
@@ -58,6 +65,18 @@ class Network(NamedTuple):
     input_slopes: int  # in `work`: slopes of a block's input, as BY_SAMPLE
     feature_offsets: int  # in `offsets`: a feature's place in [feature, lane]
     upsampled: int  # in `work`: two rows of slopes before pooling, for some channels of the first block
+
+
+class Tilings(NamedTuple):
+    """What evaluation is told of blocks by tiles. In `tiles`, sizes are for a strip of tiles, and for any block."""
+
+    table: IntArray
+    offsets: IntArray
+    tiles: int  # size of the array
+    line_points: int  # where in it: [point down, column, lane], of one channel of the input
+    input_points: int  # [point down, point right, channel in, tile, lane]
+    products: int  # of one point right: [point down, channel out of LARGE, tile, lane]
+    column_points: int  # [channel out of LARGE, tile, row of the tile, point right, lane]
 
 
 @dataclass
@@ -115,6 +134,26 @@ def layout_of(form: NetworkForm, starts: tuple[tuple[str, int], ...]) -> Network
         picks=planner.picks.size,
         sums=planner.sums.size,
     )
+
+
+@lru_cache
+def tilings_of(form: NetworkForm, by_tiles: bool) -> Tilings:
+    """Of all blocks for which tiles take fewer operations; without `by_tiles`, of none."""
+    table, offsets, values = np.zeros((len(form.blocks), _TILING_COLUMNS), dtype=np.int64), _Offsets(), _Space()
+    sizes = np.zeros(4, dtype=np.int64)
+    for row, block in zip(table, form.blocks, strict=True):
+        tiling = tiling_of(block) if by_tiles else None
+        if tiling is None:
+            continue
+        down, right = (OUTPUTS + side - 1 for side in (block.kernel_height, block.kernel_width))
+        channels, tiles = block.channels_in, tiling.tiles_of_strip
+        row[[TILE_ROWS, TILE_COLUMNS, STRIP_ROWS]] = tiling.rows, tiling.columns, tiling.rows_of_strip
+        row[KERNEL_VALUES] = values.take(down * right * block.channels_out * channels)
+        row[CHANNEL_OFFSETS] = offsets.put(np.arange(channels) * tiles * LANES)
+        products = down * LARGE * tiles, LARGE * tiles * OUTPUTS * right
+        sizes = np.maximum(sizes, np.array([down * block.width, down * right * channels * tiles, *products]) * LANES)
+    *starts, size = np.cumsum(sizes).tolist()
+    return Tilings(table, np.concatenate([*offsets.parts, np.zeros(0, dtype=np.int64)]), size, 0, *starts)
 
 
 class _Planner:

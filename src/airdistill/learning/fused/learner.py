@@ -15,7 +15,8 @@ from airdistill.learning.fused import kernels
 from airdistill.learning.fused.compiling import are_compiled
 from airdistill.learning.fused.form import NetworkForm
 from airdistill.learning.fused.lanes import LANES
-from airdistill.learning.fused.layout import Network, layout_of, padding_of
+from airdistill.learning.fused.layout import TILE_ROWS, Network, Tilings, layout_of, padding_of, tilings_of
+from airdistill.learning.fused.winograd import kernel_values
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.target import Target
@@ -38,7 +39,7 @@ class FusedLearner(Learner):
     ) -> None:
         super().__init__(model, samples, labels, num_classes, chunk)
         self._weights, starts = _one_vector(model, padding_of(form))
-        self._net = layout_of(form, starts)
+        self._form, self._net = form, layout_of(form, starts)
         self._rows, self._label_array = _rows(samples), _within(np.asarray(labels, dtype=np.int64), num_classes)
         self._image = tuple(samples.shape[1:]) if samples.ndim == 4 else (1, 1, samples[0].numel())
         self._samples, self._chunks = torch.from_numpy(self._rows).view(samples.shape), ()
@@ -154,10 +155,24 @@ class FusedLearner(Learner):
         return torch.from_numpy(mean), Losses(loss / self.num_samples, 0.0)
 
     def logits(self, chunks: Sequence[Tensor]) -> Tensor:
-        found = []
+        return self._predicted(chunks, tilings_of(self._form, by_tiles=False), np.zeros(0, np.float32))
+
+    def quick_logits(self, chunks: Sequence[Tensor]) -> Tensor:
+        tilings = tilings_of(self._form, by_tiles=True)
+        kernels_by_tiles = [
+            self.model.get_parameter(block.weight).detach().numpy()
+            for block, tiling in zip(self._form.blocks, tilings.table, strict=True)
+            if tiling[TILE_ROWS] > 0
+        ]
+        values = [kernel_values(kernel).ravel() for kernel in kernels_by_tiles]
+        return self._predicted(chunks, tilings, np.concatenate([*values, np.zeros(0, np.float32)]))
+
+    def _predicted(self, chunks: Sequence[Tensor], tilings: Tilings, values: _Floats) -> Tensor:
+        sizes, found = (self._net.work, self._net.kept, tilings.tiles), list[Tensor]()
+        work, kept, tiles = (_aligned(size) for size in sizes)  # once, for fresh memory is slow
         for chunk in chunks:
             logits = np.empty((len(chunk), self._net.num_classes), dtype=np.float32)
-            kernels.predict(self._net, self._weights, _rows(chunk), logits)
+            kernels.predict(self._net, tilings, self._weights, values, _rows(chunk), work, kept, tiles, logits)
             found.append(torch.from_numpy(logits))
         return torch.cat(found)
 
@@ -180,6 +195,13 @@ def _one_vector(model: nn.Module, padding: int) -> tuple[_Floats, tuple[tuple[st
         starts.append((name, start))
         start += parameter.numel()
     return weights, tuple(starts)
+
+
+def _aligned(size: int) -> _Floats:
+    """Fresh memory whose vectors are whole lines of the cache: those that lie across two take twice as long."""
+    memory = np.empty(size + LANES, np.float32)
+    start = -memory.ctypes.data // memory.itemsize % LANES
+    return memory[start : start + size]
 
 
 def _within(numbers: IntArray, size: int) -> IntArray:
