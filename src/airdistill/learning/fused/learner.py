@@ -24,7 +24,7 @@ from airdistill.learning.target import Target
 logger = logging.getLogger(__name__)
 _Floats = NDArray[np.float32]
 if not are_compiled():
-    logger.warning("compiling the fused kernels for this machine, once: the first round takes some 20 s longer")
+    logger.warning("compiling the fused kernels for this machine, once: first round and evaluation take 25 s longer")
 
 
 class FusedLearner(Learner):
