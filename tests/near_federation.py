@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("flwr")
+
 from airdistill.errors import AirDistillError
 from airdistill.flower.coordinator import Introduction
 from airdistill.flower.device import Device
@@ -18,9 +22,10 @@ class Nearby:
 
     def __init__(self, folders, scheme, radio=""):
         self.folders, self.scheme, self.radio, self.spoil = folders, scheme, radio, as_it_is
+        self.data = [""] * len(folders)
 
     def device(self, number):
-        return Device(self.folders[number], number, self.scheme, self.radio)
+        return Device(self.folders[number], number, self.scheme, self.radio, self.data[number])
 
     def introductions(self, expected):
         devices = [self.device(number) for number in sorted(expected)]

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from against_simulator import records, simulated, worst_difference
 from near_federation import as_it_is, federation
-from small_worlds import small_scenario
+from small_worlds import small_scenario, write_dataset
 
 pytest.importorskip("flwr")
 
 from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.coordinator import Coordinator, Introduction
+from airdistill.flower.device import Device
 from airdistill.flower.media import _check_signal
 from airdistill.flower.preparing import prepare
 from airdistill.flower.records import packed
@@ -255,6 +256,24 @@ def test_own_noise_hides_a_device_from_a_server_that_sees_it_alone(tmp_path):
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     Coordinator(server, "ota_fd", devices).play()
     assert certify(server).verdict == "holds"
+
+
+def test_devices_with_data_of_their_own_send_no_more_than_was_planned_for(tmp_path):
+    """The counts stand in the scenario; a device that holds others would not be hidden as the plan says."""
+    for number in range(3):
+        write_dataset(tmp_path / f"own-{number}.npz", num_train=12 + 3 * number, seed=number)
+    counts = "data.class_counts=[[4,4,4],[5,5,5],[6,6,6]]"
+    server, devices = federation(tmp_path / "run", small_scenario(tmp_path, counts, "learning.rounds=2"), "ota_fd")
+    devices.data = [str(tmp_path / f"own-{number}.npz") for number in range(3)]
+    Coordinator(server, "ota_fd", devices).play()
+    assert [record["without_signal"] for record in records(server)] == [{}, {}]
+    assert records(server)[1]["accuracy"]["mean"] > 0.4
+    with pytest.raises(
+        AirDistillError, match=r"has \[5, 5, 5\] samples of each class, and the scenario was planned for \[4"
+    ):
+        Device(devices.folders[0], 0, "ota_fd", data=devices.data[1]).answer("learn", 3, {})
+    with pytest.raises(InputError, match=r"data\.class_counts"):
+        Device(devices.folders[0], 0, "ota_fd")
 
 
 def test_what_a_federation_cannot_play_is_refused(tmp_path):

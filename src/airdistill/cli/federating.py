@@ -87,6 +87,7 @@ def prepare_command(
     host: Annotated[
         str, typer.Option("--host", help="Name or address by which devices reach the server.")
     ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="At which the server listens.")] = 9092,
     scheme: SchemeOption = DEFAULT_SCHEME,
     seeded: Annotated[bool, typer.Option("--seeded", help="Reproducible noise, which protects nobody.")] = False,
     changes: SetOption = None,
@@ -105,7 +106,7 @@ def prepare_command(
     noise = "privacy.noise=seeded" if seeded else "privacy.noise=secure"
     given = load(scenario, [noise, *(changes or [])])
     folders = prepare(new_folder(out, "federation"), given, scheme)
-    prepare_keys(folders, host)
+    prepare_keys(folders, host, port)
     print_text(f"{out}: a server and {len(folders.devices)} devices, medium {folders.scenario.air.medium}")
 
 

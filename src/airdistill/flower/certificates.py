@@ -85,6 +85,12 @@ def make_node_key(private_file: Path) -> bytes:
     return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
+def as_ssh(public_key: bytes) -> bytes:
+    """A public key as `flwr supernode register` reads it."""
+    key = serialization.load_pem_public_key(public_key)
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
+
+
 def write_secret(file: Path, content: bytes) -> None:
     """Readable by its owner only, from the first byte on."""
     file.touch(mode=0o600, exist_ok=False)

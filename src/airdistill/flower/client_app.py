@@ -1,7 +1,7 @@
 """The device as Flower calls it: messages around `device`, and nothing else.
 
-All that a device goes by comes from its own SuperNode's `--node-config`: its folder, its number, the scheme and, where
-there is one, its radio. From the server it takes a round's number and a question.
+All that a device goes by comes from its own SuperNode's `--node-config`: its folder, its number, the scheme, its own
+data and, where there is one, its radio. From the server it takes a round's number and a question.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Settings = Mapping[str, Any]
 
 
 def client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
-    """A device whose settings (`folder`, `device`, `scheme`, `radio`) are found in that way."""
+    """A device whose settings (`folder`, `device`, `scheme`, `radio`, `data`) are found in that way."""
     app = ClientApp()
 
     @app.query("who")
@@ -76,7 +76,8 @@ def _device(settings: Settings) -> Iterator[Device]:
     folder = Path(str(settings["folder"]))
     try:
         with locked(folder, _PATIENCE_S):
-            yield Device(folder, int(settings["device"]), str(settings["scheme"]), str(settings.get("radio", "")))
+            radio, data = (str(settings.get(name, "")) for name in ("radio", "data"))
+            yield Device(folder, int(settings["device"]), str(settings["scheme"]), radio, data)
     except _MEANT_FOR_THE_SERVER:
         raise
     except Exception as error:

@@ -21,11 +21,10 @@ from types import TracebackType
 import tomli_w
 
 from airdistill.flower.certificates import LOOPBACK, Authority, make_node_key, write_secret
+from airdistill.flower.connection import write_connection
 from airdistill.flower.control import Control, RunState, Setting, sign_off
 from airdistill.flower.leash import NO_HASTE
 from airdistill.flower.processes import ClusterError, Program, free_port
-
-CONNECTION = "cluster"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Cluster:
         self._authority = Authority(self._secrets)
         self.address = f"{LOOPBACK}:{free_port()}"
         self._server = self._make_server()
-        self._write_connection()
+        write_connection(self.home, self.address, self._authority.certificate)
         self._control = Control(self.address, self._authority.certificate)
         try:
             self.start_server()
@@ -208,12 +207,6 @@ class Cluster:
         file = self._secrets / f"{name}.secret"
         write_secret(file, secrets.token_bytes(32))
         return str(file)
-
-    def _write_connection(self) -> None:
-        self.home.mkdir(parents=True)
-        connection = {"address": self.address, "root-certificates": str(self._authority.certificate)}
-        content = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-        (self.home / "config.toml").write_text(tomli_w.dumps(content))
 
     def _until(self, done: Callable[[], bool], timeout_s: float, what: str, watched: Sequence[Program]) -> None:
         """Waits, and gives up when the time is over or a program that matters for it has ended."""

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
 
-from airdistill.arrays import FloatArray
+from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.assignment import assign_samples
-from airdistill.data.datasets import Dataset
+from airdistill.data.datasets import Dataset, load_dataset
 from airdistill.data.public import load_data
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.files import write_whole
 from airdistill.flower.answers import Answers
 from airdistill.flower.records import Record, unpacked
@@ -56,10 +56,12 @@ class Lesson:
 class Device:
     """One device in the middle of a run, read from its folder for one message; whoever reads it holds the lock."""
 
-    def __init__(self, folder: Path, number: int, scheme: str, radio: str = "") -> None:
-        self.station, self.number, self._folder = Station.open(folder, scheme), number, folder
+    def __init__(self, folder: Path, number: int, scheme: str, radio: str = "", data: str = "") -> None:
+        """`data` names its own dataset; without it, it holds its share of the scenario's."""
+        self.station, self.number, self._folder, self._data = Station.open(folder, scheme), number, folder, data
         scenario = self.station.plan.scenario
-        check_has_data(scenario)
+        if not data:
+            check_has_data(scenario)
         if not 0 <= number < scenario.num_devices:
             raise InputError("device", number, f"the scenario has devices 0 to {scenario.num_devices - 1}")
         self._sender: Sender = sender_of(self.station, number, radio)
@@ -87,8 +89,7 @@ class Device:
     def _knowledge(self, round_index: int) -> FloatArray:
         """What it has to say in a round, `[row, entry]`."""
         plan = self.station.plan
-        dataset, _ = load_data(plan.scenario)
-        fleet, _ = self._fleet(dataset)
+        fleet, _ = self._fleet(*self._samples())
         seed_torch(plan.scenario, round_index)
         return np.asarray(sharing_of(plan).vectors(fleet, round_index, [self.number])[0])
 
@@ -103,8 +104,8 @@ class Device:
     def learn(self, round_index: int, broadcast: FloatArray | None, evaluate: bool) -> Lesson:
         """The round's update, from what was broadcast or on its own; the new weights are on the disk before it ends."""
         plan = self.station.plan
-        dataset, _ = load_data(plan.scenario)
-        fleet, learned = self._fleet(dataset)
+        dataset, held = self._samples()
+        fleet, learned = self._fleet(dataset, held)
         if not learned < round_index <= plan.num_rounds:
             raise StationError(f"learning in round {round_index} is refused: it has learned in round {learned}")
         seed_torch(plan.scenario, round_index)
@@ -116,10 +117,22 @@ class Device:
         self._store(fleet, round_index)
         return Lesson(float(losses.training), float(losses.distillation), accuracy)
 
-    def _fleet(self, dataset: Dataset) -> tuple[LearningFleet, int]:
+    def _samples(self) -> tuple[Dataset, IntArray]:
+        """A dataset, and which of its training samples are the device's."""
+        scenario = self.station.plan.scenario
+        if not self._data:
+            dataset, _ = load_data(scenario)
+            return dataset, assign_samples(scenario, dataset.y_train).indices[self.number]
+        dataset, planned = load_dataset(self._data), self.station.plan.fleet.class_counts[self.number]
+        counts = np.bincount(dataset.y_train, minlength=len(planned))
+        if not np.array_equal(counts, planned):
+            rule = f"has {counts.tolist()} samples of each class, and the scenario was planned for {planned.tolist()}"
+            raise AirDistillError(f"device {self.number}: its data {rule}")  # its counts are not for the server
+        return dataset, np.arange(len(dataset.y_train))
+
+    def _fleet(self, dataset: Dataset, held: IntArray) -> tuple[LearningFleet, int]:
         """Of this one learner, and the round after which its weights were stored; 0 for the initial ones."""
         scenario, engine = self.station.plan.scenario, self.station.engine()
-        held = assign_samples(scenario, dataset.y_train).indices[self.number]
         rng = stream(scenario.seed, "model-weights", 0, self.number)
         name, shape = scenario.model_names[self.number], input_shape(dataset.x_train)
         model = build_model(name, shape, dataset.num_classes, rng, engine.dtype)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from airdistill.flower.certificates import A_YEAR, Authority, make_node_key
+from airdistill.flower.certificates import A_YEAR, Authority, as_ssh, make_node_key
+from airdistill.flower.connection import write_connection
 from airdistill.flower.roster import Roster, write_identity
 from airdistill.flower.station import check_playable
 from airdistill.runs.folder import SCENARIO
@@ -42,7 +43,7 @@ def prepare(folder: Path, scenario: Scenario, scheme: str) -> Folders:
     return Folders(adapted, server, tuple(devices))
 
 
-def prepare_keys(folders: Folders, host: str) -> None:
+def prepare_keys(folders: Folders, host: str, port: int) -> None:
     """TLS for a server of that name or address, and a key by which the server knows each device's SuperNode.
 
     They hold for a year. The authority's own key is not kept: a device that comes later needs a new federation.
@@ -53,4 +54,5 @@ def prepare_keys(folders: Folders, host: str) -> None:
     keys.mkdir(mode=0o700)
     for number, own in enumerate(folders.devices):
         (own / authority.certificate.name).write_bytes(authority.certificate.read_bytes())
-        (keys / f"device-{number}.pub").write_bytes(make_node_key(own / "node.key"))
+        (keys / f"device-{number}.pub").write_bytes(as_ssh(make_node_key(own / "node.key")))
+    write_connection(folders.server / "flwr", f"{host}:{port}", authority.certificate)
