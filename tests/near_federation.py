@@ -10,7 +10,6 @@ from airdistill.errors import AirDistillError
 from airdistill.flower.coordinator import Introduction
 from airdistill.flower.device import Device
 from airdistill.flower.preparing import prepare
-from airdistill.flower.station import Station
 
 
 def as_it_is(_kind, _round_index, _device, answer):
@@ -48,9 +47,6 @@ class Nearby:
 
 
 def federation(folder: Path, scenario, scheme, radio=""):
-    """The server's folder and the devices, with the plan made once here."""
+    """The server's folder and the devices."""
     folders = prepare(folder, scenario, scheme)
-    Station.open(folders.server, scheme)
-    for each in folders.devices:
-        (each / "plan.json").write_bytes((folders.server / "plan.json").read_bytes())
     return folders.server, Nearby(folders.devices, scheme, radio)

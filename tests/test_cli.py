@@ -437,6 +437,31 @@ def test_python_does_the_same():
         _ = ad.nothing
 
 
+def test_a_federations_folders_are_prepared_with_noise_that_protects(run, tmp_path):
+    pytest.importorskip("flwr")
+    from cryptography import x509
+
+    out = tmp_path / "federation"
+    changes = ["--set", "fleet.devices=3", "--set", "air.medium=secure_sum", "--set", "fleet.expected_dropouts=1"]
+    code, said, _ = run("flower", "prepare", "quick", "--out", str(out), "--host", "server.example", *changes)
+    assert code == 0
+    assert "a server and 3 devices, medium secure_sum" in said
+    scenario = load(out / "device-2" / "scenario.toml")
+    assert scenario.privacy.noise == "secure"
+    assert (out / "server" / "scenario.toml").read_bytes() == (out / "device-2" / "scenario.toml").read_bytes()
+    assert len({(out / each / "roster.json").read_bytes() for each in ("server", "device-0", "device-1")}) == 1
+    for secret in ("server/superlink.key", "device-0/node.key", "device-0/identity.key"):
+        assert (out / secret).stat().st_mode & 0o077 == 0
+    assert "server.example:9092" in (out / "server" / "flwr" / "config.toml").read_text()
+    certificate = x509.load_pem_x509_certificate((out / "server" / "superlink.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "server.example" in names.get_values_for_type(x509.DNSName)
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate((out / "device-1" / "ca.crt").read_bytes()))
+    code, _, err = run("flower", "prepare", "quick", "--out", str(out))
+    assert code != 0
+    assert "is not empty" in err
+
+
 def test_a_federation_without_flower_says_what_to_install(run, monkeypatch):
     from airdistill.cli import federating
 

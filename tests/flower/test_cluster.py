@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from airdistill.flower.certificates import make_node_key
-from airdistill.flower.cluster import Cluster
-from airdistill.flower.processes import environment, free_port
+from airdistill.flower.machine.certificates import make_node_key
+from airdistill.flower.machine.cluster import Cluster
+from airdistill.flower.machine.processes import environment, free_port
 
 ECHO = Path(__file__).parent / "echo_app"
 
@@ -130,7 +130,7 @@ def test_everything_ends_with_whoever_started_it(folder):
     script = """
         import sys, time
         from pathlib import Path
-        from airdistill.flower.cluster import Cluster
+        from airdistill.flower.machine.cluster import Cluster
         with Cluster(Path(sys.argv[1]), []) as cluster:
             print(*cluster.process_ids, flush=True)
             time.sleep(600)

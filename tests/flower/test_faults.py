@@ -12,9 +12,9 @@ from small_worlds import small_scenario
 pytest.importorskip("flwr")
 pytest.importorskip("opendp")
 
-from airdistill.flower.cluster import Cluster
 from airdistill.flower.coordinator import Coordinator
 from airdistill.flower.demo import WARM, followed, node_settings
+from airdistill.flower.machine.cluster import Cluster
 from airdistill.flower.preparing import prepare
 from airdistill.flower.records import packed
 from airdistill.privacy.ledger import Ledger

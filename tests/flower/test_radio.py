@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from airdistill.air.loopback import PORT, FrontEnd, Transmitter
 from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.coordinator import Coordinator
-from airdistill.flower.processes import free_port
+from airdistill.flower.machine.processes import free_port
 from airdistill.runs.accounts import certify
 
 FRONT_END, TRANSMITTER = "airdistill.air.loopback:FrontEnd", "airdistill.air.loopback:Transmitter"

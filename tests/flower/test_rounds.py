@@ -1,6 +1,7 @@
 """The ends of a federation without a federation between them: in one process, message by message."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ from airdistill.flower.senders import signal_of
 from airdistill.flower.station import Station, StationError
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.runs.accounts import certify
+from airdistill.runs.folder import RunError, locked
 from airdistill.runs.record import ended_run
 from airdistill.runs.runner import resume
 
@@ -285,6 +287,31 @@ def test_what_a_federation_cannot_play_is_refused(tmp_path):
         with pytest.raises(InputError, match=name):
             prepare(tmp_path / scheme, given, scheme)
         assert not (tmp_path / scheme).exists()
+
+
+def test_the_server_learns_of_refusals_and_not_why_a_device_failed(tmp_path):
+    """What Flower tells it is the exception's text, and one of NumPy may quote the data."""
+    from airdistill.flower.client_app import _device
+
+    _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
+    settings = {"folder": str(devices.folders[0]), "device": 0, "scheme": "ota_fd"}
+    with pytest.raises(StationError, match="round 9 is refused"), _device(settings) as device:
+        device.answer("signal", 9, {})
+    with pytest.raises(AirDistillError, match=r"^failed; its own log says why$"), _device(settings):
+        raise ValueError("0.123 of device 0")
+    assert "0.123 of device 0" in (devices.folders[0] / "failures.log").read_text()
+    with pytest.raises(InputError, match="--node-config scheme"), _device({"folder": "x", "device": 0}):
+        pass
+
+
+def test_a_second_message_waits_for_the_first(tmp_path):
+    with locked(tmp_path):
+        began = time.monotonic()
+        with pytest.raises(RunError, match="another process"), locked(tmp_path, patience_s=0.3):
+            pass
+        assert time.monotonic() - began >= 0.3
+    with locked(tmp_path, patience_s=0.3):
+        pass
 
 
 def test_an_answer_that_cannot_be_read_is_told_and_not_believed():

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from airdistill.data.public import load_data
-from airdistill.flower.cluster import Cluster
-from airdistill.flower.control import Setting
 from airdistill.flower.device import LESSONS
+from airdistill.flower.machine.cluster import Cluster
+from airdistill.flower.machine.control import Setting
+from airdistill.flower.machine.processes import ClusterError
 from airdistill.flower.preparing import Folders, prepare
-from airdistill.flower.processes import ClusterError
 from airdistill.learning.models import count_parameters
 from airdistill.learning.samples import input_shape
 from airdistill.runs.folder import ROUNDS

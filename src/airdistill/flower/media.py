@@ -19,11 +19,11 @@ from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray, div
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.records import Record, integer, unpacked
-from airdistill.flower.roster import Roster
-from airdistill.flower.secret_keys import SecureSumError
 from airdistill.flower.station import PaidRound, Station
-from airdistill.flower.sum_messages import keys_question, sum_terms
-from airdistill.flower.sum_server import ServerSide
+from airdistill.flower.sums.messages import keys_question, sum_terms
+from airdistill.flower.sums.roster import Roster
+from airdistill.flower.sums.secret_keys import SecureSumError
+from airdistill.flower.sums.server_side import ServerSide
 from airdistill.plugins import load_object
 
 NO_ANSWER = "no answer in time"

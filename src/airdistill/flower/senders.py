@@ -13,10 +13,10 @@ from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.errors import InputError
 from airdistill.files import write_whole
 from airdistill.flower.records import Record, packed
-from airdistill.flower.roster import Roster, own_identity
-from airdistill.flower.secure_sum import DeviceSide
 from airdistill.flower.station import PaidRound, Station
-from airdistill.flower.sum_messages import keys_in, sum_terms
+from airdistill.flower.sums.device_side import DeviceSide
+from airdistill.flower.sums.messages import keys_in, sum_terms
+from airdistill.flower.sums.roster import Roster, own_identity
 from airdistill.plugins import load_object
 
 SUM_STATE = "secure-sum.json"

@@ -9,17 +9,17 @@ import numpy as np
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from numpy.typing import NDArray
 
-from airdistill.flower.modulus import Words
 from airdistill.flower.records import Record, by_device, integer, octets
-from airdistill.flower.secret_keys import KEY_BYTES, SecureSumError, commitment, mask, public_key
-from airdistill.flower.secure_sum import check_keys, pairwise_mask
-from airdistill.flower.sum_terms import Terms
+from airdistill.flower.sums.device_side import check_keys, pairwise_mask
+from airdistill.flower.sums.modulus import Words
+from airdistill.flower.sums.secret_keys import KEY_BYTES, SecureSumError, commitment, mask, public_key
+from airdistill.flower.sums.terms import Terms
 
 _MOST_TRIES = 1000
 
 
 class ServerSide:
-    """One round. A device that fails to answer a question is out of the later ones; see `secure_sum` for the steps."""
+    """One round. A device that fails to answer a question is out of the later ones; see `device_side` for the steps."""
 
     def __init__(self, terms: Terms, roster: Mapping[int, bytes]) -> None:
         self._terms, self._roster = terms, roster

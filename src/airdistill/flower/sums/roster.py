@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from airdistill.flower.certificates import write_secret
-from airdistill.flower.secret_keys import Identity
+from airdistill.flower.machine.certificates import write_secret
 from airdistill.flower.station import StationError
+from airdistill.flower.sums.secret_keys import Identity
 
 ROSTER, IDENTITY = "roster.json", "identity.key"
 

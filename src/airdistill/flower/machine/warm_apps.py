@@ -17,7 +17,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
-from airdistill.flower.impatience import ask_again_soon
+from airdistill.flower.machine.impatience import ask_again_soon
 
 APPS = {
     TaskType.CLIENT_APP: ("flwr.supernode.cli", "flwr_clientapp"),

@@ -25,9 +25,9 @@ import numpy as np
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from numpy.typing import NDArray
 
-from airdistill.flower.modulus import Modulus, Words
 from airdistill.flower.records import Record, by_device, integer, octets, ordered
-from airdistill.flower.secret_keys import (
+from airdistill.flower.sums.modulus import Modulus, Words
+from airdistill.flower.sums.secret_keys import (
     Identity,
     SecureSumError,
     agreed_key,
@@ -39,7 +39,7 @@ from airdistill.flower.secret_keys import (
     signed_by,
     unseal,
 )
-from airdistill.flower.sum_terms import Terms, number
+from airdistill.flower.sums.terms import Terms, number
 
 SHARE_INDEX_BYTES = 4  # Flower puts the index of a share before it
 

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from airdistill.errors import AirDistillError
-from airdistill.flower.modulus import Words
+from airdistill.flower.sums.modulus import Words
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

@@ -20,11 +20,11 @@ from types import TracebackType
 
 import tomli_w
 
-from airdistill.flower.certificates import LOOPBACK, Authority, make_node_key, write_secret
-from airdistill.flower.connection import write_connection
-from airdistill.flower.control import Control, RunState, Setting, sign_off
-from airdistill.flower.leash import NO_HASTE
-from airdistill.flower.processes import ClusterError, Program, free_port
+from airdistill.flower.machine.certificates import LOOPBACK, Authority, make_node_key, write_secret
+from airdistill.flower.machine.connection import write_connection
+from airdistill.flower.machine.control import Control, RunState, Setting, sign_off
+from airdistill.flower.machine.leash import NO_HASTE
+from airdistill.flower.machine.processes import ClusterError, Program, free_port
 
 
 @dataclass(frozen=True)

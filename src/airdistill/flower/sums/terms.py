@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from airdistill.errors import InputError
-from airdistill.flower.modulus import Modulus
-from airdistill.flower.secret_keys import digest
+from airdistill.flower.sums.modulus import Modulus
+from airdistill.flower.sums.secret_keys import digest
 
 
 @dataclass(frozen=True)

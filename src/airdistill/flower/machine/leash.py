@@ -1,4 +1,4 @@
-"""One of Flower's own programs on a leash: `python -m airdistill.flower.leash HASTE PROGRAM ARGUMENTS…`.
+"""One of Flower's own programs on a leash: `python -m airdistill.flower.machine.leash HASTE PROGRAM ARGUMENTS…`.
 
 It ends, with everything it started, when whoever started it does, even by kill -9: standard input is a pipe that
 never says anything, and its end is the parent's. Flower's programs would go on for ever.
@@ -41,12 +41,12 @@ def _end_with_parent() -> None:
 
 def _hurry(program: str, modules: list[str]) -> None:
     """Imports late, since Flower as it is should not be touched at all, and its modules take a second."""
-    impatience = import_module("airdistill.flower.impatience")
+    impatience = import_module("airdistill.flower.machine.impatience")
     impatience.ask_again_soon()
     if program == "flower-supernode":
         impatience.look_for_messages_often()
     if program == "flower-superexec":
-        import_module("airdistill.flower.warm_apps").start_apps_warm(modules)
+        import_module("airdistill.flower.machine.warm_apps").start_apps_warm(modules)
 
 
 if __name__ == "__main__":

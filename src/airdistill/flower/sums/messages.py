@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airdistill.air.sum_grid import SumGrid
-from airdistill.flower.modulus import Modulus
 from airdistill.flower.records import Record, by_device, integer, octets, ordered
-from airdistill.flower.roster import Roster
-from airdistill.flower.sum_terms import Terms
+from airdistill.flower.sums.modulus import Modulus
+from airdistill.flower.sums.roster import Roster
+from airdistill.flower.sums.terms import Terms
 
 _OF_KEYS = ("mask_key", "share_key", "seed_commitment", "signature")
 
