@@ -9,6 +9,7 @@ pytest.importorskip("flwr")
 from airdistill.errors import AirDistillError
 from airdistill.flower.coordinator import Introduction
 from airdistill.flower.device import Device
+from airdistill.flower.media import NO_ANSWER
 from airdistill.flower.preparing import prepare
 
 
@@ -37,7 +38,8 @@ class Nearby:
         answers = {}
         for number, question in questions.items():
             if self.spoil(step, round_index, number, "asked") is None:
-                continue  # a device that hears nothing
+                answers[number] = NO_ANSWER  # a device that hears nothing
+                continue
             try:
                 answer = self.device(number).answer(step, round_index, question)
             except AirDistillError as refusal:

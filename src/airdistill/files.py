@@ -7,8 +7,11 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(target: Path, content: bytes | memoryview) -> None:
-    """Writes aside, flushes to the disk and renames, so that a crash or a second writer leaves nothing half made."""
+def write_whole(target: Path, content: bytes | memoryview, secret: bool = False) -> None:
+    """Writes aside, flushes to the disk and renames, so that a crash or a second writer leaves nothing half made.
+
+    What is secret only its owner can read.
+    """
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     aside = Path(name)
     try:
@@ -16,7 +19,7 @@ def write_whole(target: Path, content: bytes | memoryview) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        aside.chmod(0o666 & ~_umask())
+        aside.chmod(0o600 if secret else 0o666 & ~_umask())
         aside.replace(target)
         _sync_folder(target.parent)
     finally:

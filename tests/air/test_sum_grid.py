@@ -34,10 +34,13 @@ def knowledge_of(num_devices, seed=0):
 def test_any_that_may_be_left_make_the_noise_that_privacy_asks_of_the_fleet(tmp_path, dropouts):
     plan, design, channel, grid = sum_grid(tmp_path, dropouts=dropouts)
     asked = np.abs(design.noise_gain * channel[:, None]) ** 2 / design.rx_scale**2  # variance per device, in r̂
+    assert 5 * grid.grid.deviation[0] ** 2 == pytest.approx(asked.sum(axis=0), rel=1e-12)
+    # What a design without drop-outs would ask of all, those who must stay make.
+    without = sum_grid(tmp_path, dropouts=0)[3]
     least = (5 - dropouts) * grid.grid.deviation[0] ** 2
-    assert least == pytest.approx(asked.sum(axis=0), rel=1e-12)
-    # The same cost as over the air with nobody missing, but for the rounding to the grid.
-    over_the_air = release_of(plan.uplink, design, channel, 1).cost("device", "fleet_noise")
+    assert least == pytest.approx(5 * without.grid.deviation[0] ** 2, rel=1e-9)
+    # The cost of the whole fleet's noise over the air, of which only a share is counted, but for the rounding.
+    over_the_air = release_of(plan.uplink, design, channel, 1).cost("device", "fleet_noise") * 5 / (5 - dropouts)
     cost = grid.release().cost("device", "fleet_noise")
     assert (cost >= over_the_air).all()
     assert cost == pytest.approx(over_the_air, rel=3e-3)

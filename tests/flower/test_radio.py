@@ -40,17 +40,27 @@ def test_what_comes_over_the_loopback_radio_is_what_the_simulator_hears(tmp_path
         assert mine["uplink_seconds"] == pytest.approx(theirs["uplink_seconds"])
     answers = [answer for _, answer in said if answer != "asked"]
     assert all(answer == {} for answer in answers)  # neither signals nor lessons go over the wire
-    assert "emulated" not in " ".join(certify(server).reasons)
+    certificate = certify(server)
+    assert "emulated" not in " ".join(certificate.reasons)
+    assert "sent together" in [assumption.name for assumption in certificate.assumptions]
 
 
-def test_who_does_not_send_costs_its_share(tmp_path):
+def test_who_never_came_costs_its_share_and_who_may_have_sent_the_round(tmp_path):
+    """Without its word nobody knows whether a device is in the sum."""
     scenario = radio_scenario(tmp_path, "privacy.trust=own_noise", "privacy.epsilon=1e6", "radio.noise_power=1e-30 W")
     server, devices = federation(tmp_path / "run", scenario, "ota_fd", TRANSMITTER)
-    devices.spoil = lambda step, t, device, real: None if (step, t, device) == ("send", 2, 2) else real
+    known = devices.introductions({0, 1})
+    devices.introductions = lambda _: known
+    devices.spoil = lambda step, t, device, real: (
+        "failed: who knows" if (step, t, device) == ("send", 2, 1) and real != "asked" else real
+    )
     Coordinator(server, "ota_fd", devices, radio=FRONT_END).play()
-    second = records(server)[1]
-    assert list(second["without_signal"]) == ["2"]
-    assert np.allclose(np.sum(second["knowledge"], axis=1), 1.0, atol=0.05)
+    first, second, third, _ = records(server)
+    assert list(first["without_signal"]) == ["2"]
+    assert np.allclose(np.sum(first["knowledge"], axis=1), 1.0, atol=0.05)
+    assert second["knowledge"] is None
+    assert "nobody knows whether what devices 1 send" in second["nothing_because"]
+    assert third["knowledge"] is not None
 
 
 def test_what_a_killed_server_had_heard_is_lost_and_is_not_sent_again(tmp_path):

@@ -68,7 +68,7 @@ def test_the_same_question_gets_the_same_bytes_and_no_second_charge(tmp_path, no
     ledger = (devices.folders[0] / "ledger.jsonl").read_bytes()
     assert devices.device(0).answer("signal", 1, {}) == first
     assert (devices.folders[0] / "ledger.jsonl").read_bytes() == ledger
-    with pytest.raises(StationError, match="answered otherwise"):
+    with pytest.raises(StationError, match="asked otherwise"):
         devices.device(0).answer("signal", 1, {"more": 1})
 
 
@@ -100,9 +100,16 @@ def test_a_device_refuses_a_round_that_it_cannot_pay_for(tmp_path, monkeypatch):
 def test_a_device_learns_once_a_round_and_from_nothing_but_numbers(tmp_path):
     _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
     uniform = np.full((3, 3), 1 / 3)
-    for wrong in (uniform[:2], uniform * np.inf, uniform[0], np.array([[np.nan, 0.5, 0.5]] * 3)):
+    with pytest.raises(StationError, match="and paid for round 0"):
+        devices.device(0).answer("learn", 4, {"evaluate": 0})
+    devices.device(0).answer("signal", 1, {})
+    for number, wrong in enumerate((uniform[:2], uniform * np.inf, np.array([[np.nan, 0.5, 0.5]] * 3))):
+        devices.device(number).answer("signal", 2, {})
         with pytest.raises(AirDistillError, match=r"is refused|were asked"):
-            devices.device(0).answer("learn", 1, {"broadcast": packed(wrong), "evaluate": 0})
+            devices.device(number).answer("learn", 2, {"broadcast": packed(wrong), "evaluate": 0})
+        # Nor may a server try on until something works.
+        with pytest.raises(StationError, match="asked otherwise"):
+            devices.device(number).answer("learn", 2, {"broadcast": packed(uniform), "evaluate": 0})
     unsent = uniform.copy()
     unsent[1] = np.nan
     question = {"broadcast": packed(unsent), "evaluate": 1}
@@ -111,8 +118,41 @@ def test_a_device_learns_once_a_round_and_from_nothing_but_numbers(tmp_path):
     weights = (devices.folders[0] / "weights.safetensors").read_bytes()
     assert devices.device(0).answer("learn", 1, question) == lesson
     assert (devices.folders[0] / "weights.safetensors").read_bytes() == weights
-    with pytest.raises(StationError, match="answered otherwise"):
+    with pytest.raises(StationError, match="asked otherwise"):
         devices.device(0).answer("learn", 1, {"broadcast": packed(uniform), "evaluate": 0})
+
+
+def test_a_model_that_has_learned_further_is_not_asked_for_a_round_before(tmp_path):
+    """Under `trajectory` a round's bound grows with the lessons before it: round 1 is charged for none."""
+    scenario = small_scenario(tmp_path, "privacy.sensitivity=trajectory")
+    _, devices = federation(tmp_path / "run", scenario, "ota_fd")
+    device = devices.device(0)
+    device.station.pay_for(2)
+    device.learn(1, None, evaluate=False)
+    devices.device(0).answer("signal", 3, {})
+    devices.device(0).learn(3, None, evaluate=False)
+    with pytest.raises(StationError, match="round 3 is refused: it has learned in round 3"):
+        devices.device(0)._knowledge(3)
+
+
+def test_what_was_sealed_when_a_folder_was_opened_cannot_be_changed(tmp_path):
+    scenario = small_scenario(tmp_path)
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd")
+    other, _ = federation(tmp_path / "other", small_scenario(tmp_path, "privacy.epsilon=2000"), "ota_fd")
+    (devices.folders[0] / "plan.json").write_bytes((other / "plan.json").read_bytes())
+    with pytest.raises(StationError, match="is not the plan of the scenario beside it"):
+        devices.device(0)
+    devices.device(1).answer("signal", 1, {})
+    (devices.folders[1] / "plan.json").write_bytes((other / "plan.json").read_bytes())
+    with pytest.raises(RunError, match="cannot be trusted"):
+        devices.device(1)
+    devices.device(2).answer("signal", 1, {})
+    (devices.folders[2] / "ledger.jsonl").unlink()
+    with pytest.raises(AirDistillError, match="ledger"):
+        devices.device(2)
+    Station.open(server, "ota_fd")
+    (server / "run.json").unlink()  # as after a kill while it was first opened: nothing was released yet
+    assert Station.open(server, "ota_fd").ledger.last_round == 0
 
 
 ANSWERS = {
@@ -154,9 +194,9 @@ def test_as_loud_as_knowledge_and_noise_explain_is_not_too_loud(tmp_path):
         paid = station.pay_for(round_index)
         for device in range(3):
             signal = signal_of(station, device, paid, knowledge)
-            _check_signal(signal, paid.design, device, 1.0)
+            _check_signal(signal, paid.design, device, 1.0, np.zeros(3))
             with pytest.raises(AirDistillError, match="can be explained"):
-                _check_signal(signal + 20 * np.abs(signal).max(), paid.design, device, 1.0)
+                _check_signal(signal + 20 * np.abs(signal).max(), paid.design, device, 1.0, np.zeros(3))
 
 
 @pytest.mark.parametrize("adds_noise", [True, False])
@@ -201,9 +241,13 @@ def test_who_comes_late_takes_part_from_then_on_and_too_few_stop_a_run(tmp_path)
     late = iter([[], [Introduction(2, "other terms", 0)], [everybody[2]], []])
     devices.newcomers = lambda: next(late)
     devices.spoil = lambda _kind, t, device, real: None if (t, device) in [(4, 0), (4, 1)] else real
-    with pytest.raises(StationError, match="round 4: 1 devices answered and 2 must: device 0: no answer in time"):
+    with pytest.raises(StationError, match="round 4: 1 devices answered and 2 must"):
         Coordinator(server, "ota_fd", devices).play()
     assert [list(record["without_signal"]) for record in records(server)] == [["2"], ["2"], []]
+    devices.spoil, devices.newcomers = as_it_is, list
+    devices.introductions = lambda _: everybody
+    Coordinator(server, "ota_fd", devices).play()  # they are back: the round is asked for again, and goes on
+    assert records(server)[3]["without_signal"] == {}
 
 
 @pytest.mark.parametrize("killed_in", ["signal", "learn"])
@@ -258,6 +302,7 @@ def test_own_noise_hides_a_device_from_a_server_that_sees_it_alone(tmp_path):
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     Coordinator(server, "ota_fd", devices).play()
     assert certify(server).verdict == "holds"
+    assert all(record["loss"] is None for record in records(server))  # losses would tell what no ledger counts
 
 
 def test_devices_with_data_of_their_own_send_no_more_than_was_planned_for(tmp_path):

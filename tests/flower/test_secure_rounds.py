@@ -87,6 +87,9 @@ def test_devices_tell_the_server_nothing_but_the_sum(tmp_path):
     )
     bits = (5 * grid.largest).bit_length() + 1
     assert words.max() > 2 ** (bits - 2)  # masked words fill the modulus, which the vectors are far from doing
+    for folder in devices.folders:
+        assert (folder / "secure-sum.json").stat().st_mode & 0o077 == 0
+        assert json.loads((folder / "secure-sum.json").read_text())["values"] == []  # gone once it was masked
     for folder in devices.folders:  # for themselves they have kept both
         lessons = [json.loads(line) for line in (folder / "lessons.jsonl").read_text().splitlines()]
         assert [lesson["round"] for lesson in lessons] == [1, 2, 3]
@@ -124,6 +127,8 @@ def test_two_of_five_may_be_lost_at_any_step_and_the_certificate_holds(tmp_path,
     assert np.mean(second["predicted_noise_var"]) == pytest.approx(
         np.mean(first["predicted_noise_var"]) / share, rel=0.2
     )
+    planned = Station.open(server, "ota_fd").plan.design(np.ones(5, dtype=complex), 1, None).effective_noise_var
+    assert first["predicted_noise_var"] == pytest.approx(planned, rel=1e-6)  # the plan knows what drop-outs cost
     certificate = certify(server)
     assert certificate.verdict == "holds under assumptions"
     assert [each.name for each in certificate.assumptions if not each.declared] == ["honest fleet", "secure sum"]
@@ -185,7 +190,7 @@ def test_a_server_killed_at_any_step_goes_on_to_the_same_sum(tmp_path, step):
     assert {Station.open(folder, "airdistill").ledger.num_releases for folder in devices.folders} == {3}
 
 
-@pytest.mark.parametrize("what", ["words", "nothing", "other keys", "wrong share"])
+@pytest.mark.parametrize("what", ["words", "nothing", "other keys", "wrong share", "no receivers", "no shares"])
 def test_a_device_that_answers_nonsense_costs_its_share_and_nothing_else(tmp_path, what):
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
 
@@ -198,6 +203,10 @@ def test_a_device_that_answers_nonsense_costs_its_share_and_nothing_else(tmp_pat
             return {"device": 3, "round": 2}
         if what == "other keys" and step == "keys":
             return {**real, "mask_key": bytes(32)}
+        if what == "no receivers" and step == "shares":
+            return {**real, "receivers": [], "sealed": []}
+        if what == "no shares" and step == "reveal":
+            return {**real, "seed_shares": []}
         if what == "wrong share" and step == "reveal":
             return {**real, "seed_shares": [share[:-1] + bytes([share[-1] ^ 1]) for share in real["seed_shares"]]}
         return real
@@ -206,8 +215,51 @@ def test_a_device_that_answers_nonsense_costs_its_share_and_nothing_else(tmp_pat
     Coordinator(server, "ota_fd", devices).play()
     _, second, third = records(server)
     assert second["knowledge"] is not None
-    assert list(second["without_signal"]) == ([] if what == "wrong share" else ["3"])
+    assert list(second["without_signal"]) == ([] if what in ("wrong share", "no shares") else ["3"])
     assert third["knowledge"] is not None
+
+
+def test_a_run_that_too_few_have_stopped_goes_on_when_they_are_back(tmp_path):
+    server, devices = federation(tmp_path / "run", secure_scenario(tmp_path, "fleet.min_devices=4"), "ota_fd")
+    devices.spoil = lambda _step, t, device, real: None if t == 2 and device in (3, 4) else real
+    for _ in range(2):
+        with pytest.raises(StationError, match="round 2: 3 devices answered and 4 must"):
+            Coordinator(server, "ota_fd", devices).play()
+    devices.spoil = as_it_is
+    Coordinator(server, "ota_fd", devices).play()
+    assert [record["without_signal"] for record in records(server)] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize("step", ["shares", "masked", "reveal", "learn"])
+def test_a_killed_server_goes_on_with_those_who_were_there_though_another_is_back(tmp_path, step):
+    """Device 4 was silent when keys were asked, and is back after the kill: the others have answered without it."""
+    server, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
+
+    def killed(name, round_index, device, real):
+        if (name, round_index, device) == (step, 2, 2) and real != "asked":
+            raise KeyboardInterrupt
+        return None if (round_index, device) == (2, 4) else real
+
+    devices.spoil = killed
+    with pytest.raises(KeyboardInterrupt):
+        Coordinator(server, "ota_fd", devices).play()
+    devices.spoil = as_it_is
+    Coordinator(server, "ota_fd", devices).play()
+    second = records(server)[1]
+    assert list(second["without_signal"]) == ["4"]
+    assert second["knowledge"] is not None
+    assert records(server)[2]["without_signal"] == {}
+
+
+@pytest.mark.parametrize("changes", [("privacy.carry_over=true",), ("privacy.noise=seeded",), ()])
+def test_the_planned_rounds_are_paid_for_to_the_last(tmp_path, changes):
+    scenario = secure_scenario(tmp_path, "learning.rounds=7", *changes)
+    station = Station.open(federation(tmp_path / "run", scenario, "airdistill")[0], "airdistill")
+    for round_index in range(1, 8):
+        station.pay_for(round_index)
+    spent = station.ledger.epsilon().max()
+    assert spent == pytest.approx(8, rel=1e-4)
+    assert spent <= 8 * (1 + 1e-9)
 
 
 def test_a_device_does_not_send_what_is_no_number(tmp_path, monkeypatch):

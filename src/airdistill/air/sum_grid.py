@@ -1,13 +1,14 @@
 """The whole numbers that devices hand to a secure sum, in place of signals to the air.
 
-A secure sum has no channel and no receiver: the devices' noise is all there is. Every device adds the same amount, and
-any `least_devices` of them add what the round's design asks of the fleet; of more devices there is more noise. Values
-lie on a common grid, as those of secure noise do (`grid`), and the sum of as many of them as there are devices must not
-wrap: `largest` says how large a device's number may be.
+A secure sum has no channel and no receiver: the devices' noise is all there is. Every device adds the same share of
+what the round's design asks of the fleet. It was planned for drop-outs: what any `least_devices` add is enough.
+Values lie on a common grid, as those of secure noise do (`grid`), and the sum of as many of them as there are devices
+must not wrap: `largest` says how large a device's number may be.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,15 +40,21 @@ class SumGrid:
     @classmethod
     def of(cls, plan: Plan, design: RoundDesign, channel: ComplexArray, round_index: int) -> SumGrid:
         """For the noise that a design asks of the fleet together, whatever channel it was made for."""
-        fleet = plan.scenario.fleet
-        least = plan.fleet.num_devices - fleet.expected_dropouts
+        num_devices = plan.fleet.num_devices
+        least = num_devices - plan.scenario.fleet.expected_dropouts
         air = secure_grid(plan, design, channel, round_index)
         wanted = plan.uplink.noise_by_trust(design, channel)["fleet_noise"][0]
-        each = np.sqrt(np.where(np.isfinite(wanted), wanted, 0.0) / least)
+        each = np.sqrt(np.where(np.isfinite(wanted), wanted, 0.0) / num_devices)
         spacing = np.minimum(air.spacing, _spacing_for(each))
         deviation = np.broadcast_to(each, air.amplitude.shape)
         grid = SecureGrid(spacing, air.amplitude, deviation, np.ones_like(air.unit), air.vector_length)
         return cls(grid, least, plan, design, round_index)
+
+    @property
+    def digest(self) -> str:
+        """Of all that everybody must have alike for the sum to mean anything: grid, weights and noise."""
+        arrays = (self.grid.spacing, self.grid.amplitude, self.grid.deviation)
+        return hashlib.sha256(b"".join(np.ascontiguousarray(array, "<f8").tobytes() for array in arrays)).hexdigest()
 
     @property
     def num_values(self) -> int:

@@ -51,7 +51,10 @@ def realise_fleet(scenario: Scenario, spent_squared_mu: FloatArray | None = None
 def _mu_to_plan_with(
     scenario: Scenario, epsilon: FloatArray, delta: FloatArray, spent_squared_mu: FloatArray | None
 ) -> FloatArray:
-    """What the target grants, less what was spent before, less what rounding to the grid of secure noise may add."""
+    """What the target grants, less what was spent before, less what rounding to a grid may add.
+
+    In a secure sum it is planned with the noise of all devices, of which those that may drop out are not counted.
+    """
     privacy = scenario.privacy
     granted = target_mu(epsilon, delta, privacy.accountant, privacy.noise)
     spent = np.zeros(len(granted)) if spent_squared_mu is None else spent_squared_mu
@@ -59,7 +62,13 @@ def _mu_to_plan_with(
     if not (left > 0).all():
         device = int(np.argmin(left))
         raise BudgetExceeded(f"device {device} has spent its ε = {epsilon[device]:g}: it can pay for no more rounds")
-    return np.asarray(np.sqrt(left) / (1 + (ROUNDING if privacy.noise == "secure" else 0.0)))
+    on_grid = privacy.noise == "secure" or scenario.air.medium == "secure_sum"
+    return np.asarray(np.sqrt(left * counted_share(scenario)) / (1 + (ROUNDING if on_grid else 0.0)))
+
+
+def counted_share(scenario: Scenario) -> float:
+    """Of the fleet's noise: that of the devices which cannot be missing from a sum."""
+    return 1 - scenario.fleet.expected_dropouts / scenario.num_devices
 
 
 def channel_noise_var(scenario: Scenario) -> float:

@@ -7,6 +7,7 @@ data and, where there is one, its radio. From the server it takes a round's numb
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from airdistill.runs.folder import locked
 logger = logging.getLogger(__name__)
 STEPS = (*EmulatedSender.steps, *RadioSender.steps, *SecureSumSender.steps, LEARN)
 _PATIENCE_S = 60.0  # for the message before, which may still be at work
-_MEANT_FOR_THE_SERVER = (StationError, RefusedError, RecordError, BudgetExceeded, InputError)
+_MEANT_FOR_THE_SERVER = (StationError, RefusedError, RecordError, BudgetExceeded)
 _FAILED = "failed; its own log says why"
 
 Settings = Mapping[str, Any]
@@ -74,6 +75,7 @@ def _device(settings: Settings) -> Iterator[Device]:
         if name not in settings:
             raise InputError(f"--node-config {name}", "(not given)", "a device needs folder, device and scheme")
     folder = Path(str(settings["folder"]))
+    os.umask(0o077)  # what a device writes is for its own eyes
     try:
         with locked(folder, _PATIENCE_S):
             radio, data = (str(settings.get(name, "")) for name in ("radio", "data"))

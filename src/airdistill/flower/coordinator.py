@@ -15,6 +15,7 @@ import torch
 from airdistill import __version__
 from airdistill.air.receivers import Estimate
 from airdistill.arrays import FloatArray
+from airdistill.flower.collected_answers import CollectedAnswers
 from airdistill.flower.device import LEARN
 from airdistill.flower.media import NO_ANSWER, Asker, Collected, medium_of
 from airdistill.flower.records import Record, packed
@@ -61,7 +62,8 @@ class Coordinator:
         self._recorded = 0 if checkpoint is None else checkpoint.round_index
         self.station = Station.open(folder, scheme, self._recorded)
         self._devices, self._eval_every = devices, eval_every
-        self._medium = medium_of(self.station, devices, radio)
+        self._answers = CollectedAnswers(folder, devices, self._needed)
+        self._medium = medium_of(self.station, self._answers, radio)
         self._receiver = receiver_of(self.station.plan, None, self.station.engine())
         self._rounds = RoundFile(folder / ROUNDS, 0, None) if checkpoint is None else self._restored(checkpoint)
         self._last = self._rounds.last() if self._recorded else None
@@ -134,10 +136,6 @@ class Coordinator:
     def _play_round(self, paid: PaidRound) -> dict[str, Any]:
         plan = self.station.plan
         collected = self._medium.collect(paid, self._present)
-        num_there = plan.fleet.num_devices - len(collected.missing)
-        if num_there < self._needed:
-            reasons = "; ".join(f"device {device}: {why}" for device, why in collected.missing.items())
-            raise StationError(f"round {paid.index}: {num_there} devices answered and {self._needed} must: {reasons}")
         estimate = self._estimated(collected)
         broadcast = collected.received if estimate is None else estimate.knowledge
         evaluate = paid.index % self._eval_every == 0 or paid.index == plan.num_rounds
@@ -170,8 +168,8 @@ class Coordinator:
         if broadcast is not None:
             question["broadcast"] = packed(broadcast)
         asked = [device for device in self._present if missing.get(device) != NO_ANSWER]
-        told = self._devices.ask(LEARN, round_index, dict.fromkeys(asked, question))
-        return _readable(told, evaluate, tells=self.station.medium == "emulated")
+        told = self._answers.ask(LEARN, round_index, dict.fromkeys(asked, question))
+        return _readable(told, evaluate, tells=self.station.tells_lessons)
 
     def _record(self, record: dict[str, Any], round_index: int) -> None:
         """On the disk, with the receiver's memory, before the next round."""
@@ -183,6 +181,7 @@ class Coordinator:
         save_checkpoint(
             self.station.folder, Checkpoint(round_index, tensors, {}, rounds.num_bytes, rounds.digest, ledger)
         )
+        self._answers.forget()
 
     def _end(self) -> None:
         station = self.station

@@ -2,8 +2,7 @@
 
 It decides by itself what it sends: the design and the noise of a round come from its own scenario and its own ledger,
 which is charged, on the disk, before anything leaves. Its losses and its model's accuracy tell of its data too, and no
-ledger counts them: only where the medium is emulated, and protects nobody anyway, does it tell them to the server.
-Everywhere it keeps them for itself.
+ledger counts them: it tells them only where nothing is protected from the server, and keeps them for itself.
 """
 
 from __future__ import annotations
@@ -89,7 +88,10 @@ class Device:
     def _knowledge(self, round_index: int) -> FloatArray:
         """What it has to say in a round, `[row, entry]`."""
         plan = self.station.plan
-        fleet, _ = self._fleet(*self._samples())
+        fleet, learned = self._fleet(*self._samples())
+        if learned >= round_index:
+            # Its release counts what so many lessons before it can have told the model, and no more.
+            raise StationError(f"round {round_index} is refused: it has learned in round {learned}")
         seed_torch(plan.scenario, round_index)
         return np.asarray(sharing_of(plan).vectors(fleet, round_index, [self.number])[0])
 
@@ -99,15 +101,17 @@ class Device:
         broadcast = _checked(unpacked(question, "broadcast", "f8", shape)) if "broadcast" in question else None
         lesson = self.learn(round_index, broadcast, bool(question.get("evaluate")))
         self._note(round_index, lesson)
-        return lesson.to_record() if self.station.medium == "emulated" else {}
+        return lesson.to_record() if self.station.tells_lessons else {}
 
     def learn(self, round_index: int, broadcast: FloatArray | None, evaluate: bool) -> Lesson:
         """The round's update, from what was broadcast or on its own; the new weights are on the disk before it ends."""
         plan = self.station.plan
         dataset, held = self._samples()
         fleet, learned = self._fleet(dataset, held)
-        if not learned < round_index <= plan.num_rounds:
-            raise StationError(f"learning in round {round_index} is refused: it has learned in round {learned}")
+        paid = self.station.ledger.last_round
+        if not learned < round_index <= paid:
+            known = f"it has learned in round {learned} and paid for round {paid}"
+            raise StationError(f"learning in round {round_index} is refused: {known}")
         seed_torch(plan.scenario, round_index)
         (losses,) = sharing_of(plan).learn(fleet, round_index, broadcast, [self.number])
         if not (fleet.finite_weights()[0] and np.isfinite([losses.training, losses.distillation]).all()):

@@ -22,7 +22,6 @@ from airdistill.flower.records import Record, integer, unpacked
 from airdistill.flower.station import PaidRound, Station
 from airdistill.flower.sums.messages import keys_question, sum_terms
 from airdistill.flower.sums.roster import Roster
-from airdistill.flower.sums.secret_keys import SecureSumError
 from airdistill.flower.sums.server_side import ServerSide
 from airdistill.plugins import load_object
 
@@ -83,7 +82,7 @@ class Emulated:
         for device in range(len(signals)):
             try:
                 signal = unpacked(_answered(answers, device), "signal", "c16", shape)
-                _check_signal(signal, _sent_design(paid), device, uplink.largest_norm)
+                _check_signal(signal, _sent_design(paid), device, uplink.largest_norm, _rounding(paid, device))
                 signals[device] = signal
             except AirDistillError as reason:
                 missing[device] = str(reason)
@@ -107,13 +106,17 @@ class OnRadio:
             return Collected(None, np.full(uplink.num_rows, np.inf), {}, lost)
         self._front_end.listen(paid.index, (uplink.num_rows, uplink.vector_length))
         answers = self._devices.ask("send", paid.index, {device: {} for device in present})
-        missing = {}
+        summed, missing = self._front_end.heard(paid.index), {}
         for device in range(self._station.plan.fleet.num_devices):
             try:
                 _answered(answers, device)
             except AirDistillError as reason:
                 missing[device] = str(reason)
-        return _averaged(self._station, paid, self._front_end.heard(paid.index), missing)
+        if doubtful := sorted(set(missing) & set(present)):
+            names = ", ".join(map(str, doubtful))
+            unknown = f"nobody knows whether what devices {names} send is in the sum"
+            return Collected(None, np.full(uplink.num_rows, np.inf), missing, unknown)
+        return _averaged(self._station, paid, summed, missing)
 
     def close(self) -> None:
         self._front_end.close()
@@ -132,7 +135,7 @@ class SecureSum:
         side = ServerSide(sum_terms(grid, self._roster), self._roster.public_keys)
         try:
             total = self._total(side, paid, present, missing)
-        except SecureSumError as reason:
+        except AirDistillError as reason:
             return Collected(None, np.full(len(grid.grid.spacing), np.inf), missing, str(reason))
         survivors = side.survivors
         received, noise_var = grid.received(total, survivors)
@@ -143,7 +146,7 @@ class SecureSum:
 
         def step(name: str, questions: Mapping[int, Record], take: Callable[[Record], None]) -> None:
             answers = self._devices.ask(name, paid.index, questions)
-            for device in questions:
+            for device in sorted({*questions, *answers}):  # of before a restart, some may be gone by now
                 try:
                     take(_answered(answers, device))
                 except AirDistillError as reason:
@@ -178,7 +181,17 @@ def _sent_design(paid: PaidRound) -> RoundDesign:
     return paid.design
 
 
-def _check_signal(signal: ComplexArray, design: RoundDesign, device: int, largest_norm: float) -> None:
+def _rounding(paid: PaidRound, device: int) -> FloatArray:
+    """How far a device's signal may be from what it says, entry by entry, `[row]`: half a step of the grid."""
+    if isinstance(paid.on_air, SecureNoise):
+        grid = paid.on_air.grid
+        return np.asarray(0.5 * grid.spacing * np.abs(grid.unit[device]))
+    return np.zeros(len(paid.design.rx_scale))
+
+
+def _check_signal(
+    signal: ComplexArray, design: RoundDesign, device: int, largest_norm: float, rounding: FloatArray
+) -> None:
     """Numbers, and not louder than knowledge and noise explain."""
     if not np.isfinite(signal).all():
         raise AirDistillError("sent what is no number")
@@ -186,7 +199,7 @@ def _check_signal(signal: ComplexArray, design: RoundDesign, device: int, larges
     of_knowledge = np.abs(design.signal_gain[device]) * np.sqrt(num_slots) * largest_norm
     drawn = design.noise_axes * num_slots
     of_noise = np.abs(design.noise_gain[device]) * np.sqrt(drawn + 2 * np.sqrt(drawn * _RARE) + 2 * _RARE)
-    loudest = (of_knowledge + of_noise) * (1 + _SLACK)
+    loudest = (of_knowledge + of_noise + rounding * np.sqrt(num_slots)) * (1 + _SLACK)
     loudness = np.linalg.norm(signal, axis=1)
     if (loudness > loudest).any():
         row = int(np.argmax(loudness - loudest))

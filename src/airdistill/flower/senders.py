@@ -109,7 +109,7 @@ class SecureSumSender:
         else:
             answer = side.confirm(question) if step == "confirm" else side.reveal(question)
         state = {"side": side.to_json(), "values": self._values.tolist()}
-        write_whole(self._folder / SUM_STATE, json.dumps(state).encode())
+        write_whole(self._folder / SUM_STATE, json.dumps(state).encode(), secret=True)
         return answer
 
     def _restored(self) -> DeviceSide:

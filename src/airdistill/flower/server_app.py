@@ -70,6 +70,8 @@ class GridDevices:
             known.append(_introduction_in(reply))
             if isinstance(known[-1], Introduction):
                 self._nodes.setdefault(known[-1].device, node)
+            else:
+                self._seen.discard(node)  # what was wrong may be put right
         return known
 
     def ask(self, step: str, round_index: int, questions: Mapping[int, Record]) -> dict[int, Record | str]:
@@ -82,10 +84,10 @@ class GridDevices:
         return {device: _answer_in(replies.get(self._nodes[device]), device, round_index) for device in questions}
 
     def _ask(self, messages: Mapping[int, Message]) -> dict[int, Message]:
-        """By node, of those that come in time. Who was silent last time is given as long as the others took, and some
-        grace: a device that is gone must not cost every round the whole wait."""
+        """By node, of those that come in time. Who was silent last time is given twice as long as the others took, and
+        some grace: a device that is gone must not cost every round the whole wait."""
         waiting = dict(zip(self._grid.push_messages(list(messages.values())), messages, strict=True))
-        began, others_took_s = time.monotonic(), 0.0
+        began, others_took_s, others = time.monotonic(), 0.0, set(messages) - self._doubtful
         deadline = began + self._wait_s
         replies: dict[int, Message] = {}
         while waiting and time.monotonic() < deadline:
@@ -95,8 +97,7 @@ class GridDevices:
                     replies[node] = reply
             if not set(waiting.values()) <= self._doubtful:
                 others_took_s = time.monotonic() - began
-                deadline = began + self._wait_s
-            else:
+            elif others:
                 deadline = began + min(self._wait_s, 2 * others_took_s + GRACE_S)
             time.sleep(POLL_S)
         self._doubtful = (self._doubtful - set(replies)) | (set(messages) - set(replies))

@@ -7,21 +7,24 @@ a server cannot talk it into less; and both ends' designs agree because their le
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from airdistill import __version__
 from airdistill.air.exchange import Noise
 from airdistill.air.sum_grid import SumGrid
 from airdistill.arrays import ComplexArray
 from airdistill.channel.sources import ChannelSource, channel_source
+from airdistill.codesign.fleet import RealisedFleet, counted_share, realise_fleet
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.privacy.ledger import Ledger, Opening
-from airdistill.runs.accounts import mark_of, opening_of
+from airdistill.runs.accounts import mark_of, opening_of, trusted_ledger
 from airdistill.runs.folder import FEDERATION, LEDGER, PLAN, RUN, SCENARIO, digest_of, seal, write_json
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.loading import load
@@ -81,19 +84,24 @@ class Station:
         if not (folder / SCENARIO).is_file():
             raise StationError(f"{folder}: has no {SCENARIO}: nobody has said what is to be run")
         scheme = load_scheme(scheme_name)
-        plan = _planned(folder, scheme)
-        path = folder / LEDGER
-        if not path.exists():
-            Ledger.begin(_opening(plan, scheme), path)
-        ledger = Ledger.read(path, recorded_rounds, noise_is_kept=True)
         if not (folder / RUN).exists():
-            how = {"airdistill": __version__, "scheme": scheme_name, FEDERATION: plan.scenario.air.medium}
-            seal(folder, {**how, "ledger": mark_of(ledger)})
+            _begin(folder, scheme)
+        # From here on by what was sealed then: a plan, a scenario or a ledger that is another is refused.
+        trusted_ledger(folder)
+        plan = _read_plan(folder)
+        ledger = Ledger.read(folder / LEDGER, recorded_rounds, noise_is_kept=True)
         return cls(folder, scheme, plan, channel_source(plan.scenario), ledger)
 
     @property
     def medium(self) -> str:
         return self.plan.scenario.air.medium
+
+    @property
+    def tells_lessons(self) -> bool:
+        """Whether devices tell losses and accuracies, which no ledger counts: only to a server from which this run
+        protects nobody anyway."""
+        privacy = self.plan.scenario.privacy
+        return self.medium == "emulated" and not (privacy.trust == "own_noise" and privacy.noise == "secure")
 
     @property
     def digest(self) -> str:
@@ -110,7 +118,7 @@ class Station:
         Rounds in between that this end has missed are paid for too: the others have, and a design goes on from what
         the rounds before it have cost. `BudgetExceeded` if a device cannot pay.
         """
-        paid = self.ledger.num_releases
+        paid = self.ledger.settled_round
         if not paid < round_index <= self.plan.num_rounds:
             rule = f"the ledger has come to round {paid} of {self.plan.num_rounds}"
             raise StationError(f"round {round_index} is refused: {rule}")
@@ -121,9 +129,13 @@ class Station:
     def _pay(self, round_index: int) -> PaidRound:
         nobody = LearningFleet([], Engine())
         this = Round(round_index, self.plan.scenario, self.plan, self.source, nobody, self.ledger)
-        design, channel, was_begun = this.design(), this.known_channel(), self.ledger.charged_ahead
+        channel, was_begun = this.known_channel(), self.ledger.charged_ahead
         if self.medium != "secure_sum":
+            design = this.design()
             return PaidRound(round_index, this.channel(), design, this.noise(design), None, was_begun)
+        # The plan counts all devices' noise, the ledger that of those who cannot be missing.
+        spent = self.ledger.cost_of_run * counted_share(self.plan.scenario)
+        design = self.plan.design(channel, round_index, spent)
         grid = SumGrid.of(self.plan, design, channel, round_index)
         self.ledger.charge(grid.release())
         return PaidRound(round_index, channel, design, None, grid, was_begun)
@@ -138,15 +150,27 @@ def check_playable(scheme: Scheme, scenario: Scenario) -> None:
         raise InputError("fleet.sampling", scenario.fleet.sampling, "a federation asks every device in every round")
 
 
-def _planned(folder: Path, scheme: Scheme) -> Plan:
-    path = folder / PLAN
-    if path.exists():
-        return Plan.from_dict(json.loads(path.read_bytes()))
+def _begin(folder: Path, scheme: Scheme) -> None:
+    """Plans, if whoever prepared the folder has not; opens the ledger; seals all of it."""
     scenario = load(folder / SCENARIO)
     check_playable(scheme, scenario)
-    write_json(path, plan_scheme(scheme, scenario).to_dict())
-    # As it will be read from now on: both ends must design from the same bits.
-    return Plan.from_dict(json.loads(path.read_bytes()))
+    if not (folder / PLAN).exists():
+        write_json(folder / PLAN, plan_scheme(scheme, scenario).to_dict())
+    plan = _read_plan(folder)
+    if plan.scenario != scenario or not _same_fleet(plan.fleet, realise_fleet(scenario)):
+        raise StationError(f"{folder / PLAN}: is not the plan of the scenario beside it")
+    ledger = Ledger.begin(_opening(plan, scheme), folder / LEDGER)
+    how = {"airdistill": __version__, "scheme": scheme.name, FEDERATION: scenario.air.medium}
+    seal(folder, {**how, "ledger": mark_of(ledger)})
+
+
+def _read_plan(folder: Path) -> Plan:
+    return Plan.from_dict(json.loads((folder / PLAN).read_bytes()))
+
+
+def _same_fleet(one: RealisedFleet, other: RealisedFleet) -> bool:
+    """Samples and promises; another machine may have other last bits."""
+    return all(np.allclose(mine, theirs, rtol=1e-9) for mine, theirs in zip(astuple(one), astuple(other), strict=True))
 
 
 def _opening(plan: Plan, scheme: Scheme) -> Opening:

@@ -83,6 +83,7 @@ class Ledger:
         self.num_releases = 0  # of this run
         self.num_earlier = 0  # of the same devices' runs before
         self.last_round = 0  # of this run that was charged
+        self.settled_round = 0  # the last of them that is not to be played again
         # (w s)²/c of this run so far under the declared models, `[device, row]`: what a design may carry over.
         self.cost_of_run = np.zeros((opening.num_devices, opening.num_rows))
         self.earlier_openings: list[Opening] = []  # of those that released anything
@@ -182,6 +183,7 @@ class Ledger:
         self.spending = self.spending.after(release, self.opening.payload)
         self.cost_of_run = self.cost_of_run + release.cost(self.opening.sensitivity, self.opening.trust)
         self.num_releases += 1
+        self.settled_round = release.round_index
 
     def history(self) -> Iterator[tuple[str, Release]]:
         """Every release of these devices with its payload, this run's last; read from the disk one by one."""

@@ -34,9 +34,13 @@ EMULATED = (
     "for test-beds."
 )
 SECURE_SUM = (
-    "The signals were added by secure aggregation: the server saw sums of at least {least} of {all} devices, and their "
-    "noise. It takes that the devices had each other's keys from somebody else than the server, and that fewer than "
-    "{enough} of them work for it."
+    "The signals were added by secure aggregation: the server saw sums of at least {least} of {all} devices if these "
+    "had each other's keys from somebody else than the server, and fewer than {enough} of them lie for it. The noise "
+    "of {least} is counted: a device that tells the server its own takes that away from the others."
+)
+RADIO = (
+    "The devices' signals were on the air at the same time in every round: a server that has them sent apart, or a "
+    "round in which one that makes noise was missing, hides less than is counted."
 )
 PILOT = {
     "declared": "The learning constants that chose the number of rounds are taken to be public; a pilot run on private "
@@ -189,7 +193,11 @@ def _about_noise(promise: Promise) -> Iterator[Assumption]:
         least, of_all = int(medium["least_devices"]), int(medium["devices"])
         said = SECURE_SUM.format(least=least, all=of_all, enough=2 * least - of_all)
         yield Assumption("secure sum", said)
-    elif promise.trust == "receiver_noise" or not (promise.trust == "own_noise" or alone):
+    elif medium == "radio" and promise.trust == "fleet_noise":
+        yield Assumption("sent together", RADIO)
+    if not isinstance(medium, Mapping) and (
+        promise.trust == "receiver_noise" or not (promise.trust == "own_noise" or alone)
+    ):
         # A device's own noise slips with its signal, so that it needs no exact channel.
         limit = float(promise.terms.get("csi_error_limit", 0.0))
         name = "exact channels" if limit == 0 else "bounded channel error"

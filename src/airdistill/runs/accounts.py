@@ -142,12 +142,12 @@ def trusted_ledger(folder: Path, recorded_rounds: int | None = None) -> Ledger:
 
 
 def _last_round_sent(folder: Path) -> int:
-    """The last round of the records in which anything was heard; a line that a crash cut short does not count."""
+    """The last round of the records in which anything was asked for; a line that a crash cut short does not count."""
     path = folder / ROUNDS
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for line in reversed(lines):
         record = json.loads(line)
-        if "measured_noise_var" in record:
+        if "measured_noise_var" in record or "without_signal" in record:
             return int(record["round"])
     return 0
 

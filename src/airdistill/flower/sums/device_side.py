@@ -32,6 +32,7 @@ from airdistill.flower.sums.secret_keys import (
     SecureSumError,
     agreed_key,
     commitment,
+    digest,
     mask,
     new_secret,
     public_key,
@@ -142,7 +143,7 @@ class DeviceSide:
         self._enough(survivors, "survived")
         self._kept.survivors = survivors
         self._kept.step = "reveal"
-        return {**self._sender(), "signature": self._identity.sign(self._terms.survivors_statement(survivors))}
+        return {**self._sender(), "signature": self._identity.sign(self._statement(survivors))}
 
     def reveal(self, question: Record) -> Record:
         """Step 5: forgets what it does not reveal."""
@@ -152,7 +153,7 @@ class DeviceSide:
             raise RefusedError(
                 f"device {self._device} confirmed the survivors {survivors} and reveals for no other set"
             )
-        statement = self._terms.survivors_statement(survivors)
+        statement = self._statement(survivors)
         signatures = by_device(question, "signers", "signatures")
         signers = [
             signer
@@ -217,6 +218,11 @@ class DeviceSide:
     def _share_key(self, other: int) -> bytes:
         pair = sorted((self._device, other))
         return agreed_key(self._kept.share_private, self._kept.share_keys[other], self._terms.purpose(b"share", *pair))
+
+    def _statement(self, survivors: Sequence[int]) -> bytes:
+        kept = self._kept
+        keys = [part for device in sorted(kept.mask_keys) for part in (kept.mask_keys[device], kept.share_keys[device])]
+        return self._terms.survivors_statement(survivors, digest(*keys))
 
     def _sender(self) -> Record:
         return {"round": self._terms.round_number, "device": self._device}

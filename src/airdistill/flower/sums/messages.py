@@ -17,7 +17,8 @@ def sum_terms(grid: SumGrid, roster: Roster) -> Terms:
     """Of a round: nobody is asked for them, and whoever has others is not understood."""
     num_devices = len(grid.grid.amplitude)
     modulus = Modulus.for_sum(grid.largest, num_devices)
-    return Terms(roster.run, grid.round_index, tuple(range(num_devices)), grid.least_devices, modulus, grid.num_values)
+    devices, least = tuple(range(num_devices)), grid.least_devices
+    return Terms(roster.run, grid.round_index, devices, least, modulus, grid.num_values, grid.digest)
 
 
 def keys_question(keys: Sequence[Record]) -> Record:

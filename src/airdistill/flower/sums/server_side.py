@@ -40,7 +40,10 @@ class ServerSide:
         return [self._keys[device] for device in sorted(self._keys)]
 
     def take_shares(self, record: Record) -> None:
-        self._sealed[self._sender(record, self._keys)] = by_device(record, "receivers", "sealed")
+        device, sealed = self._sender(record, self._keys), by_device(record, "receivers", "sealed")
+        if sealed.keys() != self._keys.keys() - {device}:
+            raise SecureSumError(f"device {device} sent shares for others than those who sent keys")
+        self._sealed[device] = sealed
 
     def delivery_for(self, device: int) -> Record:
         self._enough(self._sealed, "sent shares")
@@ -85,6 +88,8 @@ class ServerSide:
         device = self._sender(record, self._signatures)
         if record.get("survivors") != self.survivors or record.get("dropped") != self._dropped():
             raise SecureSumError(f"device {device} revealed shares of other devices than it was asked for")
+        for devices_name, shares_name in (("survivors", "seed_shares"), ("dropped", "key_shares")):
+            by_device(record, devices_name, shares_name)  # as many as devices, or it is refused
         self._revealed[device] = record
 
     def total(self) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ class Terms:
     threshold: int
     modulus: Modulus
     length: int
+    meaning: str = ""  # a digest of what the numbers stand for: who takes them for something else is not understood
 
     def __post_init__(self) -> None:
         if list(self.devices) != sorted(set(self.devices)) or min(self.devices, default=-1) < 0:
@@ -40,7 +41,7 @@ class Terms:
     def context(self) -> bytes:
         """Goes into every key and every signature: nothing of one round means anything in another."""
         numbers = [self.round_number, self.threshold, self.modulus.bits, self.length, *self.devices]
-        return digest(b"airdistill secure sum 1", self.run.encode(), *map(number, numbers))
+        return digest(b"airdistill secure sum 1", self.run.encode(), self.meaning.encode(), *map(number, numbers))
 
     @property
     def largest(self) -> int:
@@ -53,8 +54,9 @@ class Terms:
     def keys_statement(self, device: int, mask_key: bytes, share_key: bytes, seed_commitment: bytes) -> bytes:
         return digest(self.context, b"keys", number(device), mask_key, share_key, seed_commitment)
 
-    def survivors_statement(self, survivors: Sequence[int]) -> bytes:
-        return self.purpose(b"survivors", *survivors)
+    def survivors_statement(self, survivors: Sequence[int], keys: bytes) -> bytes:
+        """`keys` is a digest of everybody's keys: the signature holds for the masks made with these alone."""
+        return digest(self.purpose(b"survivors", *survivors), keys)
 
 
 def number(value: int) -> bytes:
