@@ -9,7 +9,7 @@ run: $(STAMP)
 	$(BIN)/python examples/demonstration.py
 
 test: check
-	$(BIN)/pytest -n 3 --dist loadgroup  # on two cores: many tests wait for processes that they started
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # three on two cores: many tests wait for processes that they started
 
 check: $(STAMP)
 	$(BIN)/ruff check .

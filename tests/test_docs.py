@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
 
 # Commands that take long and on whose files nothing later depends: run on the first page that shows them.
-LONG = ("airdistill bench", "airdistill reproduce")
-# What it calls is run in tests/flower: a federation takes half a minute to start and play.
-ELSEWHERE = ("airdistill flower demo",)
+LONG = ("airdistill reproduce",)
+# What they do is run in tests/flower and tests/test_cli.py: a federation or a benchmark takes half a minute.
+ELSEWHERE = ("airdistill flower demo", "airdistill bench")
 # Options that make a command's work less, and its path the same.
 LESS = {
     "audit": ["--candidates=2", "--transcripts=4", "--trials=100", "--shadows=4", "--shadow-devices=2"],

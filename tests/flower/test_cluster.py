@@ -17,8 +17,6 @@ from airdistill.flower.machine.certificates import make_node_key
 from airdistill.flower.machine.cluster import Cluster
 from airdistill.flower.machine.processes import environment, free_port
 
-pytestmark = pytest.mark.xdist_group("cluster")  # one process makes what all of them need
-
 ECHO = Path(__file__).parent / "echo_app"
 
 

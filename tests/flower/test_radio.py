@@ -26,14 +26,14 @@ def radio_scenario(folder, *changes):
     return small_scenario(folder, "air.medium=radio", "learning.rounds=4", *changes)
 
 
-@pytest.mark.parametrize("axis", ["complex", "real"])
-def test_what_comes_over_the_loopback_radio_is_what_the_simulator_hears(tmp_path, axis):
+@pytest.mark.parametrize(("axis", "scheme"), [("complex", "airdistill"), ("real", "ota_fd")])
+def test_what_comes_over_the_loopback_radio_is_what_the_simulator_hears(tmp_path, axis, scheme):
     scenario = radio_scenario(tmp_path, f"radio.noise={axis}")
-    server, devices = federation(tmp_path / "run", scenario, "airdistill", TRANSMITTER)
+    server, devices = federation(tmp_path / "run", scenario, scheme, TRANSMITTER)
     said = []
     devices.spoil = lambda step, _t, _device, real: said.append((step, real)) or real
-    Coordinator(server, "airdistill", devices, radio=FRONT_END).play()
-    expected, broadcasts = simulated(scenario, "airdistill")
+    Coordinator(server, scheme, devices, radio=FRONT_END).play()
+    expected, broadcasts = simulated(scenario, scheme)
     for mine, theirs, broadcast in zip(records(server), expected, broadcasts, strict=True):
         assert np.abs(np.array(mine["knowledge"]) - broadcast).max() < 1e-6
         assert mine["epsilon_spent"] == pytest.approx(theirs["epsilon_spent"], rel=1e-12)
@@ -64,7 +64,7 @@ def test_who_never_came_costs_its_share_and_who_may_have_sent_the_round(tmp_path
 
 
 def test_what_a_killed_server_had_heard_is_lost_and_is_not_sent_again(tmp_path):
-    server, devices = federation(tmp_path / "run", radio_scenario(tmp_path), "airdistill", TRANSMITTER)
+    server, devices = federation(tmp_path / "run", radio_scenario(tmp_path), "ota_fd", TRANSMITTER)
 
     def killed(step, round_index, _device, real):
         if (step, round_index) == ("learn", 2):
@@ -73,9 +73,9 @@ def test_what_a_killed_server_had_heard_is_lost_and_is_not_sent_again(tmp_path):
 
     devices.spoil = killed
     with pytest.raises(KeyboardInterrupt):
-        Coordinator(server, "airdistill", devices, radio=FRONT_END).play()
+        Coordinator(server, "ota_fd", devices, radio=FRONT_END).play()
     devices.spoil = as_it_is
-    Coordinator(server, "airdistill", devices, radio=FRONT_END).play()
+    Coordinator(server, "ota_fd", devices, radio=FRONT_END).play()
     heard = [record["knowledge"] is not None for record in records(server)]
     assert heard == [True, False, True, True]
     assert "is lost" in records(server)[1]["nothing_because"]

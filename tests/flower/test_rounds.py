@@ -250,17 +250,23 @@ def test_who_comes_late_takes_part_from_then_on_and_too_few_stop_a_run(tmp_path)
     assert records(server)[3]["without_signal"] == {}
 
 
-@pytest.mark.parametrize("killed_in", ["signal", "learn"])
-@pytest.mark.parametrize("killed_after", [0, 2])
-@pytest.mark.parametrize("noise", ["seeded", "secure"])
+@pytest.mark.parametrize(
+    ("scheme", "noise", "killed_in", "killed_after"),
+    [
+        ("airdistill", "seeded", "signal", 2),
+        ("ota_fd", "seeded", "learn", 0),
+        ("ota_fd", "secure", "signal", 0),
+        ("ota_fd", "secure", "learn", 2),
+    ],
+)
 def test_a_server_that_was_killed_asks_for_the_round_again_with_the_same_result(
-    tmp_path, killed_in, killed_after, noise
+    tmp_path, scheme, noise, killed_in, killed_after
 ):
     """After device `killed_after` has answered; the others were not asked yet."""
     scenario = small_scenario(
         tmp_path, "learning.rounds=4", f"privacy.noise={noise}", "privacy.epsilon=200", "privacy.carry_over=true"
     )
-    server, devices = federation(tmp_path / "run", scenario, "airdistill")
+    server, devices = federation(tmp_path / "run", scenario, scheme)
 
     def killed(kind, round_index, device, real):
         if (kind, round_index, device) == (killed_in, 3, killed_after) and real != "asked":
@@ -269,18 +275,18 @@ def test_a_server_that_was_killed_asks_for_the_round_again_with_the_same_result(
 
     devices.spoil = killed
     with pytest.raises(KeyboardInterrupt):
-        Coordinator(server, "airdistill", devices).play()
+        Coordinator(server, scheme, devices).play()
     devices.spoil = as_it_is
-    Coordinator(server, "airdistill", devices).play()
+    Coordinator(server, scheme, devices).play()
     assert [record["round"] for record in records(server)] == [1, 2, 3, 4]
     assert all(record["without_signal"] == record["without_lesson"] == {} for record in records(server))
     assert json.loads((server / "summary.json").read_text())["rounds"] == 4
-    ledgers = [Station.open(folder, "airdistill").ledger.releases for folder in [server, *devices.folders]]
+    ledgers = [Station.open(folder, scheme).ledger.releases for folder in [server, *devices.folders]]
     for releases in ledgers:
         assert [mine.same_as(first) for mine, first in zip(releases, ledgers[0], strict=True)] == [True] * 4
     if noise == "seeded":
-        whole, others = federation(tmp_path / "whole", scenario, "airdistill")
-        Coordinator(whole, "airdistill", others).play()
+        whole, others = federation(tmp_path / "whole", scenario, scheme)
+        Coordinator(whole, scheme, others).play()
         assert (server / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
 
 

@@ -22,8 +22,6 @@ from airdistill.learning.mixed import MixedSteps, passes_in_batches
 from airdistill.learning.models import build_model
 from airdistill.learning.target import Target
 
-pytestmark = pytest.mark.xdist_group("kernels")  # one process makes what all of them need
-
 CPU, F32, F64 = torch.device("cpu"), torch.float32, torch.float64
 
 FORMS = {

@@ -20,8 +20,6 @@ from airdistill.learning.fused.winograd import OUTPUTS, SIZES, input_transform, 
 from airdistill.learning.learner import Learner
 from airdistill.learning.models import build_model
 
-pytestmark = pytest.mark.xdist_group("kernels")  # one process makes what all of them need
-
 F32, F64 = torch.float32, torch.float64
 BOUND = 1e-5  # of the largest logit; a device's weights and samples are float32 themselves
 

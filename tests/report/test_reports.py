@@ -18,8 +18,6 @@ from airdistill.report.run_page import write_run_page
 from airdistill.runs.options import RunOptions
 from airdistill.schemes.registry import SCHEMES
 
-pytestmark = pytest.mark.xdist_group("reports")  # one process makes what all of them need
-
 OPTIONS = RunOptions(eval_every=2)
 
 

@@ -13,8 +13,6 @@ from airdistill.scenario.loading import changed
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.registry import load_scheme
 
-pytestmark = pytest.mark.xdist_group("noise curves")  # one process makes what all of them need
-
 
 @pytest.fixture(scope="module")
 def scenario():
