@@ -46,17 +46,24 @@ class GridDevices:
         self._nodes: dict[int, int] = {}
         self._asked_who: dict[str, int] = {}  # nodes by message that have not said yet who they are
         self._seen: set[int] = set()
+        self._wrong: set[int] = set()  # nodes that were not what they should be; that may be put right
         self._doubtful: set[int] = set()  # nodes that did not answer when they were last asked
 
     def introductions(self, expected: Set[int]) -> list[Introduction | str]:
         deadline = time.monotonic() + max(self._wait_s, START_S)
-        known = self.newcomers()
+        known = self._come()
         while not expected <= self._nodes.keys() and time.monotonic() < deadline:
             time.sleep(POLL_S)
-            known += self.newcomers()
+            known += self._come()
         return known
 
     def newcomers(self) -> list[Introduction | str]:
+        self._seen -= self._wrong
+        self._wrong = set()
+        return self._come()
+
+    def _come(self) -> list[Introduction | str]:
+        """What has been said since; who is new is asked who it is."""
         new = sorted(set(self._grid.get_node_ids()) - self._seen)
         messages = [Message(RecordDict(), node, "query.who", ttl=max(self._wait_s, START_S)) for node in new]
         self._asked_who |= dict(zip(self._grid.push_messages(messages), new, strict=True))
@@ -71,7 +78,7 @@ class GridDevices:
             if isinstance(known[-1], Introduction):
                 self._nodes.setdefault(known[-1].device, node)
             else:
-                self._seen.discard(node)  # what was wrong may be put right
+                self._wrong.add(node)
         return known
 
     def ask(self, step: str, round_index: int, questions: Mapping[int, Record]) -> dict[int, Record | str]:

@@ -37,6 +37,7 @@ from airdistill.scenario.fields import (
     Truncation,
     WattsPerDevice,
 )
+from airdistill.scenario.media import check_medium
 from airdistill.scenario.per_device import PerDevice
 from airdistill.scenario.threegpp import check_threegpp
 
@@ -326,7 +327,7 @@ class Scenario(_Section):
         self._check_paper_transceiver()
         self._check_noise()
         self._check_csi_error()
-        self._check_medium()
+        check_medium(self)
         check_threegpp(self.radio, self.num_devices)
         return self
 
@@ -334,20 +335,6 @@ class Scenario(_Section):
         if self.privacy.noise == "secure" and self.privacy.trust == "receiver_noise":
             rule = 'under trust "receiver_noise" the devices make no noise; trust fleet_noise or own_noise'
             raise InputError("privacy.noise", self.privacy.noise, rule)
-
-    def _check_medium(self) -> None:
-        dropouts, medium = self.fleet.expected_dropouts, self.air.medium
-        if medium != "secure_sum":
-            if dropouts:
-                rule = f"noise for drop-outs is planned for in a secure_sum alone, and the medium is {medium}"
-                raise InputError("fleet.expected_dropouts", dropouts, rule)
-            return
-        if 2 * dropouts >= self.num_devices or self.num_devices < 2:
-            rule = f"a secure sum needs more than half of the {self.num_devices} devices, and at least 2"
-            raise InputError("fleet.expected_dropouts", dropouts, rule)
-        if self.privacy.trust != "fleet_noise":
-            rule = "a secure sum is hidden by the devices' noise together: trust fleet_noise"
-            raise InputError("privacy.trust", self.privacy.trust, rule)
 
     def _check_csi_error(self) -> None:
         if self.radio.csi_error_db is None:
