@@ -31,14 +31,14 @@ def with_two_kills(folder, scenario, scheme):
     rounds = folders.server / "rounds.jsonl"
     with Cluster(folder / "cluster", node_settings(folders, scheme), preload=WARM) as cluster:
         run_id = cluster.submit(FAULTY_APP, settings)
-        watched = followed(cluster, run_id, rounds, 200)
+        watched = followed(cluster, run_id, rounds, 400)
         next(watched)
         cluster.kill_node(1)
         next(watched)
         until_charged(3, [folders.devices[number] for number in (0, 2, 3)])
         cluster.kill_server_app()
         run_id = cluster.submit(FAULTY_APP, settings)
-        for _ in followed(cluster, run_id, rounds, 200, seen=2):
+        for _ in followed(cluster, run_id, rounds, 400, seen=2):
             pass
     return folders
 
@@ -46,7 +46,7 @@ def with_two_kills(folder, scenario, scheme):
 def until_charged(round_index, folders):
     """The devices have paid for the round, so that its question has come: Flower keeps a device busy for a minute whose
     message was cut off by the server's death."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while any(Ledger.read(folder / "ledger.jsonl").last_round < round_index for folder in folders):
         assert time.monotonic() < deadline
         time.sleep(0.05)
