@@ -29,7 +29,7 @@ class Nearby:
 
     def introductions(self, expected):
         devices = [self.device(number) for number in sorted(expected)]
-        return [Introduction(each.number, each.station.digest, each.last_round) for each in devices]
+        return [Introduction(each.number, each.station.digest) for each in devices]
 
     def newcomers(self):
         return []

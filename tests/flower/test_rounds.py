@@ -223,7 +223,7 @@ def test_a_run_does_not_begin_with_wrong_terms_twins_or_too_few(tmp_path):
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     known = devices.introductions({0, 1, 2})
     wrong = {
-        "another scenario": [*known[:2], Introduction(2, "other", 0)],
+        "another scenario": [*known[:2], Introduction(2, "other")],
         "two nodes say": [*known, known[1]],
         "devices 1, 2 have not come": known[:1],
     }
@@ -238,7 +238,7 @@ def test_who_comes_late_takes_part_from_then_on_and_too_few_stop_a_run(tmp_path)
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     everybody = devices.introductions({0, 1, 2})
     devices.introductions = lambda _: everybody[:2]
-    late = iter([[], [Introduction(2, "other terms", 0)], [everybody[2]], []])
+    late = iter([[], [Introduction(2, "other terms")], [everybody[2]], []])
     devices.newcomers = lambda: next(late)
     devices.spoil = lambda _kind, t, device, real: None if (t, device) in [(4, 0), (4, 1)] else real
     with pytest.raises(StationError, match="round 4: 1 devices answered and 2 must"):
@@ -383,8 +383,8 @@ def test_an_answer_that_cannot_be_read_is_told_and_not_believed():
         assert _answer_in(whole, device, round_index) == "answered as device 1 in round 2"
     for empty in (RecordDict(), RecordDict({"said": ConfigRecord({})})):
         assert _answer_in(reply(empty), 1, 2) == "answered as device None in round None"
-    whole = ConfigRecord({"device": 1, "terms": "x", "last_round": 0})
-    assert _introduction_in(reply(RecordDict({"said": whole}))) == Introduction(1, "x", 0)
+    whole = ConfigRecord({"device": 1, "terms": "x"})
+    assert _introduction_in(reply(RecordDict({"said": whole}))) == Introduction(1, "x")
     assert _introduction_in(reply(None, Error(2, "no folder"))) == "failed: no folder"
     for content in (RecordDict(), RecordDict({"said": ConfigRecord({"device": 1})})):
         assert "did not say its number" in _introduction_in(reply(content))

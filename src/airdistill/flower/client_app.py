@@ -41,9 +41,7 @@ def client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
     @app.query("who")
     def who(message: Message, context: Context) -> Message:
         with _device(settings_of(context)) as device:
-            return _reply(
-                message, {"device": device.number, "terms": device.station.digest, "last_round": device.last_round}
-            )
+            return _reply(message, {"device": device.number, "terms": device.station.digest})
 
     def step(name: str) -> Callable[[Message, Context], Message]:
         def answer(message: Message, context: Context) -> Message:

@@ -37,11 +37,10 @@ _MEASURED = ("mean", "own_classes")
 
 @dataclass(frozen=True)
 class Introduction:
-    """How a device presents itself: the digest of its terms, and the last round that it has paid for."""
+    """How a device presents itself: its number, and the digest of its terms."""
 
     device: int
     terms: str
-    last_round: int
 
 
 class Devices(Asker, Protocol):

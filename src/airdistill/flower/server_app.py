@@ -132,7 +132,7 @@ def _introduction_in(reply: Message) -> Introduction | str:
     if reply.has_error():
         return f"failed: {reply.error.reason}"
     said = reply.content.config_records.get("said", ConfigRecord())
-    device, terms, last_round = (said.get(name) for name in ("device", "terms", "last_round"))
-    if not (isinstance(device, int) and isinstance(terms, str) and isinstance(last_round, int)):
-        return "a device did not say its number, its terms and its last round when it was asked who it is"
-    return Introduction(device, terms, last_round)
+    device, terms = said.get("device"), said.get("terms")
+    if not (isinstance(device, int) and isinstance(terms, str)):
+        return "a device did not say its number and its terms when it was asked who it is"
+    return Introduction(device, terms)

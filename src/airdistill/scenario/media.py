@@ -1,4 +1,4 @@
-"""The rules that a scenario must keep for its medium: for whoever adds the signals up."""
+"""The rules that a scenario must keep for what hides its signals, and for whoever adds them up."""
 
 from __future__ import annotations
 
@@ -23,3 +23,18 @@ def check_medium(scenario: Scenario) -> None:
     if scenario.privacy.trust != "fleet_noise":
         rule = "a secure sum is hidden by the devices' noise together: trust fleet_noise"
         raise InputError("privacy.trust", scenario.privacy.trust, rule)
+
+
+def check_noise(scenario: Scenario) -> None:
+    privacy, radio = scenario.privacy, scenario.radio
+    if privacy.noise == "secure" and privacy.trust == "receiver_noise":
+        rule = 'under trust "receiver_noise" the devices make no noise; trust fleet_noise or own_noise'
+        raise InputError("privacy.noise", privacy.noise, rule)
+    if radio.csi_error_db is None:
+        return
+    if privacy.noise == "secure" and privacy.trust != "own_noise":
+        rule = "signals that slip leave the common grid of secure noise; trust own_noise, or use seeded noise"
+        raise InputError("radio.csi_error_db", radio.csi_error_db, rule)
+    if privacy.trust == "receiver_noise" and radio.noise == "real":
+        rule = 'a signal that slips leaves the real axis, and noise = "real" has no noise there to count'
+        raise InputError("radio.csi_error_db", radio.csi_error_db, rule)

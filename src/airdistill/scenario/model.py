@@ -37,7 +37,7 @@ from airdistill.scenario.fields import (
     Truncation,
     WattsPerDevice,
 )
-from airdistill.scenario.media import check_medium
+from airdistill.scenario.media import check_medium, check_noise
 from airdistill.scenario.per_device import PerDevice
 from airdistill.scenario.threegpp import check_threegpp
 
@@ -325,26 +325,10 @@ class Scenario(_Section):
         self._check_partition()
         self._check_device_lists()
         self._check_paper_transceiver()
-        self._check_noise()
-        self._check_csi_error()
+        check_noise(self)
         check_medium(self)
         check_threegpp(self.radio, self.num_devices)
         return self
-
-    def _check_noise(self) -> None:
-        if self.privacy.noise == "secure" and self.privacy.trust == "receiver_noise":
-            rule = 'under trust "receiver_noise" the devices make no noise; trust fleet_noise or own_noise'
-            raise InputError("privacy.noise", self.privacy.noise, rule)
-
-    def _check_csi_error(self) -> None:
-        if self.radio.csi_error_db is None:
-            return
-        if self.privacy.noise == "secure" and self.privacy.trust != "own_noise":
-            rule = "signals that slip leave the common grid of secure noise; trust own_noise, or use seeded noise"
-            raise InputError("radio.csi_error_db", self.radio.csi_error_db, rule)
-        if self.privacy.trust == "receiver_noise" and self.radio.noise == "real":
-            rule = 'a signal that slips leaves the real axis, and noise = "real" has no noise there to count'
-            raise InputError("radio.csi_error_db", self.radio.csi_error_db, rule)
 
     def _check_fleet(self) -> None:
         grouped = sum(group.count for group in self.fleet.groups)
