@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from airdistill.arrays import FloatArray, IntArray
 from airdistill.codesign.plan import Plan, gap_objective, planning_draws
 from airdistill.errors import InputError
 from airdistill.files import write_whole
@@ -20,14 +22,12 @@ def plot_gap(plan: Plan, path: Path) -> None:
         raise InputError("--plot", str(path), f"must end in {', '.join(_FORMATS)}")
     if not path.parent.is_dir():
         raise InputError("--plot", str(path), "its folder does not exist")
-    num_rounds, gaps = _curve(plan)
-    start = 3 * plan.scenario.constants.loss_bound * plan.fleet.num_devices / plan.scenario.learning.initial_lr
+    curve, best = gap_curve(plan), plan.rounds.exact
     figure, (axes,) = new_figure()
-    axes.loglog(num_rounds, gaps, color=BLUE, linewidth=2, label="gap ΣΩ")
-    axes.loglog(num_rounds, start / np.sqrt(num_rounds), "--", color=ORANGE, label="without any noise")
-    best = plan.rounds.exact
-    axes.plot(best, np.interp(best, num_rounds, gaps), "o", color=BLUE, markersize=9, label=f"optimum, T = {best}")
-    if plan.num_rounds != best or plan.scenario.radio.transceiver == "paper":
+    axes.loglog(curve.num_rounds, curve.gaps, color=BLUE, linewidth=2, label="gap ΣΩ")
+    axes.loglog(curve.num_rounds, curve.without_noise, "--", color=ORANGE, label="without any noise")
+    axes.plot(best, curve.gap_at(best), "o", color=BLUE, markersize=9, label=f"optimum, T = {best}")
+    if shows_choice(plan):
         axes.plot(
             plan.num_rounds,
             plan.convergence_gap,
@@ -48,9 +48,27 @@ def plot_gap(plan: Plan, path: Path) -> None:
         raise InputError("--plot", str(path), f"cannot be written: {error.strerror or error}") from None
 
 
-def _curve(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class GapCurve:
+    """ΣΩ for every T that is drawn, and what of it would be left without noise."""
+
+    num_rounds: IntArray
+    gaps: FloatArray
+    without_noise: FloatArray
+
+    def gap_at(self, num_rounds: int) -> float:
+        return float(np.interp(num_rounds, self.num_rounds, self.gaps))
+
+
+def shows_choice(plan: Plan) -> bool:
+    """Whether the plan's own T has a place of its own beside the optimum."""
+    return plan.num_rounds != plan.rounds.exact or plan.scenario.radio.transceiver == "paper"
+
+
+def gap_curve(plan: Plan) -> GapCurve:
     largest = max(plan.rounds.largest, plan.num_rounds)
     marked = {1, largest, plan.rounds.exact, plan.num_rounds}
     points = sorted(marked | {round(point) for point in np.geomspace(1, largest, 120)})
     objective = gap_objective(plan.scenario, plan.uplink, planning_draws(plan.scenario))
-    return np.array(points), np.array(objective.gaps(points))
+    start = 3 * plan.scenario.constants.loss_bound * plan.fleet.num_devices / plan.scenario.learning.initial_lr
+    return GapCurve(np.array(points), np.array(objective.gaps(points)), start / np.sqrt(points))

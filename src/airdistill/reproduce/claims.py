@@ -123,49 +123,79 @@ def _everywhere(
 
 def accuracy_claims(record: ComparisonRecord) -> list[Checked]:
     """Of Figure 2(b), for the arms that ended."""
-    runs = {arm.label: runs_of(record, arm.label) for arm in record.comparison.arms}
-    constant = record.comparison.arm("ota_fd_fixed").scenario.learning.fixed_rounds
-    ours = PROPOSED
-    claims = [
-        _above(f"The optimised T beats T = {constant} in accuracy", f"{PAPER}(b)", runs, ours, "ota_fd_fixed", final),
-        _above(
-            f"The proposed scheme comes within {100 * CLOSE:.0f} point of error-free distillation at the same round",
-            f"{PAPER}(b)", runs, ours, "fd_error_free", same_round, margin=CLOSE,
-        ),
-        _least_time(runs, ours, ["ota_fl", "ota_fl_fixed", "fedsgd"]),
-        _above("It ends above over-the-air federated learning", f"{PAPER}(b)", runs, ours, "ota_fl", final),
-        _above("It ends above error-free FedSGD", f"{PAPER}(b)", runs, ours, "fedsgd", final),
-        _above(
-            "It gains over every device alone (at the same round)", LEFT_OUT, runs, ours, "local_only", same_round
-        ),
-        _above(
-            "Error-free distillation gains over every device alone",
-            LEFT_OUT, runs, "fd_error_free", "local_only", same_round,
-        ),
-        _above(
-            "Sharing the air ends above one device after the other", LEFT_OUT, runs, ours, "orthogonal_fd", final
-        ),
-        _above(
-            f"airdistill ends above the paper's design with its linear receiver, both with T = {constant}",
-            OURS, runs, OWN, "ota_fd_fixed", final,
-        ),
-        _above(
-            "airdistill gains over every device alone (at the same round)", OURS, runs, OWN, "local_only", same_round
-        ),
-    ]  # fmt: skip
-    if SAME_TERMS_FL not in runs:
-        return claims
+    labels = {arm.label for arm in record.comparison.arms}
+    fixed = record.comparison.arm("ota_fd_fixed").scenario.learning.fixed_rounds
+    claims = _claims(fixed)
+    return _checked(record, claims if SAME_TERMS_FL in labels else [each for each in claims if not each.same_terms])
+
+
+def claims_about(record: ComparisonRecord) -> list[Checked]:
+    """Those of Figure 2(b) that the arms of any comparison can decide."""
+    ended = {arm.label for arm in record.comparison.arms if runs_of(record, arm.label)}
+    fixed = [arm.scenario.learning.fixed_rounds for arm in record.comparison.arms if arm.label == "ota_fd_fixed"]
+    decided = [claim for claim in _claims(*fixed) if {claim.ours, *claim.others} <= ended]
+    return _checked(record, [claim for claim in decided if not claim.equal_rounds or _equally_long(record, claim)])
+
+
+def _equally_long(record: ComparisonRecord, claim: _Claim) -> bool:
+    labels = (claim.ours, *claim.others)
+    return len({run.summary["rounds"] for label in labels for run in runs_of(record, label).values()}) == 1
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """That one arm is better than others: in accuracy less a margin, or, where `by` is None, in uplink time."""
+
+    statement: str
+    source: str
+    ours: str
+    others: tuple[str, ...]
+    by: Callable[[RunRecord, RunRecord], tuple[float, float | None]] | None
+    margin: float = 0.0
+    same_terms: bool = False
+    equal_rounds: bool = False
+
+
+def _claims(fixed: int | None = None) -> list[_Claim]:
+    constant = "a constant T" if fixed is None else f"T = {fixed}"
+    printed, ours = f"{PAPER}(b)", PROPOSED
     return [
-        *claims,
-        _above(
-            "On distillation's own link, ε and δ it ends above over-the-air federated learning",
-            LEFT_OUT, runs, ours, SAME_TERMS_FL, final,
+        _Claim(f"The optimised T beats {constant} in accuracy", printed, ours, ("ota_fd_fixed",), final),
+        _Claim(
+            f"The proposed scheme comes within {100 * CLOSE:.0f} point of error-free distillation at the same round",
+            printed, ours, ("fd_error_free",), same_round, margin=CLOSE,
         ),
-        _above(
+        _Claim(
+            "It reaches its accuracy in the least uplink time, against the federated-learning alternatives",
+            printed, ours, ("ota_fl", "ota_fl_fixed", "fedsgd"), None,
+        ),
+        _Claim("It ends above over-the-air federated learning", printed, ours, ("ota_fl",), final),
+        _Claim("It ends above error-free FedSGD", printed, ours, ("fedsgd",), final),
+        _Claim("It gains over every device alone (at the same round)", LEFT_OUT, ours, ("local_only",), same_round),
+        _Claim(
+            "Error-free distillation gains over every device alone",
+            LEFT_OUT, "fd_error_free", ("local_only",), same_round,
+        ),
+        _Claim("Sharing the air ends above one device after the other", LEFT_OUT, ours, ("orthogonal_fd",), final),
+        _Claim(
+            f"airdistill ends above the paper's design with its linear receiver, both with {constant}",
+            OURS, OWN, ("ota_fd_fixed",), final, equal_rounds=True,
+        ),
+        _Claim("airdistill gains over every device alone (at the same round)", OURS, OWN, ("local_only",), same_round),
+        _Claim(
+            "On distillation's own link, ε and δ it ends above over-the-air federated learning",
+            LEFT_OUT, ours, (SAME_TERMS_FL,), final, same_terms=True,
+        ),
+        _Claim(
             "On federated learning's link, ε and δ it ends above over-the-air federated learning",
-            LEFT_OUT, runs, SAME_TERMS_FD, "ota_fl", final,
+            LEFT_OUT, SAME_TERMS_FD, ("ota_fl",), final, same_terms=True,
         ),
     ]  # fmt: skip
+
+
+def _checked(record: ComparisonRecord, claims: list[_Claim]) -> list[Checked]:
+    runs = {arm.label: runs_of(record, arm.label) for arm in record.comparison.arms}
+    return [_least_time(claim, runs) if claim.by is None else _above(claim, claim.by, runs) for claim in claims]
 
 
 def final(ours: RunRecord, other: RunRecord) -> tuple[float, float]:
@@ -179,15 +209,12 @@ def same_round(ours: RunRecord, other: RunRecord) -> tuple[float, float | None]:
 
 
 def _above(
-    statement: str,
-    source: str,
-    runs: dict[str, dict[int, RunRecord]],
-    ours: str,
-    other: str,
+    claim: _Claim,
     accuracies: Callable[[RunRecord, RunRecord], tuple[float, float | None]],
-    margin: float = 0.0,
+    runs: dict[str, dict[int, RunRecord]],
 ) -> Checked:
     """Whether our accuracy is above the other's, less a margin, seed by seed."""
+    statement, source, ours, (other,) = claim.statement, claim.source, claim.ours, claim.others
     seeds = runs.get(ours, {}).keys() & runs.get(other, {}).keys()
     if not seeds:
         return Checked(statement, source, "undecided", f"{ours} or {other} did not end")
@@ -202,7 +229,7 @@ def _above(
         f"{ours} {100 * pairs[:, 0].mean():.1f} %, {other} {100 * pairs[:, 1].mean():.1f} %: "
         f"{100 * gap.mean:+.1f}{interval} points (by seed {each})"
     )
-    return Checked(statement, source, _verdict(gap, -margin), numbers.replace("-", "−"))
+    return Checked(statement, source, _verdict(gap, -claim.margin), numbers.replace("-", "−"))
 
 
 def _verdict(gap: Interval, least: float) -> Word:
@@ -213,14 +240,14 @@ def _verdict(gap: Interval, least: float) -> Word:
     return "does not hold" if gap.high < least else "undecided"
 
 
-def _least_time(runs: dict[str, dict[int, RunRecord]], ours: str, rivals: list[str]) -> Checked:
+def _least_time(claim: _Claim, runs: dict[str, dict[int, RunRecord]]) -> Checked:
     """Whether the federated-learning rivals take longer, or never get there, in every seed of two at least.
 
     A rival gets there between two evaluations: only if the earlier one is later than our end has it lost for sure.
     """
-    statement = "It reaches its accuracy in the least uplink time, against the federated-learning alternatives"
-    source, said, verdicts = f"{PAPER}(b)", [], []
-    for rival in rivals:
+    statement, source, ours = claim.statement, claim.source, claim.ours
+    said, verdicts = [], []
+    for rival in claim.others:
         seeds = sorted(runs.get(ours, {}).keys() & runs.get(rival, {}).keys())
         if not seeds:
             return Checked(statement, source, "undecided", f"{ours} or {rival} did not end")

@@ -67,15 +67,15 @@ class RoundFile:
             os.fsync(file.fileno())
 
 
-def new_folder(out: Path | None, name: str) -> Path:
-    """The folder for a new run: the one asked for, which must be empty, or the next free one under runs/."""
+def new_folder(out: Path | None, name: str, parent: Path = Path("runs")) -> Path:
+    """The folder for a new run: the one asked for, which must be empty, or the next free one under its parent."""
     if out is not None:
         if out.exists() and (not out.is_dir() or not all(map(_from_a_start, out.iterdir()))):
             raise InputError("--out", str(out), "is not empty; choose another folder, or resume the run in it")
         out.mkdir(parents=True, exist_ok=True)
         return out
     for number in itertools.count(1):
-        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
@@ -100,23 +100,37 @@ def existing_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
+def locked(folder: Path, patience_s: float = 0.2) -> Iterator[None]:
     """Keeps a second process out of the folder; the lock goes with the process, however that ends.
 
-    With patience it waits for so long until the other one has ended.
+    With patience it waits for so long until the other one has ended; a little of it is for those who only look.
     """
     deadline = time.monotonic() + patience_s
-    with (folder / LOCK).open("w") as file:
+    with (folder / LOCK).open("a") as file:
         while not _taken(file):
             if time.monotonic() >= deadline:
                 raise RunError(f"{folder}: another process is running in it")
             time.sleep(_LOOK_S)
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
         yield
 
 
-def _taken(file: IO[str]) -> bool:
+def process_in(folder: Path) -> int | None:
+    """Who runs in the folder, if anybody does."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / LOCK).open() as file:
+            if _taken(file, fcntl.LOCK_SH):
+                return None
+            return int(file.read() or 0) or None
+    except (OSError, ValueError):
+        return None
+
+
+def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

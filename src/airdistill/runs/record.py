@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from airdistill.errors import InputError
-from airdistill.runs.folder import ROUNDS, SUMMARY, simulated
+from airdistill.runs.folder import ROUNDS, SUMMARY, RunError, simulated
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,30 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        lines = (folder / ROUNDS).read_text().splitlines() if (folder / ROUNDS).exists() else []
-        summary = json.loads((folder / SUMMARY).read_text()) if (folder / SUMMARY).exists() else {}
-        return cls(folder, tuple(json.loads(line) for line in lines), summary)
+        """Of a run that may still go on: a line without its end does not count yet."""
+        path = folder / ROUNDS
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        rounds = tuple(_stored(line, f"{path}: line {number}") for number, line in enumerate(lines, start=1))
+        for number, record in enumerate(rounds, start=1):
+            if record.get("round") != number:
+                raise RunError(f"{path}: line {number} is not round {number}; the file is damaged")
+        path = folder / SUMMARY
+        return cls(folder, rounds, _stored(path.read_bytes(), str(path)) if path.exists() else {})
 
     @property
     def accuracy(self) -> dict[str, float] | None:
         """The last that was measured."""
         return next((line["accuracy"] for line in reversed(self.rounds) if "accuracy" in line), None)
+
+
+def _stored(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise RunError(f"{where}: cannot be read; the file is damaged")
+    return value
 
 
 def ended_run(folder: Path) -> RunRecord:

@@ -24,6 +24,7 @@ from airdistill.learning.fleet import LearningFleet, check_finite
 from airdistill.learning.samples import to_tensor
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.runs.accounts import opening_of
+from airdistill.runs.knowledge_tables import class_mean_tables, public_tables
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
@@ -76,6 +77,7 @@ class Simulation:
         check_finite(outcome.losses, self.fleet.finite_weights(), self.round_index)
         record = self._record(this, outcome, spent)
         if self._is_evaluated(self.round_index):
+            record |= self._knowledge_tables(this, outcome.heard)
             record["accuracy"] = self.accuracy()
         return record
 
@@ -159,10 +161,25 @@ class Simulation:
         if self._public is None or self._public.hidden_labels is None:
             return {}
         labels, num_classes = self._public.hidden_labels, self.plan.fleet.num_classes
-        asked = rows_of_round(declared_public(self.plan.scenario), this.index)
+        asked = labels[self._samples_asked(this)]
         sums = {"ideal": heard.ideal, "received": heard.received}
-        right = {name: _share_right(rows.reshape(-1, num_classes), labels[asked]) for name, rows in sums.items()}
+        right = {name: _share_right(rows.reshape(-1, num_classes), asked) for name, rows in sums.items()}
         return {"labels_right": {**right, "broadcast": _share_right(heard.knowledge, labels)}}
+
+    def _knowledge_tables(self, this: Round, heard: Heard | None) -> dict[str, Any]:
+        """To look at; nothing of gradients, of silence, and of public samples whose labels nobody knows."""
+        kind = self.plan.uplink.kind
+        if heard is None or kind == "gradient":
+            return {}
+        if kind != "public_knowledge":
+            return class_mean_tables(heard, self.plan.fleet.num_classes)
+        if self._public is None or self._public.hidden_labels is None:
+            return {}
+        labels = self._public.hidden_labels
+        return public_tables(heard, self.plan.fleet.num_classes, labels[self._samples_asked(this)], labels)
+
+    def _samples_asked(self, this: Round) -> IntArray:
+        return rows_of_round(declared_public(self.plan.scenario), this.index)
 
     def epsilon_spent(self, model: str) -> float:
         """The worst device's so far, under a sensitivity model."""

@@ -24,7 +24,15 @@ def load(source: str | Path, changes: Iterable[str] = ()) -> Scenario:
 
     A relative path in the file is looked up beside the file; one in a change, in the working directory.
     """
-    given = _read(source)
+    return _with_changes(_read(source), changes)
+
+
+def load_text(text: str, name: str, changes: Iterable[str] = ()) -> Scenario:
+    """The same from TOML that lies in no file; relative paths are looked up in the working directory."""
+    return _with_changes({"name": name, **_parsed(text, name)}, changes)
+
+
+def _with_changes(given: dict[str, Any], changes: Iterable[str]) -> Scenario:
     for change in changes:
         given = merged(given, parse_change(change))
     scenario = validated(given)
