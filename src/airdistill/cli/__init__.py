@@ -9,12 +9,15 @@ from airdistill.cli import (  # noqa: F401 - registers the commands
     piloting,
     planning,
     running,
+    serving,
     trusting,
 )
 from airdistill.cli.app import app, main
 
 # `--help` lists them in the order in which a newcomer needs them, not in that of the imports.
-_ORDER = ("plan", "pilot", "run", "resume", "compare", "reproduce", "certify", "audit", "report", "schemes", "bench")
+_ORDER = (
+    "plan", "pilot", "run", "resume", "compare", "reproduce", "certify", "audit", "report", "serve", "schemes", "bench",
+)  # fmt: skip
 app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))
 
 __all__ = ["app", "main"]

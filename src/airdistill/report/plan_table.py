@@ -179,9 +179,17 @@ def _noise_table(plan: Plan) -> Table:
     return table
 
 
-def _receivers_table(plan: Plan, outlook: Outlook) -> Table:
+Rows = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
+RECEIVERS_NOTE = (
+    "* the scenario's. Gap: Theorem 1 for linear, the bound for biased receivers for the others; error: expected for "
+    "linear, bounds before projection for the others"
+)
+
+
+def receiver_rows(plan: Plan, outlook: Outlook) -> Rows:
+    """Columns and rows of the receivers side by side."""
     own = plan.scenario.learning.receiver
-    rows = [
+    rows = tuple(
         (
             f"{receiver.name}*" if receiver.name == own else receiver.name,
             number(receiver.squared_error),
@@ -189,12 +197,13 @@ def _receivers_table(plan: Plan, outlook: Outlook) -> Table:
             str(receiver.best_rounds),
         )
         for receiver in outlook.receivers
-    ]
-    table = starred_table(("receiver", "squared error", "gap ΣΩ", "its best T"), rows)
-    table.caption = (
-        "* the scenario's. Gap: Theorem 1 for linear, the bound for biased receivers for the others;\n"
-        "error: expected for linear, bounds before projection for the others"
     )
+    return ("receiver", "squared error", "gap ΣΩ", "its best T"), rows
+
+
+def _receivers_table(plan: Plan, outlook: Outlook) -> Table:
+    table = starred_table(*receiver_rows(plan, outlook))
+    table.caption = RECEIVERS_NOTE
     return table
 
 
@@ -223,27 +232,36 @@ def _public_table(public: PublicOutlook) -> Table:
     return table
 
 
-def _steps_table(outlook: Outlook) -> Table:
+def step_rows(outlook: Outlook) -> Rows:
+    """Columns and rows of the steps of the co-design, each with all before it."""
     first = outlook.steps[0].noise_var
-    rows = [
+    rows = tuple(
         (
             step.name if place == 0 else f"+ {step.name}",
             number(step.noise_var),
             number(first / step.noise_var) if step.noise_var > 0 else "∞",
         )
         for place, step in enumerate(outlook.steps)
-    ]
-    table = starred_table(("step", "noise variance", "times below the first"), rows)
-    table.caption = (
-        "mean of all but the worst rounds, which silence is there for; --scheme airdistill takes all steps,\n"
-        "and its receiver filters what is left"
     )
+    return ("step", "noise variance", "times below the first"), rows
+
+
+def steps_note(outlook: Outlook) -> str:
     if not outlook.steps[0].holds:
-        table.caption = "the paper's accountant leaves less noise here than (ε, δ) needs"
+        return "the paper's accountant leaves less noise here than (ε, δ) needs"
+    return (
+        "mean of all but the worst rounds, which silence is there for; --scheme airdistill takes all steps, and its "
+        "receiver filters what is left"
+    )
+
+
+def _steps_table(outlook: Outlook) -> Table:
+    table = starred_table(*step_rows(outlook))
+    table.caption = steps_note(outlook)
     return table
 
 
-def privacy_rows(plan: Plan, all_devices: bool = False) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def privacy_rows(plan: Plan, all_devices: bool = False) -> Rows:
     """Columns and rows of asked and planned ε; large fleets are summed up unless all devices are asked for."""
     declared = plan.scenario.privacy.sensitivity
     models = [f"{model}*" if model == declared else model for model in plan.epsilon_by_model]

@@ -1,0 +1,31 @@
+"""The three pages and the way between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from airdistill.web.compare_page import show_compare
+from airdistill.web.plan_page import show_plan
+from airdistill.web.runs_page import show_runs
+from airdistill.web.sentences import errors_as_sentences
+from airdistill.web.site import PAGE
+
+_PAGES = {"Plan": show_plan, "Runs": show_runs, "Compare": show_compare}
+
+
+def show() -> None:
+    st.set_page_config("AirDistill", str(Path(__file__).with_name("icon.svg")), layout="wide")
+    st.html(_LESS_EMPTY)
+    # Not Streamlit's own navigation: a phone hides it, and at its addresses a browser asks for what is not there.
+    chosen = st.segmented_control(
+        "Page", list(_PAGES), default="Plan", required=True, key=PAGE, bind="query-params",
+        label_visibility="collapsed",
+    )  # fmt: skip
+    with errors_as_sentences():
+        _PAGES[chosen]()
+
+
+# The head of the page is kept free for a toolbar that is not there.
+_LESS_EMPTY = "<style>.stMainBlockContainer {padding-top: 3.2rem; padding-bottom: 3rem}</style>"
