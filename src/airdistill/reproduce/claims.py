@@ -132,19 +132,29 @@ def accuracy_claims(record: ComparisonRecord) -> list[Checked]:
 def claims_about(record: ComparisonRecord) -> list[Checked]:
     """Those of Figure 2(b) that the arms of any comparison can decide."""
     ended = {arm.label for arm in record.comparison.arms if runs_of(record, arm.label)}
-    fixed = [arm.scenario.learning.fixed_rounds for arm in record.comparison.arms if arm.label == "ota_fd_fixed"]
-    decided = [claim for claim in _claims(*fixed) if {claim.ours, *claim.others} <= ended]
-    return _checked(record, [claim for claim in decided if not claim.equal_rounds or _equally_long(record, claim)])
+    claims = _claims(_only(_lengths(record, "ota_fd_fixed")))
+    decided = [claim for claim in claims if {claim.ours, *claim.others} <= ended]
+    return _checked(record, [claim for claim in decided if claim.equal_rounds in (None, _equally_long(record, claim))])
+
+
+def _lengths(record: ComparisonRecord, *labels: str) -> set[int]:
+    return {run.summary["rounds"] for label in labels for run in runs_of(record, label).values()}
+
+
+def _only(lengths: set[int]) -> int | None:
+    return next(iter(lengths)) if len(lengths) == 1 else None
 
 
 def _equally_long(record: ComparisonRecord, claim: _Claim) -> bool:
-    labels = (claim.ours, *claim.others)
-    return len({run.summary["rounds"] for label in labels for run in runs_of(record, label).values()}) == 1
+    return _only(_lengths(record, claim.ours, *claim.others)) is not None
 
 
 @dataclass(frozen=True)
 class _Claim:
-    """That one arm is better than others: in accuracy less a margin, or, where `by` is None, in uplink time."""
+    """That one arm is better than others: in accuracy less a margin, or, where `by` is None, in uplink time.
+
+    `equal_rounds` says whether it is about runs of the same length, or of different ones.
+    """
 
     statement: str
     source: str
@@ -153,14 +163,17 @@ class _Claim:
     by: Callable[[RunRecord, RunRecord], tuple[float, float | None]] | None
     margin: float = 0.0
     same_terms: bool = False
-    equal_rounds: bool = False
+    equal_rounds: bool | None = None
 
 
 def _claims(fixed: int | None = None) -> list[_Claim]:
     constant = "a constant T" if fixed is None else f"T = {fixed}"
     printed, ours = f"{PAPER}(b)", PROPOSED
     return [
-        _Claim(f"The optimised T beats {constant} in accuracy", printed, ours, ("ota_fd_fixed",), final),
+        _Claim(
+            f"The optimised T beats {constant} in accuracy",
+            printed, ours, ("ota_fd_fixed",), final, equal_rounds=False,
+        ),
         _Claim(
             f"The proposed scheme comes within {100 * CLOSE:.0f} point of error-free distillation at the same round",
             printed, ours, ("fd_error_free",), same_round, margin=CLOSE,

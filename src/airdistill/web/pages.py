@@ -6,11 +6,11 @@ from pathlib import Path
 
 import streamlit as st
 
+from airdistill.web.address import PAGE, named_in_address
 from airdistill.web.compare_page import show_compare
 from airdistill.web.plan_page import show_plan
 from airdistill.web.runs_page import show_runs
 from airdistill.web.sentences import errors_as_sentences
-from airdistill.web.site import PAGE
 
 _PAGES = {"Plan": show_plan, "Runs": show_runs, "Compare": show_compare}
 
@@ -19,10 +19,9 @@ def show() -> None:
     st.set_page_config("AirDistill", str(Path(__file__).with_name("icon.svg")), layout="wide")
     st.html(_LESS_EMPTY)
     # Not Streamlit's own navigation: a phone hides it, and at its addresses a browser asks for what is not there.
-    chosen = st.segmented_control(
-        "Page", list(_PAGES), default="Plan", required=True, key=PAGE, bind="query-params",
-        label_visibility="collapsed",
-    )  # fmt: skip
+    named_in_address(PAGE, list(_PAGES))
+    picked = st.segmented_control("Page", list(_PAGES), required=True, key=PAGE, label_visibility="collapsed")
+    chosen = st.query_params[PAGE] = picked or "Plan"
     with errors_as_sentences():
         _PAGES[chosen]()
 

@@ -118,8 +118,10 @@ def curves_figure(curves: dict[str, Any], against: str) -> go.Figure:
                 hoverinfo="skip",
             )  # fmt: skip
         figure.add_scatter(x=x, y=100 * curve.mean, name=label, mode="lines+markers", line=line)
-    titles = {"rounds": "round", "seconds": "uplink time (s)"}
-    figure.update_xaxes(title=titles[against], type="log" if against == "seconds" else "linear")
+    titles = {"rounds": "round", "seconds": "uplink time"}
+    figure.update_xaxes(title=titles[against])
+    if against == "seconds":
+        figure.update_xaxes(type="log", exponentformat="SI", dtick="D2", ticksuffix="s")
     figure.update_yaxes(title="test accuracy, mean over devices (%)")
     return figure
 

@@ -27,6 +27,7 @@ from airdistill.web.started import go_on, is_starting, last_words, stop_run
 from airdistill.web.tables import show_table
 
 _LOOK_S = 1.0  # between two looks at a run that goes on
+_CERTIFY_S = 10.0  # between two certificates of it, which take longer
 _LAST_ROUNDS = 20  # that the time left is guessed from
 
 
@@ -40,19 +41,19 @@ def show_run(run: FoundRun) -> None:
         return
     _show_live(run)
     if run.state in ("ended", "stopped", "running"):
-        _show_certificate(run)
+        st.fragment(_show_certificate, run_every=_CERTIFY_S if run.goes_on else None)(run)
     if run.state == "ended":
         _show_report(run)
 
 
 def _show_live(run: FoundRun) -> None:
-    going_on = run.goes_on or is_starting(run.folder)
+    starting = is_starting(run.folder)
 
-    @st.fragment(run_every=_LOOK_S if going_on else None)
+    @st.fragment(run_every=_LOOK_S if run.goes_on or starting else None)
     def live() -> None:
         now = found_run(run.folder, this_site().runs)
-        if (now.state, is_starting(now.folder)) != (run.state, going_on and is_starting(now.folder)):
-            st.rerun()
+        if (now.state, is_starting(now.folder)) != (run.state, starting):
+            st.rerun()  # all of the page: what stands below has changed, too
         with errors_as_sentences():
             _show_progress(now)
 
@@ -143,9 +144,13 @@ def _show_controls(run: FoundRun) -> None:
     ):
         stop_run(run.folder)
         st.toast("It stops after the round in progress.")
-    if run.state == "stopped" and not is_starting(run.folder) and st.button("Resume", icon=":material/play_arrow:"):
-        go_on(run.folder)
-        st.rerun()
+    if run.state == "stopped" and not is_starting(run.folder):
+        said = last_words(run.folder)
+        if said.startswith("error:"):
+            st.error(plain(said))
+        if st.button("Resume", icon=":material/play_arrow:"):
+            go_on(run.folder)
+            st.rerun()
 
 
 def _show_knowledge(record: RunRecord) -> None:

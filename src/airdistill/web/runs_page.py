@@ -5,10 +5,12 @@ from __future__ import annotations
 import streamlit as st
 
 from airdistill.runs.finding import FoundRun, find_runs
+from airdistill.web.address import RUN, named_in_address
 from airdistill.web.run_view import show_run
 from airdistill.web.sentences import plain
-from airdistill.web.site import RUN, this_site
+from airdistill.web.site import this_site
 from airdistill.web.started import is_starting
+from airdistill.web.tables import show_table
 
 
 def show_runs() -> None:
@@ -20,13 +22,18 @@ def show_runs() -> None:
             icon=":material/info:",
         )
         return
-    if st.session_state.get(RUN) not in found:
-        st.session_state.pop(RUN, None)
-    chosen = st.selectbox(
-        "Run", list(found), format_func=lambda name: f"{name} · {state_in_words(found[name])}", key=RUN,
-        bind="query-params",
-    )  # fmt: skip
+    chosen = _chosen(found)
     show_run(found[chosen])
+
+
+def _chosen(found: dict[str, FoundRun]) -> str:
+    names = list(found)
+    named_in_address(RUN, names)
+    chosen = st.selectbox("Run", names, key=RUN)
+    st.query_params[RUN] = chosen
+    with st.expander(f"All {len(names)} of them"):
+        show_table(("run", "state"), [(name, state_in_words(run)) for name, run in found.items()])
+    return chosen
 
 
 def state_in_words(run: FoundRun) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOK_ONLY = "--look-only"
-PAGE, RUN = "page", "run"  # what an address of the page says: which of them, and which run
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import streamlit as st
 
 from airdistill import DEFAULT_SCHEME
 from airdistill.scenario.model import Scenario
+from airdistill.web.address import PAGE, RUN
 from airdistill.web.draft import AS_IT_STANDS, check_names_no_code
 from airdistill.web.sentences import errors_as_sentences, plain
-from airdistill.web.site import PAGE, RUN, this_site
+from airdistill.web.site import this_site
 from airdistill.web.started import start_run
 
 

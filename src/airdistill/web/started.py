@@ -10,7 +10,7 @@ from pathlib import Path
 
 from airdistill.errors import AirDistillError
 from airdistill.files import write_whole
-from airdistill.runs.folder import SCENARIO, new_folder, process_in
+from airdistill.runs.folder import LOCK, SCENARIO, new_folder, process_in
 from airdistill.scenario.loading import as_toml
 from airdistill.scenario.model import Scenario
 
@@ -21,6 +21,7 @@ def start_run(runs: Path, scenario: Scenario, scheme: str, rounds: int | None, e
     """Starts `airdistill run` in a new folder under `runs`; it goes on whatever becomes of the page."""
     folder = new_folder(None, f"{scenario.name}-{scheme}", runs)
     write_whole(folder / SCENARIO, as_toml(scenario).encode())
+    (folder / LOCK).touch()  # so that it is seen as a run before it has begun
     asked = ["--scheme", scheme, "--eval-every", str(eval_every), "--out", str(folder)]
     asked += [] if rounds is None else ["--rounds", str(rounds)]
     _launch(folder, ["run", str(folder / SCENARIO), *asked])
