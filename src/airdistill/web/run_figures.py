@@ -121,7 +121,7 @@ def curves_figure(curves: dict[str, Any], against: str) -> go.Figure:
     titles = {"rounds": "round", "seconds": "uplink time"}
     figure.update_xaxes(title=titles[against])
     if against == "seconds":
-        figure.update_xaxes(type="log", exponentformat="SI", dtick="D2", ticksuffix="s")
+        figure.update_xaxes(type="log", tickformat="~s", dtick="D2", ticksuffix="s")
     figure.update_yaxes(title="test accuracy, mean over devices (%)")
     return figure
 

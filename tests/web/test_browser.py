@@ -1,0 +1,245 @@
+"""The page in a real browser, served by the real command: what a person does there, and what the console says."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from contextlib import closing
+
+import pytest
+from in_process import exit_code
+from playwright.sync_api import expect, sync_playwright
+from small_worlds import small_scenario
+
+import airdistill as ad
+from airdistill.runs.options import RunOptions
+from airdistill.scenario.loading import as_toml, load
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the page was seen by nobody")
+# A test machine has no GPU and no network, and runs as root.
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+PATIENCE_MS = 60_000
+DESKTOP, PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with two runs that ended, one whose records are damaged, and one that never began."""
+    folder = tmp_path_factory.mktemp("runs")
+    scenario = small_scenario(folder)
+    for scheme in ("airdistill", "local_only"):
+        ad.run(scenario, scheme, out=folder / scheme, options=RunOptions(eval_every=2))
+    shutil.copytree(folder / "airdistill", folder / "damaged")
+    lines = (folder / "damaged" / "rounds.jsonl").read_text().splitlines()
+    (folder / "damaged" / "rounds.jsonl").write_text("\n".join([lines[0], lines[1][:40], *lines[2:], ""]))
+    shutil.copytree(folder / "airdistill", folder / "half")
+    for name in ("run.json", "rounds.jsonl", "summary.json"):
+        (folder / "half" / name).unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(runs):
+    """`airdistill serve` on a free port."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "airdistill", "serve", runs, "--port", str(port)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        _wait_for(f"http://localhost:{port}/_stcore/health", process)
+        yield f"http://localhost:{port}"
+    finally:
+        process.terminate()
+        said, _ = process.communicate(timeout=30)
+    assert "Traceback" not in said, said
+
+
+def _wait_for(address, process):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.stdout.read()
+        try:
+            urllib.request.urlopen(address).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail("the server did not answer")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, server):
+    """A page whose console stays clean, and that asks nobody but its own server for anything."""
+    page = browser.new_page(viewport=DESKTOP)
+    page.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    complaints, hosts = [], set()
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2] if "//" in request.url else None))
+    yield page
+    page.close()
+    assert complaints == []
+    assert hosts - {None} == {server.removeprefix("http://")}
+
+
+def metric(page, label):
+    return page.get_by_test_id("stMetric").filter(has_text=label).get_by_test_id("stMetricValue")
+
+
+def choose_scenario(page, name):
+    page.get_by_role("combobox", name="Scenario").click()
+    page.get_by_role("option", name=name, exact=True).click()
+    expect(page.get_by_text(f"{name}: ").first).to_be_visible()
+
+
+def test_a_slider_gives_the_rounds_that_the_command_line_gives(page, server, tmp_path, capsys):
+    page.goto(server)
+    choose_scenario(page, "device-level")
+    before = ad.plan(load("device-level")).num_rounds
+    expect(metric(page, "Rounds T")).to_have_text(str(before))
+    page.get_by_role("tab", name="Privacy").click()
+    slider = page.get_by_role("slider", name="ε of a device")
+    for _ in range(4):
+        slider.press("ArrowLeft")
+    expect(metric(page, "Rounds T")).not_to_have_text(str(before))
+    expect(page.get_by_test_id("stStatusWidget")).to_have_count(0)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download scenario").click()
+    path = tmp_path / "mine.toml"
+    download.value.save_as(path)
+    assert tomllib.loads(path.read_text())["privacy"]["epsilon"] < 8
+    assert exit_code("plan", path, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    expect(metric(page, "Rounds T")).to_have_text(str(told["rounds"]["chosen"]))
+    command = shlex.split(page.get_by_test_id("stCode").last.inner_text())
+    assert command[:4] == ["airdistill", "plan", "device-level", "--set"]
+    assert load("device-level", command[4:]) == load(path)
+
+
+def test_what_is_wrong_is_said_in_a_sentence_and_put_right(page, server):
+    page.goto(server)
+    typed = page.get_by_role("textbox", name="Any other field")
+    typed.fill("radio.peek_power=1 mW")
+    typed.press("Control+Enter")
+    expect(page.get_by_test_id("stAlert").filter(has_text="did you mean peak_power?")).to_be_visible()
+    typed.fill("radio.peak_power=2 mW")
+    typed.press("Control+Enter")
+    expect(metric(page, "Rounds T")).to_be_visible()
+    expect(page.get_by_text("did you mean")).to_have_count(0)
+
+
+def test_an_opened_scenario_is_run_watched_stopped_and_gone_on_with(page, server, runs, tmp_path):
+    (tmp_path / "opened.toml").write_text(as_toml(small_scenario(tmp_path, "name=opened")))
+    page.goto(server)
+    page.get_by_text("Open a scenario").click()
+    page.get_by_test_id("stFileUploader").locator("input").set_input_files(tmp_path / "opened.toml")
+    expect(page.get_by_text("opened: 3 devices with 20 samples")).to_be_visible()
+    page.get_by_role("spinbutton", name="Rounds", exact=True).fill("20000")
+    page.get_by_role("spinbutton", name="Evaluated every").fill("100")
+    page.get_by_role("button", name="Start a run").click()
+    page.get_by_role("button", name="Watch it").click()
+    expect(metric(page, "State")).to_have_text("running")
+    seen = _rounds_seen(page, at_least=3)
+    assert seen == sorted(seen)
+    expect(page.get_by_text("Received: off by")).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(metric(page, "State")).to_have_text("stopped")
+    stopped_at = int(metric(page, "Round").first.inner_text().split()[0])
+    page.get_by_role("button", name="Resume").click()
+    expect(metric(page, "State")).to_have_text("running")
+    assert _rounds_seen(page, at_least=1)[0] >= stopped_at
+    page.get_by_role("button", name="Stop").click()
+    expect(metric(page, "State")).to_have_text("stopped")
+    expect(page.get_by_text("holds under assumptions").first).to_be_visible()
+    records = ad.RunRecord.read(runs / "opened-airdistill").rounds
+    assert [record["round"] for record in records] == list(range(1, len(records) + 1))
+
+
+def _rounds_seen(page, at_least):
+    """Different rounds that the page shows while nobody touches it."""
+    seen = []
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while len(seen) < at_least and time.monotonic() < deadline:
+        now = int(metric(page, "Round").first.inner_text().split()[0])
+        if now > 0 and now not in seen:
+            seen.append(now)
+        page.wait_for_timeout(200)
+    assert len(seen) >= at_least
+    return seen
+
+
+def test_a_damaged_run_says_so_and_the_others_stay(page, server):
+    page.goto(f"{server}/?page=Runs&run=damaged")
+    expect(page.get_by_test_id("stAlert")).to_contain_text("rounds.jsonl: line 2: cannot be read; the file is damaged")
+    page.get_by_role("combobox", name="Run").click()
+    page.get_by_role("option", name="half").click()
+    expect(page.get_by_test_id("stAlert")).to_contain_text("half did not begin")
+    page.get_by_role("combobox", name="Run").click()
+    page.get_by_role("option", name="airdistill", exact=True).click()
+    expect(metric(page, "State")).to_have_text("ended")
+    page.get_by_text("Show the report").click()
+    expect(page.frame_locator("iframe").get_by_role("heading", name="What came out")).to_be_visible()
+
+
+def pick_runs(page):
+    box = page.get_by_role("combobox", name="Runs")
+    for name in ("airdistill", "local_only"):
+        box.click()
+        page.get_by_role("option", name=name, exact=True).click()
+    box.press("Escape")
+
+
+def test_runs_are_picked_and_compared(page, server):
+    page.goto(f"{server}/?page=Compare")
+    pick_runs(page)
+    expect(page.get_by_role("cell", name="local_only")).to_be_visible()
+    expect(page.get_by_text("airdistill gains over every device alone")).to_be_visible()
+    expect(page.get_by_role("heading", name="Against uplink time")).to_be_visible()
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("where", ["?page=Plan", "?page=Runs&run=airdistill", "?page=Compare"])
+def test_no_page_is_wider_than_its_screen(page, server, size, where, tmp_path):
+    """PICTURES names a folder in which to look at them."""
+    page.set_viewport_size(size)
+    page.goto(f"{server}/{where}")
+    if "Compare" in where:
+        pick_runs(page)
+    expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible()
+    page.wait_for_timeout(500)
+    main = page.get_by_test_id("stMain")
+    assert main.evaluate("element => element.scrollWidth <= element.clientWidth")
+    name = f"{where.split('=')[1].split('&')[0]}-{size['width']}.png".lower()
+    page.screenshot(path=f"{os.environ.get('PICTURES', tmp_path)}/{name}")
+
+
+def test_ctrl_c_ends_the_server(runs):
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-m", "airdistill", "serve", runs, "--port", str(port)])
+    _wait_for(f"http://localhost:{port}/_stcore/health", process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) in (0, 130)
