@@ -1,7 +1,8 @@
-"""Your own scheme in one file: over-the-air distillation whose server projects what it hears onto the simplex.
+"""Your own scheme in one file: a server that believes what it hears as far as it stands out of the noise.
 
-Run it with `python examples/own_scheme.py [ROUNDS [FIELD=VALUE ...]]`, or name it on the command line from this folder:
-`airdistill run quick --scheme own_scheme:ProjectedFd`.
+Run it with `python examples/own_scheme.py [ROUNDS [FIELD=VALUE ...]]` on `quick` (20 devices × 300 digits of MNIST,
+whole-device ε = 8), or name it on the command line from this folder:
+`airdistill run quick --scheme own_scheme:ShrunkFd`. 30 s on two cores; records lie under runs/.
 """
 
 import sys
@@ -9,35 +10,48 @@ import sys
 import numpy as np
 
 import airdistill as ad
-from airdistill.air import over_the_air
+from airdistill.air import Estimate, over_the_air
 from airdistill.schemes import Outcome, Round, Scheme
 
 
-def onto_simplex(rows: np.ndarray) -> np.ndarray:
-    """The nearest probability vector of each row, in the Euclidean distance."""
-    falling = -np.sort(-rows, axis=1)
-    excess = (np.cumsum(falling, axis=1) - 1) / np.arange(1, rows.shape[1] + 1)
-    last = np.count_nonzero(falling > excess, axis=1) - 1
-    return np.maximum(rows - excess[np.arange(len(rows)), last][:, None], 0.0)
+class Shrinking:
+    """James and Stein's estimate: each class's row is drawn to the even guess 1/K, the more the noisier it is."""
+
+    def estimate(self, received: np.ndarray, noise_var: np.ndarray) -> Estimate:
+        num_classes = received.shape[1]
+        excess = received - 1 / num_classes
+        noise = max(num_classes - 2, 0) * noise_var
+        believed = np.clip(1 - noise / (excess**2).sum(axis=1), 0, 1)
+        return Estimate(1 / num_classes + believed[:, None] * excess)
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {}  # it remembers nothing from round to round
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        pass
 
 
-class ProjectedFd(Scheme):
-    """What a server computes from what it heard costs no privacy: knowledge is a probability vector, so make it one."""
+class ShrunkFd(Scheme):
+    """What a server computes from what it heard costs no privacy, so that a better estimate is free."""
 
-    name = "projected_fd"
+    name = "shrunk_fd"
 
     def play(self, this: Round) -> Outcome:
-        channel, counts = this.channel(), this.plan.fleet.class_counts
-        design = this.plan.design(channel)
-        knowledge, noise = this.local_knowledge(), this.noise(design)  # the ledger is charged before there is noise
-        heard = over_the_air(counts, knowledge, design, channel, noise, this.scenario.radio.slot)
-        return Outcome(this.learn(onto_simplex(heard.received)), heard)
+        design, counts = this.design(), this.plan.fleet.class_counts
+        noise = this.noise(design)  # the ledger is charged before there is any noise to send with
+        slot = this.scenario.radio.slot
+        heard = over_the_air(counts, this.local_knowledge(), design, this.channel(), noise, slot)
+        heard = heard.estimated_by(Shrinking())
+        return Outcome(this.learn(heard.knowledge), heard)
 
 
 def main(rounds: int, changes: list[str]) -> None:
-    for scheme in ("ota_fd", "own_scheme:ProjectedFd"):
-        summary = ad.run(ad.load("quick", changes), scheme, rounds).summary
-        print(f"{summary['scheme']:<14} {summary['accuracy']['mean']:.1%} after {summary['rounds']} rounds")
+    scenario = ad.load("quick", changes)
+    print(f"{scenario.num_devices} devices, {rounds} rounds; mean accuracy over devices, worst device's ε")
+    for scheme in ("local_only", "ota_fd", "own_scheme:ShrunkFd", "airdistill"):
+        summary = ad.run(scenario, scheme, rounds).summary
+        reached, spent = summary["accuracy"]["mean"], summary["epsilon_spent"]
+        print(f"{summary['scheme']:<11} {reached:.1%}, ε spent {spent:.3g}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,10 @@
 >>> plan = ad.plan(ad.load("quick"))
 >>> plan.num_rounds
 60
+>>> [receiver.name for receiver in ad.outlook_of(plan).receivers]
+['linear', 'projected', 'tracking']
+>>> ad.plan_run(ad.load("quick"), rounds=16).scenario.learning.receiver
+'tracking'
 """
 
 from __future__ import annotations
@@ -15,27 +19,38 @@ __version__ = "0.1.0"
 DEFAULT_SCHEME = "airdistill"
 
 if TYPE_CHECKING:
+    from airdistill.audit import Audit, AuditOptions, audit_run
+    from airdistill.codesign.outlook import Outlook, outlook_of
     from airdistill.codesign.plan import Plan, plan
     from airdistill.errors import AirDistillError
     from airdistill.privacy.certificate import Certificate
     from airdistill.privacy.ledger import BudgetExceeded
     from airdistill.runs import ComparisonRecord, PilotRecord, RunRecord, certify, compare, pilot, resume, run
+    from airdistill.runs.options import RunOptions
     from airdistill.scenario import Scenario, load
+    from airdistill.schemes import plan_run
 
 __all__ = [
     "AirDistillError",
+    "Audit",
+    "AuditOptions",
     "BudgetExceeded",
     "Certificate",
     "ComparisonRecord",
+    "Outlook",
     "PilotRecord",
     "Plan",
+    "RunOptions",
     "RunRecord",
     "Scenario",
+    "audit_run",
     "certify",
     "compare",
     "load",
+    "outlook_of",
     "pilot",
     "plan",
+    "plan_run",
     "resume",
     "run",
 ]
@@ -43,18 +58,25 @@ __all__ = [
 # Names are looked up when first used, so that `import airdistill` and `airdistill --help` stay light.
 _HOMES = {
     "AirDistillError": "airdistill.errors",
+    "Audit": "airdistill.audit",
+    "AuditOptions": "airdistill.audit",
     "BudgetExceeded": "airdistill.privacy.ledger",
     "Certificate": "airdistill.privacy.certificate",
     "ComparisonRecord": "airdistill.runs.comparison",
+    "Outlook": "airdistill.codesign.outlook",
     "PilotRecord": "airdistill.runs.piloting",
     "Plan": "airdistill.codesign.plan",
+    "RunOptions": "airdistill.runs.options",
     "RunRecord": "airdistill.runs.record",
     "Scenario": "airdistill.scenario",
+    "audit_run": "airdistill.audit",
     "certify": "airdistill.runs.accounts",
     "compare": "airdistill.runs.comparison",
     "load": "airdistill.scenario",
+    "outlook_of": "airdistill.codesign.outlook",
     "pilot": "airdistill.runs.piloting",
     "plan": "airdistill.codesign.plan",
+    "plan_run": "airdistill.schemes.registry",
     "resume": "airdistill.runs.runner",
     "run": "airdistill.runs.runner",
 }

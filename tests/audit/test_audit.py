@@ -6,10 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from audited_worlds import planned
+from small_worlds import small_scenario
 
-from airdistill.audit import AuditOptions, audit
+from airdistill.audit import AuditOptions, audit, audit_run
 from airdistill.errors import InputError
+from airdistill.runs.accounts import certify
 from airdistill.runs.options import RunOptions
+from airdistill.runs.runner import run
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.registry import load_scheme
 
@@ -116,3 +119,12 @@ def test_trials_keep_to_a_budget_and_the_notes_say_so(tmp_path, monkeypatch):
     found = audit(plan, chosen, options, ONE)
     assert found.empirical.num_trials == 72_000 // (2 * 30 * 40)
     assert any("30 of 5000 trials" in note for note in found.notes)
+
+
+def test_an_audit_of_a_run_stays_in_its_certificate(tmp_path):
+    folder = run(small_scenario(tmp_path), rounds=2, out=tmp_path / "run", options=ONE).folder
+    found = audit_run(folder, replace(LITTLE, parts=("exact",)))
+    assert (found.scheme, found.num_rounds) == ("airdistill", 2)
+    assert certify(folder).audit["audits"][0]["parts"] == ["exact"]
+    with pytest.raises(InputError, match="is no run's folder"):
+        audit_run("quick")

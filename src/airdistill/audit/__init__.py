@@ -2,5 +2,6 @@
 
 from airdistill.audit.auditing import Audit, audit
 from airdistill.audit.options import AuditOptions
+from airdistill.audit.subject import audit_run
 
-__all__ = ["Audit", "AuditOptions", "audit"]
+__all__ = ["Audit", "AuditOptions", "audit", "audit_run"]

@@ -12,8 +12,7 @@ from airdistill.runs.comparison import Comparison, ComparisonRecord, OnProgress,
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.loading import changed, with_absolute_paths
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.planning import as_run_by, plan_scheme
-from airdistill.schemes.registry import load_scheme
+from airdistill.schemes.registry import plan_run
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,7 @@ def accuracy_figure(
 def _comparison(name: str, scenario: Scenario, step: str, seeds: int, options: RunOptions) -> Comparison:
     """Everybody is evaluated after the rounds that the proposed scheme ends with, too: there it is compared."""
     numbers = tuple(range(scenario.seed, scenario.seed + seeds))
-    proposed = load_scheme(PROPOSED)
-    planned = [plan_scheme(proposed, as_run_by(proposed, changed(scenario, {"seed": seed}))) for seed in numbers]
+    planned = [plan_run(changed(scenario, {"seed": seed}), PROPOSED) for seed in numbers]
     ends = {plan.num_rounds for plan in planned}
     arms = accuracy_arms(scenario, step, max(*ends, scenario.learning.fixed_rounds))
     return Comparison(name, arms, numbers, replace(options, eval_also=tuple(sorted(ends))))

@@ -28,8 +28,7 @@ from airdistill.runs.record import RunRecord
 from airdistill.runs.simulation import check_has_data
 from airdistill.scenario.loading import changed, validated, with_absolute_paths
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.planning import as_run_by, plan_scheme
-from airdistill.schemes.registry import load_scheme
+from airdistill.schemes.registry import load_scheme, plan_run
 
 COMPARISON = "comparison.json"
 NEWS = "airdistill-news "  # what a worker's lines begin with that are meant for us
@@ -97,8 +96,7 @@ class Comparison:
         """Plans every arm for the first seed, so that bad input is said at once and not from a process of its own."""
         for arm in self.arms:
             check_has_data(arm.scenario)
-            scheme = load_scheme(arm.scheme)
-            plan_scheme(scheme, as_run_by(scheme, arm.with_seed(self.seeds[0]), arm.rounds))
+            plan_run(arm.with_seed(self.seeds[0]), arm.scheme, arm.rounds)
 
     def to_dict(self) -> dict[str, Any]:
         return {

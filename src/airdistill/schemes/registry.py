@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 
+from airdistill import DEFAULT_SCHEME
+from airdistill.codesign.plan import Plan
 from airdistill.errors import InputError
 from airdistill.plugins import load_object
-from airdistill.scenario.model import NAME_PATTERN
+from airdistill.scenario.model import NAME_PATTERN, Scenario
 from airdistill.schemes.airdistill import AirDistill
 from airdistill.schemes.airdistill_proxy import AirDistillProxy
 from airdistill.schemes.base import Scheme
@@ -21,6 +23,7 @@ from airdistill.schemes.ota_fd_fixed import OtaFdFixed
 from airdistill.schemes.ota_fl import OtaFl
 from airdistill.schemes.ota_fl_fixed import OtaFlFixed
 from airdistill.schemes.ota_proxy_fd import OtaProxyFd
+from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.proxy_fd import ProxyFd
 from airdistill.schemes.selective_fd import SelectiveFd
 
@@ -58,3 +61,9 @@ def load_scheme(reference: str) -> Scheme:
     if inspect.isabstract(found) or not re.fullmatch(NAME_PATTERN, str(getattr(found, "name", ""))):
         raise InputError("--scheme", reference, "must have a `name` fit for a folder, and a method `play`")
     return found()
+
+
+def plan_run(scenario: Scenario, scheme: str = DEFAULT_SCHEME, rounds: int | None = None) -> Plan:
+    """The plan that a run of these arguments would follow."""
+    chosen = load_scheme(scheme)
+    return plan_scheme(chosen, as_run_by(chosen, scenario, rounds))
