@@ -39,10 +39,10 @@ def serve(runs: Path, address: str, port: int, open_browser: bool) -> NoReturn:
 def server_arguments(runs: Path, address: str, port: int, open_browser: bool) -> list[str]:
     """What `streamlit run` is told, once it is known that it can be done."""
     _check_installed()
-    _check_free(address, port)
     if runs.exists() and not runs.is_dir():
         raise InputError("FOLDER", str(runs), "is not a folder")
     local = is_local(address)
+    _check_free(address, port)
     settings = {**_QUIET, "server.address": address, "server.port": str(port)}
     settings["server.headless"] = "false" if open_browser else "true"
     # Against web pages elsewhere that point a name of theirs to this machine.

@@ -1,0 +1,83 @@
+"""How soon the page answers a slider: from the key to the number on the screen, in a real browser.
+
+    python benchmarks/page.py [SCENARIO ...]
+
+Starts `airdistill serve` and Chromium, moves the power slider of each scenario 20 times, and prints median and worst.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+from playwright.sync_api import Page, sync_playwright
+
+MOVES = 20
+# Notes when a key goes down, and how long after it the energy that depends on it is shown anew.
+WATCH = """() => {
+  window.waited = [];
+  document.addEventListener('keydown', () => { window.pressed = performance.now() }, true);
+  const metrics = [...document.querySelectorAll('[data-testid=stMetric]')];
+  const shown = metrics.find(metric => metric.innerText.includes('Uplink energy'));
+  new MutationObserver(() => window.waited.push(performance.now() - window.pressed))
+    .observe(shown, {subtree: true, childList: true, characterData: true});
+}"""
+
+
+def main() -> None:
+    scenarios = sys.argv[1:] or ["paper", "small-data"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "airdistill", "serve", tempfile.mkdtemp(), "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(f"http://localhost:{port}/_stcore/health")
+        with sync_playwright() as playwright:
+            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+            for name in scenarios:
+                waited = _answers(browser.new_page(viewport={"width": 1400, "height": 1000}), port, name)
+                median, worst = statistics.median(waited), max(waited)
+                print(f"{name}: {len(waited)} answers, median {median:.0f} ms, worst {worst:.0f} ms")
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _wait_for(address: str) -> None:
+    while True:
+        try:
+            urllib.request.urlopen(address).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+
+
+def _answers(page: Page, port: int, scenario: str) -> list[float]:
+    """Milliseconds of each."""
+    page.goto(f"http://localhost:{port}")
+    page.get_by_role("combobox", name="Scenario").click()
+    page.get_by_role("option", name=scenario, exact=True).click()
+    page.get_by_text(f"{scenario}: ").first.wait_for()
+    page.get_by_role("tab", name="Link").click()
+    slider = page.get_by_role("slider", name="Transmit power limit").first
+    slider.focus()
+    page.wait_for_timeout(2000)
+    page.evaluate(WATCH)
+    for _ in range(MOVES):
+        slider.press("ArrowRight")
+        page.wait_for_timeout(1500)
+    waited: list[float] = page.evaluate("window.waited")
+    return waited
+
+
+if __name__ == "__main__":
+    main()

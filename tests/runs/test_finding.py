@@ -1,0 +1,106 @@
+"""Runs found in a folder, in every state, and picked for a comparison."""
+
+import os
+import shutil
+
+import pytest
+from small_worlds import small_scenario
+
+import airdistill as ad
+from airdistill.errors import AirDistillError
+from airdistill.reproduce.claims import claims_about
+from airdistill.runs.finding import find_comparisons, find_runs
+from airdistill.runs.folder import locked, process_in
+from airdistill.runs.options import RunOptions
+from airdistill.runs.picking import picked_comparison
+from airdistill.runs.results import arm_results
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """`ota_fd` and `local_only` on two seeds, and `ota_fd` once more at another ε."""
+    folder = tmp_path_factory.mktemp("runs")
+    options = RunOptions(eval_every=2)
+    for seed in (3, 5):
+        for scheme in ("ota_fd", "local_only"):
+            ad.run(small_scenario(folder, f"seed={seed}"), scheme, out=folder / f"{scheme}-{seed}", options=options)
+    ad.run(small_scenario(folder, "privacy.epsilon=4"), "ota_fd", out=folder / "deep" / "stricter", options=options)
+    return folder
+
+
+def states(folder):
+    return {run.name: run.state for run in find_runs(folder)}
+
+
+def test_states_are_told_apart(runs, tmp_path):
+    assert states(runs)["deep/stricter"] == "ended"
+    for name in ("stopped", "broken", "none"):
+        shutil.copytree(runs / "ota_fd-3", tmp_path / name)
+        (tmp_path / name / "summary.json").unlink()
+    (tmp_path / "broken" / "plan.json").write_text("{}")
+    (tmp_path / "none" / "run.json").unlink()
+    assert states(tmp_path) == {"stopped": "stopped", "broken": "broken", "none": "not begun"}
+    broken = next(run for run in find_runs(tmp_path) if run.state == "broken")
+    assert "plan.json was edited or damaged" in broken.trouble
+    with locked(tmp_path / "stopped"), locked(tmp_path / "none"):
+        assert states(tmp_path) == {"stopped": "running", "broken": "broken", "none": "starting"}
+    assert states(tmp_path)["stopped"] == "stopped"
+
+
+def test_whoever_runs_in_a_folder_is_named_while_it_does(tmp_path):
+    assert process_in(tmp_path) is None
+    with locked(tmp_path):
+        assert process_in(tmp_path) == os.getpid()
+        with pytest.raises(AirDistillError, match="another process"), locked(tmp_path):
+            pass
+        assert process_in(tmp_path) == os.getpid()
+    assert process_in(tmp_path) is None
+
+
+def test_a_look_does_not_keep_a_run_out(tmp_path):
+    with locked(tmp_path):
+        pass
+    for _ in range(50):
+        process_in(tmp_path)
+        with locked(tmp_path, patience_s=0):
+            pass
+
+
+def test_a_round_half_written_does_not_count_and_a_damaged_one_is_named(runs, tmp_path):
+    shutil.copytree(runs / "ota_fd-3", tmp_path / "run")
+    path = tmp_path / "run" / "rounds.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    assert len(ad.RunRecord.read(tmp_path / "run").rounds) == 5
+    lines = whole.splitlines(keepends=True)
+    for damaged in ([lines[0], b"[1]\n", *lines[2:]], [lines[0], *lines[2:]], [lines[0], b"nonsense\n"]):
+        path.write_bytes(b"".join(damaged))
+        with pytest.raises(AirDistillError, match=r"line 2.*damaged"):
+            ad.RunRecord.read(tmp_path / "run")
+
+
+def test_picked_runs_are_arms_by_what_they_have_in_common(runs):
+    names = ["ota_fd-3", "ota_fd-5", "local_only-3", "local_only-5"]
+    record = picked_comparison([runs / name for name in names], runs)
+    assert [arm.label for arm in record.comparison.arms] == ["ota_fd", "local_only"]
+    assert record.comparison.seeds == (3, 5)
+    by_label = {result.label: result for result in arm_results(record)}
+    assert by_label["ota_fd"].num_seeds == 2
+    ended = [ad.RunRecord.read(runs / f"ota_fd-{seed}").summary["accuracy"]["mean"] for seed in (3, 5)]
+    assert by_label["ota_fd"].accuracy.mean == pytest.approx(sum(ended) / 2)
+    assert by_label["ota_fd"].gain is not None
+    assert [claim.statement for claim in claims_about(record)] == [
+        "It gains over every device alone (at the same round)"
+    ]
+
+
+def test_the_same_scheme_on_other_terms_is_another_arm(runs):
+    record = picked_comparison([runs / "ota_fd-3", runs / "deep" / "stricter"], runs)
+    assert [arm.label for arm in record.comparison.arms] == ["ota_fd-3", "deep/stricter"]
+    assert len(record.runs) == 2
+
+
+def test_comparisons_are_found_by_their_question(tmp_path):
+    (tmp_path / "figures" / "fig2b").mkdir(parents=True)
+    (tmp_path / "figures" / "fig2b" / "comparison.json").write_text("{}")
+    assert find_comparisons(tmp_path) == [tmp_path / "figures" / "fig2b"]

@@ -1,0 +1,143 @@
+"""The pages without a browser: what they compute, refuse and say."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_worlds import small_scenario
+from streamlit.testing.v1 import AppTest
+
+import airdistill as ad
+import airdistill.web.app
+from airdistill.runs.options import RunOptions
+from airdistill.scenario.loading import load, preset_names
+from airdistill.web.site import LOOK_ONLY
+
+SCRIPT = Path(airdistill.web.__file__).with_name("app.py")
+
+
+@pytest.fixture
+def open_page(tmp_path, monkeypatch):
+    """The page of a folder, as a visitor of its first address sees it; more arguments are the server's."""
+
+    def opened(folder=tmp_path, *arguments, **address):
+        monkeypatch.setattr(sys, "argv", ["app.py", str(folder), *arguments])
+        page = AppTest.from_file(str(SCRIPT), default_timeout=60)
+        page.query_params.update(address)
+        return page.run()
+
+    return opened
+
+
+def slider(page, label):
+    return next(each for each in page.select_slider if each.label == label)
+
+
+def choice(page, label):
+    return next(each for each in page.selectbox if each.label == label)
+
+
+def command_of(page):
+    return page.code[-1].value
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_planned_and_nothing_is_changed_that_was_not_touched(open_page, name):
+    page = open_page()
+    choice(page, "Scenario").set_value(name)
+    page.run()
+    assert not page.exception
+    assert [each.value for each in page.error] == []
+    assert command_of(page) == f"airdistill plan {name}"
+    assert page.metric[0].value == str(ad.plan(load(name)).num_rounds)
+
+
+def test_every_slider_makes_the_change_that_its_label_says(open_page):
+    """Each is moved by one place; the command line then has that field, and the plan is the one of that scenario."""
+    page = open_page()
+    choice(page, "Scenario").set_value("quick")
+    page.run()
+    for number in range(len(page.select_slider)):
+        knob = page.select_slider[number]
+        start = knob.value
+        knob.set_value((start[0], start[1] + 1) if isinstance(start, tuple) else start + 1)
+        page.run()
+        assert not page.exception
+        assert not page.error
+        _, _, _, flag, change = command_of(page).split(" ", 4)
+        assert flag == "--set"
+        changed = load("quick", [change.strip("'")])
+        assert changed != load("quick"), knob.label
+        assert page.metric[0].value == str(ad.plan(changed).num_rounds)
+        page.select_slider[number].set_value(start)
+
+
+def test_a_choice_that_needs_another_field_brings_it(open_page):
+    page = open_page()
+    choice(page, "How classes fall to devices").set_value("dirichlet")
+    page.run()
+    assert not page.error
+    assert slider(page, "Concentration α")
+    assert "data.alpha=0.5" in command_of(page)
+
+
+def test_a_page_without_runs_says_how_to_get_one(open_page, tmp_path):
+    page = open_page(tmp_path / "nowhere", page="Runs")
+    assert "There are no runs" in page.info[0].value
+    page = open_page(tmp_path / "nowhere", page="Compare")
+    assert not page.exception
+
+
+@pytest.fixture(scope="module")
+def ended_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ended")
+    ad.run(small_scenario(folder), "ota_fd", out=folder / "run", options=RunOptions(eval_every=3))
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "plan.json", "scenario.toml", "rounds.jsonl", "ledger.jsonl", "summary.json"]
+)
+@pytest.mark.parametrize("harm", ["gone", "empty", "garbage", "cut"])
+def test_no_harm_to_a_run_breaks_the_page(open_page, ended_run, tmp_path, name, harm):
+    """Whatever was lost or overwritten: a sentence, or less to see, and never an exception."""
+    shutil.copytree(ended_run, tmp_path / "run")
+    path = tmp_path / "run" / name
+    content = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"empty": b"", "garbage": b"\xff\x00{]\n", "cut": content[: len(content) // 2]}[harm])
+    page = open_page(tmp_path, page="Runs", run="run")
+    assert not page.exception
+    assert not any("nobody foresaw" in each.value for each in page.error)
+    assert page.error or page.metric
+
+
+def test_a_page_open_to_the_network_starts_nothing_and_reads_no_files(open_page, tmp_path, few_digits):
+    page = open_page(tmp_path, LOOK_ONLY)
+    assert not any(each.label == "Start a run" for each in page.button)
+    page.text_area[0].set_value(f"data.dataset={few_digits}")
+    page.run()
+    assert "takes none" in page.error[0].value
+    assert not page.metric
+
+
+def test_code_of_a_visitor_is_not_run(open_page, tmp_path):
+    page = open_page(tmp_path)
+    page.text_area[0].set_value("learning.model=somewhere:Model")
+    page.run()
+    next(each for each in page.button if each.label == "Start a run").click()
+    page.run()
+    assert "code of your own" in page.error[0].value.replace("\\", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_a_preset_are_those_of_the_command_line(open_page):
+    page = open_page()
+    plan = ad.plan(load("paper"))
+    shown = {each.label: each.value for each in page.metric}
+    assert shown["What binds"] == plan.forecast.regime
+    assert shown["Worst ε, device"] == f"{np.max(plan.epsilon_by_model['device']):.3g}"
