@@ -105,3 +105,24 @@ def show_command(name: Annotated[str, typer.Argument(metavar="NAME", help="A pre
     from airdistill.scenario.loading import preset_text
 
     print_text(preset_text(name).rstrip("\n"))
+
+
+@scenarios_app.command("fields")
+def fields_command(
+    section: Annotated[str, typer.Argument(metavar="SECTION", help="Of one alone, such as radio.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Every field that a scenario can have: its kind, its default, what it means.
+
+    Example: airdistill scenarios fields radio
+    """
+    from airdistill.scenario.reference import fields_of_section
+
+    fields = fields_of_section(section)
+    if as_json:
+        print_json([asdict(field) for field in fields])
+        return
+    from airdistill.report.fields_table import print_fields
+    from airdistill.report.terminal import Terminal
+
+    print_fields(fields, Terminal())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, GetCoreSchemaHandler, PlainValidator
@@ -113,18 +114,36 @@ class _PerDeviceRule:
         )
 
 
-Number = Annotated[float, BeforeValidator(_in_reach(_number))]
-Positive = Annotated[float, BeforeValidator(_positive(_in_reach(_number)))]
-NotNegative = Annotated[float, BeforeValidator(_not_negative(_in_reach(_number)))]
-Power = Annotated[float, BeforeValidator(_not_negative(_in_reach(watts)))]
-Frequency = Annotated[float, BeforeValidator(_positive(_in_reach(hertz)))]
-Length = Annotated[float, BeforeValidator(_positive(_in_reach(metres)))]
-Time = Annotated[float, BeforeValidator(_positive(_in_reach(seconds)))]
-Truncation = Annotated[Literal["optimal"] | float, PlainValidator(_truncation)]
-Rounds = Annotated[Literal["optimal", "paper"] | int, PlainValidator(_rounds)]
+@dataclass(frozen=True)
+class Kind:
+    """What a value of an alias is, for people: the manual and `airdistill scenarios fields` read it from here."""
 
-WattsPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(_in_reach(watts)))]
-MetresPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(_in_reach(metres)))]
-EpsilonPerDevice = Annotated[PerDevice, _PerDeviceRule(_epsilon)]
-DeltaPerDevice = Annotated[PerDevice, _PerDeviceRule(_delta)]
-SamplesPerDevice = Annotated[PerDevice, _PerDeviceRule(_sample_count)]
+    words: str
+    unit: str = ""  # in which a bare number is taken
+
+
+_ABOVE_0, _FROM_0, _EACH = "above 0", "0 or more", "for each device"
+
+Number = Annotated[float, BeforeValidator(_in_reach(_number)), Kind("number")]
+Positive = Annotated[float, BeforeValidator(_positive(_in_reach(_number))), Kind(f"number {_ABOVE_0}")]
+NotNegative = Annotated[float, BeforeValidator(_not_negative(_in_reach(_number))), Kind(f"number, {_FROM_0}")]
+Power = Annotated[float, BeforeValidator(_not_negative(_in_reach(watts))), Kind(f"W, {_FROM_0}", "W")]
+Frequency = Annotated[float, BeforeValidator(_positive(_in_reach(hertz))), Kind(f"Hz, {_ABOVE_0}", "Hz")]
+Length = Annotated[float, BeforeValidator(_positive(_in_reach(metres))), Kind(f"m, {_ABOVE_0}", "m")]
+Time = Annotated[float, BeforeValidator(_positive(_in_reach(seconds))), Kind(f"s, {_ABOVE_0}", "s")]
+Truncation = Annotated[
+    Literal["optimal"] | float, PlainValidator(_truncation), Kind(f'power gain, {_FROM_0}, or "optimal"')
+]
+Rounds = Annotated[
+    Literal["optimal", "paper"] | int,
+    PlainValidator(_rounds),
+    Kind('"optimal", "paper" or a whole number, at least 1'),
+]
+
+WattsPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(_in_reach(watts))), Kind(f"W, {_ABOVE_0}, {_EACH}", "W")]
+MetresPerDevice = Annotated[
+    PerDevice, _PerDeviceRule(_positive(_in_reach(metres))), Kind(f"m, {_ABOVE_0}, {_EACH}", "m")
+]
+EpsilonPerDevice = Annotated[PerDevice, _PerDeviceRule(_epsilon), Kind(f"number {_ABOVE_0}, or inf, {_EACH}")]
+DeltaPerDevice = Annotated[PerDevice, _PerDeviceRule(_delta), Kind(f"number between 0 and 1, {_EACH}")]
+SamplesPerDevice = Annotated[PerDevice, _PerDeviceRule(_sample_count), Kind(f"whole number, at least 1, {_EACH}")]
