@@ -78,6 +78,13 @@ def test_version_and_help(run):
         assert "Usage" in out
         if command:
             assert "Example: airdistill" in " ".join(out.split())
+            assert "\\[" not in out
+
+
+def test_help_says_what_arguments_are(run):
+    _, out, _ = run("plan", "--help")
+    assert "A preset's name or a TOML file.  [required]" in out
+    assert out.count("SCENARIO") == 2  # in the usage and in the list: once each
 
 
 @pytest.mark.parametrize(

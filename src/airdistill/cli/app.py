@@ -11,8 +11,10 @@ import typer
 from click.exceptions import Abort, ClickException, NoArgsIsHelpError
 
 from airdistill import __version__
+from airdistill.cli.plain_help import print_plain_help
 from airdistill.errors import AirDistillError
 
+print_plain_help()
 app = typer.Typer(
     name="airdistill",
     help="Differentially private over-the-air federated distillation: plan, simulate, certify, deploy.",
