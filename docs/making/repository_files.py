@@ -1,0 +1,71 @@
+"""Files outside docs/ that the manual links to become pages of it: one link is right on a code host and here."""
+
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+OUTSIDE = "project/"  # where those pages lie in the site
+
+_LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]+)(#[^)\s]*)?(\))")
+_LANGUAGES = {".py": "python", ".toml": "toml"}
+
+
+def linked_pages(nav: object) -> dict[str, str]:
+    """Pages for what the navigation names, and for all that pages link to, over any number of links."""
+    waiting = [*DOCS.glob("*.md"), *(ROOT / uri.removeprefix(OUTSIDE) for uri in _outside_pages(nav))]
+    seen: dict[Path, str] = {}
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen[path] = _as_markdown(path)
+        if path.suffix == ".md":
+            waiting += [target for target in linked_files(seen[path], path) if target.suffix != ".png"]
+    return {_uri(path): text for path, text in seen.items() if DOCS not in path.parents}
+
+
+def linked_files(markdown: str, page: Path) -> list[Path]:
+    found = [(page.parent / link[2]).resolve() for link in _LINK.finditer(markdown)]
+    return [path for path in found if path.is_file()]
+
+
+def with_links_in_the_site(markdown: str, uri: str) -> str:
+    """The page's links as they must be where it lies in the site; what leads to no file stays, for mkdocs to refuse."""
+    page, folder = _path(uri), Path(uri).parent
+
+    def moved(link: re.Match[str]) -> str:
+        target = (page.parent / link[2]).resolve()
+        if not target.is_file():
+            return link[0]
+        return link[1] + os.path.relpath(_uri(target), folder) + (link[3] or "") + link[4]
+
+    return _LINK.sub(moved, markdown)
+
+
+def _outside_pages(nav: object) -> list[str]:
+    if isinstance(nav, str):
+        return [nav] if nav.startswith(OUTSIDE) else []
+    entries = nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else []
+    return [uri for entry in entries for uri in _outside_pages(entry)]
+
+
+def _as_markdown(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return text
+    fence = f"```{_LANGUAGES.get(path.suffix, 'text')}"
+    return f"# {path.relative_to(ROOT)}\n\n{fence}\n{text.rstrip()}\n```\n"
+
+
+def _uri(path: Path) -> str:
+    if DOCS in path.parents:
+        return path.relative_to(DOCS).as_posix()
+    inside = OUTSIDE + path.relative_to(ROOT).as_posix()
+    return inside if path.suffix == ".md" else f"{inside}.md"
+
+
+def _path(uri: str) -> Path:
+    """Of a page in the site: where its text lies in the repository."""
+    return ROOT / uri.removeprefix(OUTSIDE) if uri.startswith(OUTSIDE) else DOCS / uri
