@@ -1,6 +1,5 @@
-"""Docs cannot go stale: their commands run, their links lead somewhere, their names exist."""
+"""Docs cannot go stale: their commands run in order, their code runs, their scenarios load."""
 
-import importlib
 import re
 import runpy
 import shlex
@@ -10,57 +9,56 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from documents import PAGES, ROOT, blocks, console_lines, on_every_page
 from in_process import exit_code, runs_in_this_process
 
 from airdistill.scenario import load
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
-
-# Commands that take long and on whose files nothing later depends: run on the first page that shows them.
-LONG = ("airdistill reproduce",)
+# Commands on whose files nothing later depends: run on the first page that shows them.
+ONCE = ("airdistill reproduce", "airdistill plan", "airdistill scenarios", "airdistill schemes")
 # What they do is run in tests/flower and tests/test_cli.py: a federation or a benchmark takes half a minute.
 ELSEWHERE = ("airdistill flower demo", "airdistill bench")
 # Options that make a command's work less, and its path the same.
 LESS = {
     "audit": ["--candidates=2", "--transcripts=4", "--trials=100", "--shadows=4", "--shadow-devices=2"],
+    "pilot": ["--rounds=2", "--repeats=1"],
     "reproduce": ["--quick", "--scenarios=paper"],
 }
+SMALL = ["fleet.devices=4", "data.samples_per_device=60"]
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+def write_scenarios(page: Path) -> list[str]:
+    """A page's scenarios whose first line is the name of a file, which a reader is asked to save."""
+    named = [block for block in blocks(page, "toml") if block.startswith("# ")]
+    names = [block.splitlines()[0].removeprefix("# ") for block in named]
+    for name, block in zip(names, named, strict=True):
+        Path(name).write_text(block)
+    return names
 
 
-def console_lines(page: Path) -> list[str]:
-    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
-    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-
-
-@pytest.fixture
-def small_quick(few_digits, tmp_path):
-    """The preset `quick` with fewer devices, samples and tests."""
-    path = tmp_path / "small-quick.toml"
-    scenario = load("quick", ["fleet.devices=4", "data.samples_per_device=60", f"data.dataset={few_digits}"])
-    path.write_text(tomli_w.dumps(scenario.model_dump(mode="json", exclude_none=True)))
+def write_small(scenario: str, few_digits: Path, path: Path) -> str:
+    """The same with fewer devices, samples and tests, to train."""
+    small = load(scenario, [*SMALL, f"data.dataset={few_digits}"])
+    path.write_text(tomli_w.dumps(small.model_dump(mode="json", exclude_none=True)))
     return str(path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_airdistill_command_runs_in_order(page, tmp_path, small_quick, monkeypatch, capsys):
+@on_every_page
+def test_every_airdistill_command_runs_in_order(page, tmp_path, few_digits, monkeypatch, capsys):
     """As printed, but for the size of what is trained; the first run of the README is as printed in that, too."""
     monkeypatch.chdir(tmp_path)
+    small = {name: write_small(name, few_digits, tmp_path / f"small-{name}") for name in write_scenarios(page)}
+    small["quick"] = write_small("quick", few_digits, tmp_path / "small-quick.toml")
     earlier = {line for other in PAGES[: PAGES.index(page)] for line in console_lines(other)}
     for line in console_lines(page):
-        if not line.startswith("airdistill ") or (line in earlier and line.startswith(LONG)):
+        if not line.startswith("airdistill ") or (line in earlier and line.startswith(ONCE) and ">" not in line):
             continue
         if line.startswith(ELSEWHERE):
             continue
         words, _, target = line.partition(" > ")
         name, *arguments = shlex.split(words, comments=True)[1:]
-        if name in ("run", "compare", "bench") and "first-run" not in arguments:
-            assert arguments[0] == "quick"
-            arguments[0] = small_quick
+        if name in ("run", "compare", "bench", "pilot") and "first-run" not in arguments:
+            arguments[0] = small[arguments[0]]
         code = exit_code(name, *arguments, *LESS.get(name, []))
         out, err = capsys.readouterr()
         assert code == 0, f"{line}\n{err}"
@@ -68,7 +66,7 @@ def test_every_airdistill_command_runs_in_order(page, tmp_path, small_quick, mon
             Path(target.strip()).write_text(out)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@on_every_page
 def test_every_make_target_and_script_exists(page):
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in console_lines(page):
@@ -81,38 +79,19 @@ def test_every_make_target_and_script_exists(page):
             assert words[0] == "airdistill", line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@on_every_page
 def test_every_python_block_runs(page):
     for block in blocks(page, "python"):
         done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@on_every_page
 def test_every_scenario_block_loads(page, tmp_path):
     for number, block in enumerate(blocks(page, "toml")):
         path = tmp_path / f"{number}.toml"
         path.write_text(block)
         assert load(path).num_devices > 0
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_to_a_file(page):
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
-
-
-def test_every_function_of_the_equation_table_exists():
-    table = (
-        (ROOT / "docs" / "planner.md").read_text().split("## Which equation stands where")[1].split("\n\nThe closed")[0]
-    )
-    names = re.findall(r"`((?:privacy|codesign)\.[\w.]+)`", table)
-    assert len(names) > 8
-    for name in names:
-        parts = name.split(".")
-        found = importlib.import_module("airdistill." + ".".join(parts[:2]))
-        for attribute in parts[2:]:
-            found = getattr(found, attribute)
 
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import click
 import typer.main
+from pictures import PICTURES, Picture
 
 from airdistill.cli import app
 from airdistill.scenario.model import Scenario
@@ -29,10 +30,20 @@ Made from the program itself: `airdistill scenarios fields` says the same. A sce
 """
 
 
+PICTURES_INTRODUCTION = """# Pictures
+
+Every picture of this manual was made by the project itself. `make pictures` makes the quick ones anew; the others take
+a GPU or hours, and these commands.
+
+| picture | commands | file | |
+|---|---|---|---|"""
+
+
 def reference_pages() -> dict[str, str]:
     return {
         "reference/commands.md": "\n".join([COMMANDS_INTRODUCTION, *_commands_in_words()]),
         "reference/scenario.md": "\n".join([FIELDS_INTRODUCTION, *_sections_in_words()]),
+        "reference/pictures.md": "\n".join([PICTURES_INTRODUCTION, *map(_picture_row, PICTURES)]),
     }
 
 
@@ -71,7 +82,7 @@ def _parameter_row(parameter: click.Parameter, command: click.Command) -> str:
     else:
         written, default = metavar, "" if not parameter.default else f"`{_plain(parameter.default)}`"
     needed = "required" if parameter.required else default
-    return f"| `{_cell(written)}` | {needed} | {_cell(getattr(parameter, 'help', None) or '')} |"
+    return f"| <code>{_cell(written)}</code> | {needed} | {_cell(getattr(parameter, 'help', None) or '')} |"
 
 
 def _plain(value: object) -> str:
@@ -94,10 +105,16 @@ def _field_row(field: ScenarioField) -> str:
     return f"| {name} | {default} | {_cell(field.kind)} | {_cell(field.description)} |"
 
 
+def _picture_row(picture: Picture) -> str:
+    commands = "<br>".join(f"`{command}`" for command in picture.commands)
+    cost = "`make pictures`" if picture.quick else "by hand"
+    return f"| [{picture.name}](../images/{picture.name}) | {commands} | {picture.made} | {cost} |"
+
+
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def _cell(text: str) -> str:
     """A table takes a bar for the next cell."""
-    return text.replace("|", "\\|")
+    return text.replace("|", "&#124;")

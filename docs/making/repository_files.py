@@ -8,6 +8,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 OUTSIDE = "project/"  # where those pages lie in the site
 
+# On a code host a link to the reference leads to what the reference is made from.
+_MADE_FROM = {
+    ROOT / "src/airdistill/scenario/model.py": "reference/scenario.md",
+    ROOT / "src/airdistill/cli/__init__.py": "reference/commands.md",
+    ROOT / "docs/making/pictures.py": "reference/pictures.md",
+}
 _LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]+)(#[^)\s]*)?(\))")
 _LANGUAGES = {".py": "python", ".toml": "toml"}
 
@@ -23,7 +29,7 @@ def linked_pages(nav: object) -> dict[str, str]:
         seen[path] = _as_markdown(path)
         if path.suffix == ".md":
             waiting += [target for target in linked_files(seen[path], path) if target.suffix != ".png"]
-    return {_uri(path): text for path, text in seen.items() if DOCS not in path.parents}
+    return {_uri(path): text for path, text in seen.items() if DOCS not in path.parents and path not in _MADE_FROM}
 
 
 def linked_files(markdown: str, page: Path) -> list[Path]:
@@ -60,6 +66,8 @@ def _as_markdown(path: Path) -> str:
 
 
 def _uri(path: Path) -> str:
+    if path in _MADE_FROM:
+        return _MADE_FROM[path]
     if DOCS in path.parents:
         return path.relative_to(DOCS).as_posix()
     inside = OUTSIDE + path.relative_to(ROOT).as_posix()

@@ -32,9 +32,7 @@ class Medium(StrEnum):
     emulated = "emulated"
 
 
-flower_app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Federations of real processes, with Flower."
-)
+flower_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(flower_app, name="flower")
 
 

@@ -1,0 +1,95 @@
+"""Which command made which picture of docs/images. `make pictures` makes the quick ones anew, in two minutes.
+
+A picture that is not in this list, or that no page shows, fails a test.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1]
+IMAGES = DOCS / "images"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`commands` are run in an empty folder and leave `made` there; on a GPU, or in hours, where not `quick`."""
+
+    name: str
+    commands: tuple[str, ...]
+    made: str
+    quick: bool = True
+
+
+PICTURES = (
+    Picture("plan-device-level.png", ("airdistill plan device-level --plot gap.png",), "gap.png"),
+    Picture(
+        "plan-warehouse.png",
+        ("airdistill plan warehouse.toml --scheme airdistill --plot gap.png",),
+        "gap.png",
+    ),
+    Picture(
+        "warehouse.png",
+        (
+            "airdistill compare warehouse.toml --schemes airdistill,ota_fd,local_only --rounds 40 --eval-every 5 "
+            "--out hall-comparison",
+        ),
+        "hall-comparison/accuracy.png",
+    ),
+    Picture("fig2a-paper.png", ("airdistill reproduce fig2a --scenarios paper",), "figures/fig2a-paper.png"),
+    Picture(
+        "fig2a-paper-literal.png",
+        ("airdistill reproduce fig2a --scenarios paper-literal",),
+        "figures/fig2a-paper-literal.png",
+    ),
+    Picture(
+        "fig2b-paper.png",
+        (
+            "airdistill reproduce fig2b --scenarios paper --seeds 3 --device cuda --jobs 6 --set seed=1 "
+            "--set overrides.ota_fl.learning.max_rounds=500",
+        ),
+        "figures/fig2b-paper.png",
+        quick=False,
+    ),
+    Picture(
+        "audit-paper.png",
+        ("airdistill audit paper --scheme ota_fd --set seed=1 --candidates 50 --device cuda",),
+        "the first drawing of audits/paper-ota_fd/audit.html",
+        quick=False,
+    ),
+    Picture(
+        "public-map.png",
+        (
+            "python benchmarks/public_map.py run map --device cuda",
+            "python benchmarks/public_map.py draw map public-map.png",
+        ),
+        "public-map.png",
+        quick=False,
+    ),
+)
+
+
+def write_scenario(folder: Path) -> None:
+    """The tutorial's, which two of the pictures are of."""
+    (scenario,) = re.findall(r"```toml\n(# warehouse\.toml\n.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
+    (folder / "warehouse.toml").write_text(scenario)
+
+
+def make(picture: Picture) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_scenario(folder)
+        for command in picture.commands:
+            arguments = command.split()[1:]
+            subprocess.run([sys.executable, "-m", "airdistill", *arguments], cwd=folder, check=True)
+        shutil.copyfile(folder / picture.made, IMAGES / picture.name)
+
+
+if __name__ == "__main__":
+    for picture in PICTURES:
+        if picture.quick:
+            make(picture)
