@@ -5,6 +5,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ LESS = {
     "reproduce": ["--quick", "--scenarios=paper"],
 }
 SMALL = ["fleet.devices=4", "data.samples_per_device=60"]
+TRAINING = ("run", "compare", "bench", "pilot", "audit")
 
 
 def write_scenarios(page: Path) -> list[str]:
@@ -34,6 +36,14 @@ def write_scenarios(page: Path) -> list[str]:
     for name, block in zip(names, named, strict=True):
         Path(name).write_text(block)
     return names
+
+
+def with_few_rounds(arguments: list[str]) -> list[str]:
+    """Two at most: the third goes the way of the second."""
+    return [
+        str(min(2, int(word))) if before == "--rounds" else word
+        for before, word in zip(["", *arguments], arguments, strict=False)
+    ]
 
 
 def write_small(scenario: str, few_digits: Path, path: Path) -> str:
@@ -47,8 +57,8 @@ def write_small(scenario: str, few_digits: Path, path: Path) -> str:
 def test_every_airdistill_command_runs_in_order(page, tmp_path, few_digits, monkeypatch, capsys):
     """As printed, but for the size of what is trained; the first run of the README is as printed in that, too."""
     monkeypatch.chdir(tmp_path)
-    small = {name: write_small(name, few_digits, tmp_path / f"small-{name}") for name in write_scenarios(page)}
-    small["quick"] = write_small("quick", few_digits, tmp_path / "small-quick.toml")
+    own = {name: write_small(name, few_digits, tmp_path / f"small-{name}") for name in write_scenarios(page)}
+    trained = {**own, "quick": write_small("quick", few_digits, tmp_path / "small-quick.toml")}
     earlier = {line for other in PAGES[: PAGES.index(page)] for line in console_lines(other)}
     for line in console_lines(page):
         if not line.startswith("airdistill ") or (line in earlier and line.startswith(ONCE) and ">" not in line):
@@ -57,9 +67,13 @@ def test_every_airdistill_command_runs_in_order(page, tmp_path, few_digits, monk
             continue
         words, _, target = line.partition(" > ")
         name, *arguments = shlex.split(words, comments=True)[1:]
-        if name in ("run", "compare", "bench", "pilot") and "first-run" not in arguments:
-            arguments[0] = small[arguments[0]]
-        code = exit_code(name, *arguments, *LESS.get(name, []))
+        if name in TRAINING:
+            arguments = with_few_rounds(arguments)
+        if "first-run" not in arguments:
+            small = trained if name in TRAINING else own
+            arguments = [small.get(word, word) for word in arguments]
+        with nullcontext() if page == PAGES[0] else runs_in_this_process():  # starting one takes seconds
+            code = exit_code(name, *arguments, *LESS.get(name, []))
         out, err = capsys.readouterr()
         assert code == 0, f"{line}\n{err}"
         if target:

@@ -14,7 +14,7 @@ _MADE_FROM = {
     ROOT / "src/airdistill/cli/__init__.py": "reference/commands.md",
     ROOT / "docs/making/pictures.py": "reference/pictures.md",
 }
-_LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]+)(#[^)\s]*)?(\))")
+_LINK = re.compile(r"(?P<text>[\w/.-]*)\]\((?!\w+:)(?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
@@ -33,7 +33,7 @@ def linked_pages(nav: object) -> dict[str, str]:
 
 
 def linked_files(markdown: str, page: Path) -> list[Path]:
-    found = [(page.parent / link[2]).resolve() for link in _LINK.finditer(markdown)]
+    found = [(page.parent / link["target"]).resolve() for link in _LINK.finditer(markdown)]
     return [path for path in found if path.is_file()]
 
 
@@ -42,12 +42,19 @@ def with_links_in_the_site(markdown: str, uri: str) -> str:
     page, folder = _path(uri), Path(uri).parent
 
     def moved(link: re.Match[str]) -> str:
-        target = (page.parent / link[2]).resolve()
+        target = (page.parent / link["target"]).resolve()
         if not target.is_file():
             return link[0]
-        return link[1] + os.path.relpath(_uri(target), folder) + (link[3] or "") + link[4]
+        text = _title(target) if link["text"].endswith(target.name) else link["text"]
+        return f"{text}]({os.path.relpath(_uri(target), folder)}{link['anchor'] or ''})"
 
     return _LINK.sub(moved, markdown)
+
+
+def _title(page: Path) -> str:
+    """Instead of its file's name, which tells a reader of the site nothing."""
+    heading = re.match(r"# (.*)", page.read_text(encoding="utf-8")) if page.suffix == ".md" else None
+    return heading[1] if heading else page.name
 
 
 def _outside_pages(nav: object) -> list[str]:
