@@ -22,7 +22,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore::DeprecationWarning $(BIN)/mkdocs build  # --quiet would not be strict: it counts what it prints
 	@echo "The manual: site/index.html"
 
 pictures: $(STAMP)
