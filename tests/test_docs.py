@@ -17,8 +17,8 @@ from airdistill.scenario import load
 
 # Commands on whose files nothing later depends: run on the first page that shows them.
 ONCE = ("airdistill reproduce", "airdistill plan", "airdistill scenarios", "airdistill schemes")
-# What they do is run in tests/flower and tests/test_cli.py: a federation or a benchmark takes half a minute.
-ELSEWHERE = ("airdistill flower demo", "airdistill bench")
+# What they do is run in tests/flower, tests/web and tests/test_cli.py: a federation or a benchmark takes half a minute.
+ELSEWHERE = ("airdistill flower demo", "airdistill bench", "airdistill serve")
 # Options that make a command's work less, and its path the same.
 LESS = {
     "audit": ["--candidates=2", "--transcripts=4", "--trials=100", "--shadows=4", "--shadow-devices=2"],

@@ -104,7 +104,7 @@ def test_every_command_parses_also_those_that_take_hours(page):
                 check_parses(line.removeprefix("$ "))
     for code in inline_code(page):
         words = code.split()
-        if words[0] == "airdistill" and len(words) > 1 and words[1].islower() and words[1].isalpha():
+        if len(words) > 1 and words[0] == "airdistill" and words[1].islower() and words[1].isalpha():
             assert f"airdistill {words[1]}" in COMMANDS, code
 
 

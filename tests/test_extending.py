@@ -1,5 +1,6 @@
 """Every line that docs/extending.md says one is told, provoked."""
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,6 +117,13 @@ def test_datasets(change, tmp_path, monkeypatch):
     assert is_on_the_page(line)
 
 
+@pytest.fixture
+def short_folder():
+    """An error shows so much of a path."""
+    with tempfile.TemporaryDirectory() as name:
+        yield name
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -125,8 +133,8 @@ def test_datasets(change, tmp_path, monkeypatch):
         "radio.trace=none.npz",
     ],
 )
-def test_channels(change, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_channels(change, tmp_path, monkeypatch, short_folder):
+    monkeypatch.chdir(short_folder)
     np.savez("two-arrays.npz", h=np.full((7, 3), 1e-6), time=np.arange(7))
     np.savez("endless.npz", channel=np.full((7, 3), np.inf))
     line = told(lambda: small_scenario(tmp_path, change))

@@ -35,4 +35,9 @@ def _shortened(value: Any, limit: int = 80) -> str:
     quoted = isinstance(value, str) and not isinstance(value, Described)
     text = f'"{value}"' if quoted else str(value)
     text = " ".join(text.split())
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    if len(text) <= limit:
+        return text
+    if not quoted:
+        return f"{text[: limit - 1]}…"
+    tail = limit // 2  # a file's name stands at the end of its path
+    return f"{text[: limit - tail - 1]}…{text[-tail:]}"

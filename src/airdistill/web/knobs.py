@@ -11,8 +11,11 @@ import streamlit as st
 
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.per_device import PerDevice
+from airdistill.scenario.reference import scenario_fields
 from airdistill.web import positions
 from airdistill.web.positions import Positions
+
+_ABOUT = {field.name: field for field in scenario_fields()}
 
 
 def value_of(scenario: Scenario, name: str) -> Any:
@@ -21,10 +24,10 @@ def value_of(scenario: Scenario, name: str) -> Any:
     return getattr(getattr(scenario, section), own)
 
 
-def _about(name: str) -> Any:
+def _known_values(name: str) -> tuple[Any, ...]:
     section, own = name.split(".")
-    sections: Any = Scenario.model_fields[section].annotation
-    return sections.model_fields[own]
+    of_section: Any = Scenario.model_fields[section].annotation
+    return get_args(of_section.model_fields[own].annotation)
 
 
 @dataclass
@@ -90,7 +93,7 @@ class Knobs:
     def choice(self, name: str, label: str, options: tuple[Any, ...] | None = None) -> Any:
         """One of the values that the field knows; what is chosen."""
         own = value_of(self.scenario, name)
-        known = list(options or get_args(_about(name).annotation))
+        known = list(options or _known_values(name))
         if own not in known:
             known.append(own)
         chosen = st.selectbox(
@@ -118,7 +121,8 @@ class Knobs:
         return f"{self.identity}/{name}"
 
     def _help(self, name: str) -> str:
-        return f"`{name}`: {_about(name).description}"
+        about = _ABOUT[name]
+        return f"`{name}`: {about.description} ({about.kind})"
 
 
 def _written(value: float) -> float | str:

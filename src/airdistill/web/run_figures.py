@@ -114,8 +114,8 @@ def curves_figure(curves: dict[str, Any], against: str) -> go.Figure:
         if (curve.high > curve.low).any():
             band = {"x": [*x, *x[::-1]], "y": [*(100 * curve.high), *(100 * curve.low)[::-1]]}
             figure.add_scatter(
-                **band, fill="toself", fillcolor=look.colour, opacity=0.15, line={"width": 0}, showlegend=False,
-                hoverinfo="skip",
+                **band, mode="lines", line={"width": 0}, fill="toself", fillcolor=look.colour, opacity=0.15,
+                showlegend=False, hoverinfo="skip",
             )  # fmt: skip
         figure.add_scatter(x=x, y=100 * curve.mean, name=label, mode="lines+markers", line=line)
     titles = {"rounds": "round", "seconds": "uplink time"}

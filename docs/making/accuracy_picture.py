@@ -1,7 +1,7 @@
 """Draws docs/images/accuracy.png: what this project's schemes bring, from the tables of docs/results.md.
 
 Every number is read from those tables, so that the picture cannot say anything else than they do. Run it with
-`python docs/pictures/accuracy.py` after they have changed.
+`python docs/making/accuracy_picture.py` after they have changed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The three maps are of the last of 40 rounds of the preset `quick` (20 devices × 300 digits of MNIST, whole-device ε = 8,
 seed 0), a third of its devices with each of the models shown, with the scheme `airdistill`: what the devices know
 together, what reaches the server, what it estimates. The digits are the first three of MNIST. Run it with
-`python docs/pictures/system.py [ROUNDS]`: 15 s on two cores, once kernels are compiled.
+`python docs/making/system_picture.py [ROUNDS]`: 15 s on two cores, once kernels are compiled.
 """
 
 from __future__ import annotations
