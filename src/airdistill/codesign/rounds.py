@@ -133,7 +133,7 @@ class GapObjective:
 
     def _unbiased_gap(self, num_rounds: int) -> float:
         noise = self.uplink.fleet_noise(self.noise_var(num_rounds))
-        # The mean square of a bias, not the square of its mean: in (29) Jensen's inequality runs the wrong way.
+        # The mean square of a bias over classes: never less than the Φ1² of (29), and what the records measure.
         per_draw = noise + self.uplink.over_fleet(self.squared_bias)
         kept = below_outage(per_draw, self.outage)
         return self.gap_at(num_rounds, float(per_draw[kept].mean())) + self._bias_gap(num_rounds, kept)
