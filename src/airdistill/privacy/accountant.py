@@ -67,7 +67,7 @@ def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
 
 
 def paper_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
-    """Theorem 2: μ = ε/√(2 ln(1/δ)). Wasteful for small ε, and not private enough above ε of 7 (δ = 1e-3) to 10 (δ = 1e-11)."""
+    """Theorem 2: μ = ε/√(2 ln(1/δ)). Wasteful for small ε; above 7 (δ = 1e-3) to 10 (δ = 1e-11) not private enough."""
     epsilon, delta = checked(epsilon, delta, "epsilon")
     return unwrap(epsilon / np.sqrt(2 * np.log(1 / delta)))
 
