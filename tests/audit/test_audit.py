@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from audited_worlds import planned
-from small_worlds import small_scenario
+from small_worlds import small_scenario, write_dataset
 
 from airdistill.audit import AuditOptions, audit, audit_run
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.runs.accounts import certify
 from airdistill.runs.options import RunOptions
 from airdistill.runs.runner import run
@@ -128,3 +128,10 @@ def test_an_audit_of_a_run_stays_in_its_certificate(tmp_path):
     assert certify(folder).audit["audits"][0]["parts"] == ["exact"]
     with pytest.raises(InputError, match="is no run's folder"):
         audit_run("quick")
+
+
+def test_a_run_whose_data_changed_is_not_audited(tmp_path):
+    folder = run(small_scenario(tmp_path), "ota_fd", rounds=2, out=tmp_path / "run", options=ONE).folder
+    write_dataset(tmp_path / "blobs.npz", seed=1)
+    with pytest.raises(AirDistillError, match="cannot be audited: its dataset or trace has changed"):
+        audit_run(folder, LITTLE)

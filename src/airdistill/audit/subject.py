@@ -14,6 +14,7 @@ from airdistill.runs.accounts import trusted_ledger
 from airdistill.runs.audits import note_audit
 from airdistill.runs.folder import RUN, read_sealed, simulated
 from airdistill.runs.options import RunOptions
+from airdistill.runs.simulation import check_inputs
 from airdistill.scenario.loading import load
 from airdistill.schemes.base import Scheme
 from airdistill.schemes.registry import load_scheme, plan_run
@@ -44,7 +45,9 @@ def subject_of(
     trusted_ledger(simulated(folder))  # a run whose ledger cannot be trusted is no subject
     stored, planned = read_sealed(folder)
     options = RunOptions(**stored["options"]) if device is None else RunOptions(device=device).resolved()
-    return Subject(Plan.from_dict(planned), load_scheme(stored["scheme"]), options, folder)
+    plan = Plan.from_dict(planned)
+    check_inputs(folder, plan, stored, "audited")  # an attack on other data says nothing of this run
+    return Subject(plan, load_scheme(stored["scheme"]), options, folder)
 
 
 def audit_run(folder: str | Path, options: AuditOptions | None = None, on_progress: OnProgress | None = None) -> Audit:

@@ -28,7 +28,6 @@ from airdistill.runs.folder import (
     SUMMARY,
     TIMINGS,
     RoundFile,
-    RunError,
     locked,
     new_folder,
     read_sealed,
@@ -39,7 +38,7 @@ from airdistill.runs.folder import (
 )
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord
-from airdistill.runs.simulation import Simulation
+from airdistill.runs.simulation import Simulation, check_unchanged
 from airdistill.scenario.loading import as_toml, with_absolute_paths
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.planning import as_run_by, plan_scheme
@@ -88,8 +87,7 @@ def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
             )
         options = RunOptions(**stored["options"])
         simulation = Simulation(Plan.from_dict(planned), load_scheme(stored["scheme"]), options)
-        if simulation.inputs_digest != stored["inputs"]:
-            raise RunError(f"{folder}: cannot be resumed: its dataset or trace has changed since it began")
+        check_unchanged(folder, simulation.inputs_digest, stored, "resumed")
         checkpoint = newest_checkpoint(folder)
         simulation.ledger = trusted_ledger(folder, 0 if checkpoint is None else checkpoint.round_index)
         with writing(folder):

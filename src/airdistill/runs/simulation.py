@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from airdistill.learning.fleet import LearningFleet, check_finite
 from airdistill.learning.samples import to_tensor
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.runs.accounts import opening_of
+from airdistill.runs.folder import RunError
 from airdistill.runs.knowledge_tables import class_mean_tables, public_tables
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
@@ -250,6 +252,17 @@ def seed_torch(scenario: Scenario, round_index: int) -> None:
 def check_has_data(scenario: Scenario) -> None:
     if scenario.data.class_counts is not None:
         raise InputError("data.class_counts", "declared", "a run needs data; declared counts are for planning")
+
+
+def check_inputs(folder: Path, plan: Plan, stored: dict[str, Any], to_be: str) -> None:
+    """That the data and channels of a run are still those with which it began."""
+    dataset, public = load_data(plan.scenario)
+    check_unchanged(folder, _digest(dataset, public, channel_source(plan.scenario), plan.num_rounds), stored, to_be)
+
+
+def check_unchanged(folder: Path, inputs_digest: str, stored: dict[str, Any], to_be: str) -> None:
+    if inputs_digest != stored["inputs"]:
+        raise RunError(f"{folder}: cannot be {to_be}: its dataset or trace has changed since it began")
 
 
 def _digest(dataset: Dataset, public: PublicSet | None, source: ChannelSource, num_rounds: int) -> str:
