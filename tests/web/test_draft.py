@@ -43,10 +43,19 @@ def test_files_and_code_are_found_out():
         ("data.dataset=/etc/passwd", "data.dataset"),
         ("radio.trace=trace.npz", "radio.trace"),
         ("public.source=elsewhere.npz", "public.source"),
+        ("overrides.ota_fl.data.dataset=/etc/passwd", "overrides.ota_fl.data.dataset"),
+        ("overrides.airdistill.radio.trace=trace.npz", "overrides.airdistill.radio.trace"),
+        ("overrides.proxy_fd.public.source=elsewhere.npz", "overrides.proxy_fd.public.source"),
     ]:
         with pytest.raises(AirDistillError, match=field):
             check_names_no_files(load("skewed", [change]))
-    for change in ("learning.model=mine:Net", "public.server_model=mine:Net"):
+    for change in (
+        "learning.model=mine:Net",
+        "public.server_model=mine:Net",
+        "overrides.ota_fl.learning.model=mine:Net",
+        'overrides.ota_fl.fleet.groups=[{count = 200, model = "mine:Net"}]',
+        "overrides.airdistill_proxy.public.server_model=mine:Net",
+    ):
         with pytest.raises(AirDistillError, match="code of your own"):
             check_names_no_code(load("skewed", [change]))
 

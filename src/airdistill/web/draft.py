@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ import tomli_w
 
 from airdistill.codesign.plan import Plan, plan
 from airdistill.errors import InputError
-from airdistill.scenario.loading import as_toml, load, load_text
+from airdistill.scenario.loading import as_toml, for_scheme, load, load_text
 from airdistill.scenario.model import Scenario
 
 AS_IT_STANDS = "the scenario as it stands"
@@ -70,22 +70,32 @@ def _toml_value(value: Any) -> str:
 
 def check_names_no_files(scenario: Scenario) -> None:
     """For a page that others can reach: a scenario from outside must not say which files of this machine are read."""
-    public = scenario.public.source if scenario.public is not None else "test"
-    for name, value, known in [
-        ("data.dataset", scenario.data.dataset, ("mnist",)),
-        ("radio.trace", scenario.radio.trace, (None,)),
-        ("public.source", public, ("test", "train")),
-    ]:
-        if value not in known:
-            raise InputError(name, value, "names a file; a page that is open to the network takes none")
+    for where, seen in _as_schemes_see_it(scenario):
+        public = seen.public.source if seen.public is not None else "test"
+        for name, value, known in [
+            ("data.dataset", seen.data.dataset, ("mnist",)),
+            ("radio.trace", seen.radio.trace, (None,)),
+            ("public.source", public, ("test", "train")),
+        ]:
+            if value not in known:
+                raise InputError(where + name, value, "names a file; a page that is open to the network takes none")
 
 
 def check_names_no_code(scenario: Scenario) -> None:
-    """A run started from the page imports nobody's code: whoever reaches the page could name any."""
-    servers = [] if scenario.public is None or scenario.public.server_model is None else [scenario.public.server_model]
-    for model in (*dict.fromkeys(scenario.model_names), *servers):
-        if ":" in model:
-            raise InputError("learning.model", model, "is code of your own; start such a run with airdistill run")
+    """What the page starts, or plans for others, imports nobody's code: whoever reaches the page could name any."""
+    for where, seen in _as_schemes_see_it(scenario):
+        server = None if seen.public is None else seen.public.server_model
+        named = [("fleet.groups", group.model) for group in seen.fleet.groups]
+        for name, model in [("learning.model", seen.learning.model), *named, ("public.server_model", server)]:
+            if model is not None and ":" in model:
+                raise InputError(where + name, model, "is code of your own, which the page does not run: use the shell")
+
+
+def _as_schemes_see_it(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """As it stands and with every scheme's overrides: any of them can name a file or code. With where they stand."""
+    yield "", scenario
+    for scheme in scenario.overrides:
+        yield f"overrides.{scheme}.", for_scheme(scenario, scheme)
 
 
 @lru_cache(maxsize=64)

@@ -20,7 +20,15 @@ from airdistill.report.words import number
 from airdistill.scenario.loading import as_toml, preset_names, preset_summary
 from airdistill.scenario.model import Scenario
 from airdistill.units import with_prefix
-from airdistill.web.draft import AS_IT_STANDS, Draft, Origin, as_changes, check_names_no_files, planned
+from airdistill.web.draft import (
+    AS_IT_STANDS,
+    Draft,
+    Origin,
+    as_changes,
+    check_names_no_code,
+    check_names_no_files,
+    planned,
+)
 from airdistill.web.figures import CHART, METRIC_PX
 from airdistill.web.knobs import SHEETS, Knobs
 from airdistill.web.plan_figures import epsilon_figure, gap_figure, noise_figure
@@ -94,6 +102,7 @@ def _allowed(draft: Draft) -> Scenario:
     scenario = draft.scenario
     if this_site().look_only:
         check_names_no_files(scenario)
+        check_names_no_code(scenario)  # a plan for gradients builds the model, to count its parameters
     return scenario
 
 
