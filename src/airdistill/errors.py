@@ -33,7 +33,10 @@ class DataError(AirDistillError):
 
 def _shortened(value: Any, limit: int = 80) -> str:
     quoted = isinstance(value, str) and not isinstance(value, Described)
-    text = f'"{value}"' if quoted else str(value)
+    try:
+        text = f'"{value}"' if quoted else str(value)
+    except ValueError:  # Python writes out no whole number of more than some thousand digits
+        text = "(a number too long to be shown)"
     text = " ".join(text.split())
     if len(text) <= limit:
         return text
