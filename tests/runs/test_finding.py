@@ -1,7 +1,9 @@
 """Runs found in a folder, in every state, and picked for a comparison."""
 
+import errno
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from small_worlds import small_scenario
@@ -30,6 +32,21 @@ def runs(tmp_path_factory):
 
 def states(folder):
     return {run.name: run.state for run in find_runs(folder)}
+
+
+def test_a_folder_that_may_not_be_looked_into_hides_no_others(runs, tmp_path, monkeypatch):
+    """Its files can be listed and not opened, as with `chmod 644`; root may all, so the refusal is played."""
+    for name in ("closed", "open"):
+        shutil.copytree(runs / "ota_fd-3", tmp_path / name)
+    looked = Path.stat
+
+    def stat(path, **more):
+        if "closed" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return looked(path, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert states(tmp_path) == {"closed": "broken", "open": "ended"}
 
 
 def test_states_are_told_apart(runs, tmp_path):

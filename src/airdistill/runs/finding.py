@@ -57,18 +57,18 @@ def find_comparisons(root: Path) -> list[Path]:
 
 def found_run(folder: Path, root: Path) -> FoundRun:
     name = folder.relative_to(root).as_posix()
-    if not (folder / RUN).exists():
-        return FoundRun(name, folder, "not begun" if process_in(folder) is None else "starting")
     try:
+        if not (folder / RUN).exists():
+            return FoundRun(name, folder, "not begun" if process_in(folder) is None else "starting")
         stored, _ = read_sealed(folder)
         if FEDERATION in stored:
             return FoundRun(name, folder, "federation")
         RunRecord.read(folder)
-    except (RunError, OSError) as error:
+        if (folder / SUMMARY).exists():
+            return FoundRun(name, folder, "ended")
+        return FoundRun(name, folder, "stopped" if process_in(folder) is None else "running")
+    except (RunError, OSError) as error:  # one that may not be looked into hides no others
         return FoundRun(name, folder, "broken", str(error))
-    if (folder / SUMMARY).exists():
-        return FoundRun(name, folder, "ended")
-    return FoundRun(name, folder, "stopped" if process_in(folder) is None else "running")
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, set[str]]]:
