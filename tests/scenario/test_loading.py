@@ -5,7 +5,7 @@ import pytest
 
 from airdistill.errors import InputError
 from airdistill.scenario import load, preset_names, preset_text
-from airdistill.scenario.loading import changed, for_scheme
+from airdistill.scenario.loading import as_toml, changed, for_scheme
 from airdistill.streams import stream
 
 MINIMAL = "[fleet]\ndevices = 3\n[privacy]\nepsilon = 8\ndelta = 1e-5\n"
@@ -200,3 +200,10 @@ def test_the_presets_are_those_of_the_theory():
     assert preset_names() == [
         "device-level", "paper", "paper-literal", "quick", "skewed", "skewed-50", "small-data",
     ]  # fmt: skip
+
+
+def test_a_folder_named_as_the_embedded_data_does_not_stand_for_them(tmp_path, monkeypatch):
+    (tmp_path / "mnist").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(as_toml(load("quick")))
+    assert load("mine.toml").data.dataset == "mnist"

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from airdistill.errors import NOT_GIVEN, InputError
 from airdistill.scenario.model import Scenario
 
+_NO_FILES = ("mnist", "test", "train")  # what those fields say without meaning a file, whatever lies about
 _PATH_FIELDS = [("data", "dataset"), ("radio", "trace"), ("public", "source")]
 
 
@@ -63,7 +64,7 @@ def with_absolute_paths(scenario: Scenario) -> Scenario:
     changes: dict[str, Any] = {}
     for section, field in _PATH_FIELDS:
         value = getattr(getattr(scenario, section), field, None)
-        if value is not None and value not in ("test", "train") and Path(value).exists():
+        if value is not None and value not in _NO_FILES and Path(value).exists():
             changes[section] = {field: str(Path(value).resolve())}
     return changed(scenario, changes)
 
@@ -109,7 +110,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         table = given.get(section)
         if isinstance(table, dict) and isinstance(table.get(field), str):
             beside = path.parent / table[field]
-            if table[field] not in ("test", "train") and beside.exists():
+            if table[field] not in _NO_FILES and beside.exists():
                 given[section] = {**table, field: str(beside)}
     return given
 
