@@ -5,9 +5,11 @@ import sys
 
 import pytest
 from in_process import exit_code
+from streamlit import net_util
+from streamlit.web.server import server_util
 
 from airdistill.errors import AirDistillError
-from airdistill.web import serving
+from airdistill.web import quiet_server, serving
 from airdistill.web.site import LOOK_ONLY
 
 
@@ -27,6 +29,22 @@ def test_an_address_of_a_network_is_to_look_at(tmp_path):
     assert arguments(tmp_path, "0.0.0.0")[-1] == LOOK_ONLY
     assert serving.is_local("127.0.0.5")
     assert serving.is_local("::1")
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.5", "::1"])
+def test_the_address_that_it_listens_on_is_one_that_it_answers_to(tmp_path, address):
+    assert f"--server.allowedHosts={address}" in arguments(tmp_path, address)
+
+
+def test_nobody_outside_is_asked_for_the_address_of_this_machine(monkeypatch):
+    """Streamlit asks a server of Amazon's, at the start and when a foreign page knocks."""
+    known = []
+    monkeypatch.setattr(net_util, "get_external_ip", net_util.get_external_ip)  # to be put back
+    monkeypatch.setattr(net_util, "_make_blocking_http_get", lambda *_, **__: pytest.fail("somebody was asked"))
+    monkeypatch.setattr(quiet_server, "main", lambda **_: known.append(net_util.get_external_ip()))
+    quiet_server.start()
+    assert known == [None]
+    assert not server_util.is_url_from_allowed_origins("http://elsewhere.example")
 
 
 @pytest.mark.parametrize("address", ["example", "999.1.1.1", ""])

@@ -32,8 +32,8 @@ _QUIET = {
 
 def serve(runs: Path, address: str, port: int, open_browser: bool) -> NoReturn:
     """Becomes the server; returns only where it cannot start."""
-    command = [sys.executable, "-m", "streamlit", "run", *server_arguments(runs, address, port, open_browser)]
-    os.execv(command[0], command)
+    told = server_arguments(runs, address, port, open_browser)
+    os.execv(sys.executable, [sys.executable, "-m", "airdistill.web.quiet_server", "run", *told])
 
 
 def server_arguments(runs: Path, address: str, port: int, open_browser: bool) -> list[str]:
@@ -46,7 +46,7 @@ def server_arguments(runs: Path, address: str, port: int, open_browser: bool) ->
     settings = {**_QUIET, "server.address": address, "server.port": str(port)}
     settings["server.headless"] = "false" if open_browser else "true"
     # Against web pages elsewhere that point a name of theirs to this machine.
-    hosts = ["localhost", "127.0.0.1", "::1"] if local else []
+    hosts = dict.fromkeys(["localhost", "127.0.0.1", "::1", address]) if local else []
     flags = [f"--{name}={value}" for name, value in settings.items()]
     flags += [f"--server.allowedHosts={host}" for host in hosts]
     script = Path(__file__).with_name("app.py")
