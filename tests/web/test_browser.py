@@ -150,6 +150,19 @@ def test_what_is_wrong_is_said_in_a_sentence_and_put_right(page, server):
     expect(page.get_by_text("did you mean")).to_have_count(0)
 
 
+def test_what_was_typed_is_shown_as_it_was_typed(page, server):
+    """The browser makes links, icons and arrows of text that Markdown left alone."""
+    odd = "http://a.example www.b.example c@d.example :material/home: -- <- :red[x] $y$ <b>"
+    page.goto(server)
+    typed = page.get_by_role("textbox", name="Any other field")
+    typed.fill(f"data.partition={odd}")
+    typed.press("Control+Enter")
+    alert = page.get_by_test_id("stAlert").filter(has_text="data.partition")
+    expect(alert).to_be_visible()
+    expect(alert.get_by_role("link")).to_have_count(0)
+    assert odd[:60] in alert.inner_text().replace("\N{WORD JOINER}", "")
+
+
 def test_an_opened_scenario_is_run_watched_stopped_and_gone_on_with(page, server, runs, tmp_path):
     (tmp_path / "opened.toml").write_text(as_toml(small_scenario(tmp_path, "name=opened")))
     page.goto(server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,7 @@ def curves_figure(curves: dict[str, Any], against: str) -> go.Figure:
     figure, looks = new_figure(height=420), looks_for(list(curves))
     for label, curve in curves.items():
         x, look = getattr(curve, against), looks[label]
+        label = escape(label, quote=False)  # Plotly reads tags, and a folder can bear any name
         line = {"color": look.colour, "dash": _DASHES[look.line], "width": 2.5}
         if against == "seconds" and x[-1] == 0:  # who sends nothing is a level line
             figure.add_hline(y=100 * curve.mean[-1], line=line, annotation_text=label)
