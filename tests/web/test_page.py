@@ -10,9 +10,11 @@ from small_worlds import small_scenario
 from streamlit.testing.v1 import AppTest
 
 import airdistill as ad
-import airdistill.web.app
+import airdistill.web
 from airdistill.runs.options import RunOptions
+from airdistill.runs.results import Curve
 from airdistill.scenario.loading import load, preset_names
+from airdistill.web.run_figures import curves_figure
 from airdistill.web.site import LOOK_ONLY
 
 SCRIPT = Path(airdistill.web.__file__).with_name("app.py")
@@ -125,6 +127,26 @@ def test_a_page_open_to_the_network_starts_nothing_and_reads_no_files(open_page,
     assert not page.metric
 
 
+@pytest.mark.parametrize("field", ["learning.model", "overrides.ota_fl.learning.model"])
+def test_a_page_open_to_the_network_plans_without_a_visitors_code(open_page, tmp_path, monkeypatch, field):
+    """Federated learning's plan counts a model's parameters, and for that builds it."""
+    (tmp_path / "visitors.py").write_text(f"open({str(tmp_path / 'was_here')!r}, 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    page = open_page(tmp_path, LOOK_ONLY)
+    page.text_area[0].set_value(f"{field}=visitors:Model")
+    choice(page, "Planned for").set_value("ota_fl")
+    page.run()
+    assert "code of your own" in page.error[0].value
+    assert not (tmp_path / "was_here").exists()
+
+
+def test_a_number_of_any_length_is_refused_in_a_sentence(open_page):
+    page = open_page()
+    page.text_area[0].set_value("fleet.devices=0x" + "f" * 6000)
+    page.run()
+    assert "too long to be shown" in page.error[0].value
+
+
 def test_code_of_a_visitor_is_not_run(open_page, tmp_path):
     page = open_page(tmp_path)
     page.text_area[0].set_value("learning.model=somewhere:Model")
@@ -141,3 +163,26 @@ def test_numbers_of_a_preset_are_those_of_the_command_line(open_page):
     shown = {each.label: each.value for each in page.metric}
     assert shown["What binds"] == plan.forecast.regime
     assert shown["Worst ε, device"] == f"{np.max(plan.epsilon_by_model['device']):.3g}"
+
+
+def test_picked_runs_are_kept_while_another_page_is_looked_at_and_none_that_is_gone(open_page, ended_run, tmp_path):
+    for name in ("one", "other"):
+        shutil.copytree(ended_run, tmp_path / name)
+    page = open_page(tmp_path, page="Compare")
+    page.multiselect[0].set_value(["one", "other"])
+    page.run()
+    for where in ("Plan", "Compare"):
+        page.session_state["page"] = where
+        page.run()
+    assert page.multiselect[0].value == ["one", "other"]
+    shutil.rmtree(tmp_path / "other")
+    page.run()
+    assert not page.exception
+    assert not page.error
+
+
+def test_a_name_in_a_picture_is_no_markup():
+    level = np.array([0.5])
+    curve = Curve(rounds=np.array([1.0]), seconds=np.array([1.0]), mean=level, low=level, high=level)
+    names = [trace.name for trace in curves_figure({"<a href='https://a.example'>run</a>": curve}, "rounds").data]
+    assert names == ["&lt;a href='https://a.example'&gt;run&lt;/a&gt;"]

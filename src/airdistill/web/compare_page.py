@@ -25,13 +25,15 @@ _SIGNS = {"holds": ":green[✓ holds]", "does not hold": ":red[✗ does not hold
 def show_compare() -> None:
     root = this_site().runs
     comparisons = {path.relative_to(root).as_posix(): path for path in find_comparisons(root)} if root.is_dir() else {}
-    chosen = st.selectbox("Comparison", [*comparisons, BY_HAND])
+    chosen = st.selectbox("Comparison", [*comparisons, BY_HAND], key="comparison", persist_state="session")
     with errors_as_sentences():
         if chosen != BY_HAND:
             _show_comparison(ComparisonRecord.read(comparisons[chosen]))
             return
         ended = {run.name: run.folder for run in find_runs(root) if run.state == "ended"} if root.is_dir() else {}
-        names = st.multiselect("Runs", list(ended), key="picked", placeholder="Choose runs that have ended")
+        names = st.multiselect(
+            "Runs", list(ended), key="picked", placeholder="Choose runs that have ended", persist_state="session"
+        )
         if not ended:
             st.info("No run has ended yet.", icon=":material/info:")
         elif names:
