@@ -207,3 +207,9 @@ def test_a_folder_named_as_the_embedded_data_does_not_stand_for_them(tmp_path, m
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(as_toml(load("quick")))
     assert load("mine.toml").data.dataset == "mnist"
+
+
+def test_a_file_as_windows_editors_write_it_is_read(tmp_path):
+    path = tmp_path / "marked.toml"
+    path.write_text("[fleet]\ndevices = 3\n[privacy]\nepsilon = 8\ndelta = 1e-5\n", encoding="utf-8-sig")
+    assert load(path).num_devices == 3

@@ -91,9 +91,10 @@ def _about_privacy(
             grounds = "protects single records"
         else:
             grounds = "holds only under its assumptions" if model == "trajectory" else "does not hold in general"
+        most_asked = float(fleet.epsilon[asked].max())
+        beside = f"where at most {_number(most_asked)} was asked" if worst > most_asked else "no more than was asked"
         yield (
-            f'Sensitivity "{model}" {grounds}; for whole devices this plan gives up to ε = {_number(worst)}, '
-            f"where at most {_number(fleet.epsilon[asked].max())} was asked."
+            f'Sensitivity "{model}" {grounds}; for whole devices this plan gives up to ε = {_number(worst)}, {beside}.'
         )
     if scenario.privacy.accountant == "paper":
         short = asked & (fleet.mu > target_mu(fleet.epsilon, fleet.delta, "exact", scenario.privacy.noise))

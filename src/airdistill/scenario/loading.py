@@ -99,7 +99,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         return _parsed(preset_text(source), source)
     path = Path(source)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
         rule = f"no such file, and no such preset; presets are {', '.join(preset_names())}"
         raise InputError("scenario", str(source), rule) from None

@@ -28,7 +28,10 @@ def show_compare() -> None:
     chosen = st.selectbox("Comparison", [*comparisons, BY_HAND], key="comparison", persist_state="session")
     with errors_as_sentences():
         if chosen != BY_HAND:
-            _show_comparison(ComparisonRecord.read(comparisons[chosen]))
+            record = ComparisonRecord.read(comparisons[chosen])
+            _show_missing(record)
+            _show_comparison(record)
+            _show_report(record)
             return
         ended = {run.name: run.folder for run in find_runs(root) if run.state == "ended"} if root.is_dir() else {}
         names = st.multiselect(
@@ -40,13 +43,16 @@ def show_compare() -> None:
             _show_comparison(picked_comparison([ended[name] for name in names], root))
 
 
-def _show_comparison(record: ComparisonRecord) -> None:
+def _show_missing(record: ComparisonRecord) -> None:
     missing = len(record.comparison.tasks) - len(record.runs)
-    if missing and record.comparison.name != "picked":
+    if missing:
         st.info(f"{missing} of {len(record.comparison.tasks)} runs have not ended: they are not shown.")
     if record.failures:
         lines = [f"{task.label}, seed {task.seed}, failed: {reason}" for task, reason in record.failures.items()]
         st.warning(listed(lines))
+
+
+def _show_comparison(record: ComparisonRecord) -> None:
     if not record.runs:
         return
     curves = curves_of(record)
@@ -59,7 +65,6 @@ def _show_comparison(record: ComparisonRecord) -> None:
     st.subheader("Table")
     show_table((*COLUMNS, *EPSILON_COLUMNS), table_rows(record), note=" ".join(NOTES))
     _show_claims(claims_about(record))
-    _show_report(record)
 
 
 def _show_claims(claims: list[Checked]) -> None:
@@ -72,5 +77,5 @@ def _show_claims(claims: list[Checked]) -> None:
 
 
 def _show_report(record: ComparisonRecord) -> None:
-    if record.comparison.name != "picked" and st.toggle("Show the report"):
+    if record.runs and st.toggle("Show the report"):
         show_report(comparison_page(record), record.folder.name)

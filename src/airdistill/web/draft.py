@@ -103,11 +103,9 @@ def _planned(toml: str, scheme: str) -> Plan:
     scenario = load_text(toml, "scenario")
     if scheme == AS_IT_STANDS:
         return plan(scenario)
-    from airdistill.schemes.planning import as_run_by, plan_scheme
-    from airdistill.schemes.registry import load_scheme
+    from airdistill.schemes.registry import plan_run
 
-    chosen = load_scheme(scheme)
-    return plan_scheme(chosen, as_run_by(chosen, scenario))
+    return plan_run(scenario, scheme)
 
 
 def planned(scenario: Scenario, scheme: str = AS_IT_STANDS) -> Plan:

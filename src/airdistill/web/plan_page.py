@@ -87,7 +87,7 @@ def _opened() -> Origin | None:
         return None
     name, content = st.session_state[_OPENED]
     try:
-        origin = Origin(name, content.decode("utf-8"))
+        origin = Origin(name, content.decode("utf-8-sig"))
         _allowed(Draft(origin))
     except UnicodeDecodeError:
         st.error(plain(f"{name}: is not a text file"))
