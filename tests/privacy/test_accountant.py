@@ -8,8 +8,9 @@ import pytest
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import norm
 
-from airdistill.privacy.accountant import gaussian_epsilon, gaussian_mu, paper_mu
+from airdistill.privacy.accountant import gaussian_delta, gaussian_epsilon, gaussian_mu, paper_mu
 from airdistill.privacy.targets import target_mu
 
 EPSILONS = np.logspace(-4, 3, 15)
@@ -124,3 +125,11 @@ def test_the_exact_epsilon_is_at_most_the_papers_up_to_one(epsilon, log_delta):
     delta = 10**log_delta
     assert gaussian_epsilon(paper_mu(epsilon, delta), delta) <= epsilon
     assert gaussian_epsilon(paper_mu(30.0, delta), delta) > 30.0
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.3, 2.0, 30.0])
+def test_delta_is_the_inverse_of_epsilon(mu):
+    for delta in (1e-11, 1e-4):
+        assert gaussian_delta(gaussian_epsilon(mu, delta), mu) == pytest.approx(delta, rel=1e-9)
+    assert gaussian_delta(0.0, mu) == pytest.approx(2 * norm.cdf(mu / 2) - 1)
+    np.testing.assert_array_equal(gaussian_delta(1.0, [0.0, np.inf]), [0.0, 1.0])

@@ -66,6 +66,19 @@ def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
     return unwrap(np.where(ordinary, epsilon, np.where(free, 0.0, np.inf)))
 
 
+def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> Any:
+    """The smallest δ ≥ 0 for which a μ-Gaussian-DP mechanism is (ε, δ)-DP, ε ≥ 0. μ = 0 gives 0, μ = inf gives 1."""
+    eps, size = np.broadcast_arrays(np.asarray(epsilon, dtype=np.float64), np.asarray(mu, dtype=np.float64))
+    if not (np.all(eps >= 0) and np.all(size >= 0)):
+        raise ValueError("epsilon and mu: must not be negative")
+    ordinary = (size > 0) & np.isfinite(size) & np.isfinite(eps)
+    with np.errstate(all="ignore"):
+        log_delta, _, _ = _log_delta(np.where(ordinary, eps, 1.0), np.where(ordinary, size, 1.0))
+    # Deep in the tail the difference of two Mills ratios may round to nothing: δ is then below every double's concern.
+    delta = np.exp(np.where(np.isnan(log_delta), -np.inf, np.minimum(log_delta, 0.0)))
+    return unwrap(np.where(ordinary, delta, np.where(np.isinf(size) & np.isfinite(eps), 1.0, 0.0)))
+
+
 def paper_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
     """Theorem 2: μ = ε/√(2 ln(1/δ)). Wasteful for small ε; above 7 (δ = 1e-3) to 10 (δ = 1e-11) not private enough."""
     epsilon, delta = checked(epsilon, delta, "epsilon")
