@@ -19,10 +19,10 @@ from airdistill.privacy.promises import (
     PUBLIC_KNOWLEDGE,
     PUBLIC_SET,
     RELABEL,
-    SAMPLING,
     basis,
     channels_in_words,
     neighbours,
+    taking_part_in_words,
     trust_in_words,
 )
 from airdistill.privacy.targets import target_mu
@@ -48,8 +48,7 @@ def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
             "its own path loss and shadowing; radio.path_loss_exponent is not used."
         )
     lines.append(trust_in_words(privacy.trust, uplink.kind))
-    if scenario.fleet.sampling != "none":
-        lines.append(SAMPLING)
+    lines += taking_part_in_words(scenario.fleet.sampling, scenario.fleet.participation)
     error = ChannelError.of(scenario)
     lines += [PUBLIC, PILOT[scenario.constants.source]]
     lines += [channels_in_words(error.limit, privacy.trust), NOISE[privacy.noise]]
@@ -155,7 +154,8 @@ def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast
 
 def _about_channel(scenario: Scenario, forecast: RoundForecast) -> Iterator[str]:
     if not np.isfinite(forecast.effective_noise) and forecast.silent_share > 0:
-        yield "In more rounds than the outage leaves out nobody speaks for some class: lower radio.truncation."
+        cause = "raise fleet.participation" if scenario.fleet.participation < 1 else "lower radio.truncation"
+        yield f"In more rounds than the outage leaves out nobody speaks for some class: {cause}."
     elif not np.isfinite(forecast.effective_noise) and channel_noise_var(scenario) > 0:
         yield "In more rounds than the outage leaves out a class cannot be received at all: a holder has no channel."
     elif np.isfinite(forecast.effective_noise) and forecast.outage_noise_share > 0.5:
@@ -180,6 +180,8 @@ def _about_rounds(scenario: Scenario, uplink: Uplink, rounds: RoundsChoice) -> I
         yield f"The paper's formula asks for {wanted}; held to {rounds.largest} (learning.max_rounds)."
     if scenario.fleet.sampling != "none":
         yield "The gap leaves out how much a sampled mean gradient scatters about that of all devices."
+    if scenario.fleet.participation < 1:
+        yield "The gap leaves out how much the mean of those who take part scatters about that of all devices."
     limit = 1 / scenario.constants.grad_lipschitz
     if scenario.learning.initial_lr > limit and uplink.payload != PUBLIC_KNOWLEDGE:
         yield (

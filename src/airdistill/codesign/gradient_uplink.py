@@ -16,13 +16,11 @@ from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
-from airdistill.codesign.participation import Participation
+from airdistill.codesign.participation import MANY_ROUNDS, Participation, every_round_alike
 from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var, noise_by_trust
 from airdistill.codesign.trust import trust_model
 from airdistill.privacy.accountant import paper_mu
 from airdistill.privacy.sensitivity import ConstantShift, gradient_sensitivity
-
-_MANY_ROUNDS = 200
 
 
 @dataclass(frozen=True)
@@ -96,14 +94,14 @@ class GradientUplink:
         return self.required(num_rounds) * (weights / self.participation.usual_weights)[:, None] ** 2
 
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
-        """With device sampling, the mean over many rounds of what grows with their number, scaled to T."""
-        if self.participation.num_draws is None:
+        """Where not everybody takes part, the mean over many rounds of what grows with their number, scaled to T."""
+        if self.participation.everybody:
             return np.asarray(self.required(num_rounds).max(axis=0))
-        strictest = [self._required_at(_MANY_ROUNDS, weights).max(axis=0) for weights in self._weights_of_many()]
-        return np.asarray(np.mean(strictest, axis=0) * num_rounds / _MANY_ROUNDS)
+        strictest = [self._required_at(MANY_ROUNDS, weights).max(axis=0) for weights in self._weights_of_many()]
+        return np.asarray(np.mean(strictest, axis=0) * num_rounds / MANY_ROUNDS)
 
     def _weights_of_many(self) -> list[FloatArray]:
-        count = 1 if self.participation.num_draws is None else _MANY_ROUNDS
+        count = 1 if self.participation.everybody else MANY_ROUNDS
         return [self.participation.weights(round_index) for round_index in range(1, count + 1)]
 
     def _links(self, channels: ComplexArray, weights: FloatArray) -> Links:
@@ -113,7 +111,7 @@ class GradientUplink:
 
     def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
         rule = trust_model(self.trust, self.channel_noise_var)
-        if self.participation.num_draws is None:
+        if self.participation.everybody:
             links, weights = self._links(channels, self.participation.usual_weights), self.participation.usual_weights
             return lambda num_rounds: effective_noise_var(links, self._required_at(num_rounds, weights), rule)
 
@@ -131,16 +129,13 @@ class GradientUplink:
         return np.zeros((len(channels), 1))
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
-        if self.participation.num_draws is None:
+        if self.participation.everybody:
             return self._links(channels, self.participation.usual_weights).channel_floor
         drawn = [self.participation.weights(draw + 1) for draw in range(len(channels))]
         return np.stack([self._links(*pair).channel_floor for pair in zip(channels, drawn, strict=True)])
 
     def num_planned(self, num_draws: int, num_rounds: int) -> int:
-        """With device sampling, as many as make every round count equally often: ε adds up over the very rounds."""
-        if self.participation.num_draws is None:
-            return num_draws
-        return num_rounds * max(1, round(num_draws / num_rounds))
+        return num_draws if self.participation.everybody else every_round_alike(num_draws, num_rounds)
 
     def design(
         self,

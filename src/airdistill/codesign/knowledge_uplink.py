@@ -15,6 +15,7 @@ from airdistill.codesign.demand import Demand
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
 from airdistill.codesign.paper_transceiver import design_round_paper, privacy_stringency
+from airdistill.codesign.participation import MANY_ROUNDS, Coins, every_round_alike
 from airdistill.codesign.shared_knowledge import PublicRows, SharedKnowledge
 from airdistill.codesign.silence import speaks, squared_bias_bound, weights_of_speakers
 from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var, noise_by_trust
@@ -30,7 +31,8 @@ class KnowledgeUplink:
     Devices whose |h|² is below `truncation` are silent in a round. Channels are known up to `error`. With `carry_over`
     what a round leaves of its share of μ² goes to the later ones; with `split_budget` a joint model's budget is shared
     out over the classes by what they are worth, given the noise `floor` `[class]` that they have anyway. A round in
-    which fewer than `min_devices` would speak does not happen. `noise_on_both_axes` is said of the receiver's.
+    which fewer than `min_devices` would speak does not happen. `noise_on_both_axes` is said of the receiver's. With
+    `coins` those who do not take part in a round are silent in it, whatever their channel.
     """
 
     fleet: RealisedFleet
@@ -45,6 +47,7 @@ class KnowledgeUplink:
     floor: FloatArray | None = None
     noise_on_both_axes: bool = True
     min_devices: int = 1
+    coins: Coins | None = None
 
     @property
     def kind(self) -> str:
@@ -105,16 +108,37 @@ class KnowledgeUplink:
         return self.demand.shift.linear_from(max_rounds)
 
     def required(self, num_rounds: int) -> FloatArray:
-        return self.demand.of_rounds(num_rounds)
+        return self._for_own_rounds(self.demand.of_rounds(num_rounds), num_rounds, 1)
 
     def required_at(self, num_rounds: int, round_index: int, spent: FloatArray | None = None) -> FloatArray:
         if spent is None or not self.carry_over:
-            return self.demand.of_rounds(num_rounds)
-        return self.demand.of_rest(num_rounds, round_index, spent)
+            return self.required(num_rounds)
+        if self.coins is not None:
+            # Who has no more rounds may have spent all that it had.
+            spent = np.where(self._own_rounds(num_rounds, round_index)[:, None] > 0, spent, 0.0)
+        return self._for_own_rounds(self.demand.of_rest(num_rounds, round_index, spent), num_rounds, round_index)
+
+    def _own_rounds(self, num_rounds: int, first: int) -> FloatArray:
+        """In how many of the rounds from `first` to T each device takes part, `[device]`."""
+        assert self.coins is not None
+        return self.coins.rounds_taken(num_rounds) - self.coins.rounds_taken(first - 1)
+
+    def _for_own_rounds(self, required: FloatArray, num_rounds: int, first: int) -> FloatArray:
+        """What all rounds from `first` to T would ask for, as only those in which a device takes part do."""
+        if self.coins is None or self.linear_from(2) > 1:
+            # Where later rounds move more than early ones, who takes part in which is not gone into.
+            return required
+        share = self._own_rounds(num_rounds, first) / (num_rounds - first + 1)
+        return np.asarray(required * share[:, None])
 
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
-        strictest: FloatArray = self.required(num_rounds).max(axis=0)
-        return strictest
+        """With coins, the mean over many rounds of what grows with their number, scaled to T."""
+        if self.coins is None:
+            return np.asarray(self.required(num_rounds).max(axis=0))
+        there = self.coins.over_rounds(MANY_ROUNDS, MANY_ROUNDS)
+        weights = weights_of_speakers(self.usual_weights, there)
+        asked = self.required(MANY_ROUNDS) * divide_or(weights, self.usual_weights, 0.0) ** 2
+        return np.asarray(asked.max(axis=-2).mean(axis=0) * num_rounds / MANY_ROUNDS)
 
     @property
     def _rule(self) -> TrustModel:
@@ -128,31 +152,37 @@ class KnowledgeUplink:
         """
         return 1 if self.error.exact or not isinstance(self._rule, FleetNoise) else 2
 
-    def _links(self, channels: ComplexArray) -> Links:
+    def _links(self, channels: ComplexArray, there: BoolArray | None) -> Links:
         """Of channels `[..., device]` as they are known; who is silent has no power to offer."""
-        weights = weights_of_speakers(self.usual_weights, self._speaks(channels))
+        weights = weights_of_speakers(self.usual_weights, self._speaks(channels, there))
         return Links.weighted(
             weights,
             self.vector_length / self.largest_norm**2,
-            self._heard(channels),
+            self._heard(channels, there),
             self.fleet.peak_power_w,
             self.channel_noise_var,
             self._noise_axes,
         )
 
-    def _speaks(self, channels: ComplexArray) -> BoolArray | None:
-        """Who does, `[..., device]`; None where all do whatever the channel."""
-        return None if self.truncation == 0 else speaks(channels, self.truncation, self.min_devices)
+    def _speaks(self, channels: ComplexArray, there: BoolArray | None) -> BoolArray | None:
+        """Who does, `[..., device]`, of those who are `there`; None where all are and do whatever the channel."""
+        if self.truncation == 0:
+            return there
+        return speaks(channels, self.truncation, self.min_devices, there)
 
-    def _heard(self, channels: ComplexArray) -> ComplexArray:
-        speaking = self._speaks(channels)
+    def _heard(self, channels: ComplexArray, there: BoolArray | None) -> ComplexArray:
+        speaking = self._speaks(channels, there)
         return channels if speaking is None else np.where(speaking, channels, 0)
 
     def _asked(self, links: Links, required: FloatArray) -> FloatArray:
         """Noise at usual weights as a round must have it: for the weights that it has, and for signals that slip."""
-        if self.truncation > 0:
+        if self._weights_vary:
             required = required * divide_or(links.weights, self.usual_weights, 0.0) ** 2
         return required if self.error.exact else required * self._slip_margin
+
+    @property
+    def _weights_vary(self) -> bool:
+        return self.truncation > 0 or self.coins is not None
 
     @property
     def _slip_margin(self) -> float:
@@ -176,23 +206,30 @@ class KnowledgeUplink:
         return np.asarray(noise_var + self.error.slip * added)
 
     def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
-        links, rule = self._links(channels), self._rule
+        links, rule = self._links(channels, None), self._rule
         # Where a class's strictest speaker decides, and T only scales what it asks, it is looked for once.
         once = None
-        if self.truncation > 0 and not self._counts_alone and self.demand.is_linear:
+        if self.truncation > 0 and self.coins is None and not self._counts_alone and self.demand.is_linear:
             once = self._asked(links, self.required(1)).max(axis=-2, keepdims=True)
 
         def noise_var(num_rounds: int) -> FloatArray:
-            asked = self._asked(links, self.required(num_rounds)) if once is None else num_rounds * once
-            return self._predicted(links, asked, effective_noise_var(links, asked, rule))
+            if self.coins is None:
+                asked = self._asked(links, self.required(num_rounds)) if once is None else num_rounds * once
+                return self._predicted(links, asked, effective_noise_var(links, asked, rule))
+            of_those_there = self._links(channels, self.coins.over_rounds(num_rounds, len(channels)))
+            asked = self._asked(of_those_there, self.required(num_rounds))
+            return self._predicted(of_those_there, asked, effective_noise_var(of_those_there, asked, rule))
 
         return noise_var
 
     def squared_bias(self, channels: ComplexArray) -> FloatArray:
-        return squared_bias_bound(self.usual_weights, self._speaks(channels), channels.shape, self.shared.diameter)
+        """Of weak channels alone: who is missing by a coin makes the sum scatter, and pulls it nowhere."""
+        speaking = self._speaks(channels, None)
+        return squared_bias_bound(self.usual_weights, speaking, channels.shape, self.shared.diameter)
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
-        return self._links(channels).channel_floor
+        there = None if self.coins is None else self.coins.over_rounds(len(channels), len(channels))
+        return self._links(channels, there).channel_floor
 
     def design(
         self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
@@ -202,16 +239,17 @@ class KnowledgeUplink:
             stringency = privacy_stringency(fleet.class_counts, fleet.epsilon, fleet.delta)
             power_w = fleet.peak_power_w
             return design_round_paper(fleet.class_counts, channel, power_w, noise_var, stringency, num_rounds)
-        links = self._links(channel)
+        there = None if self.coins is None else self.coins.there(round_index)
+        links = self._links(channel, there)
         asked = self._asked(links, self.required_at(num_rounds, round_index, spent))
-        drawn = design_links(links, self._heard(channel), asked, self.trust)
+        drawn = design_links(links, self._heard(channel, there), asked, self.trust)
         if not self.error.exact:
             drawn = replace(
                 drawn,
                 effective_noise_var=self._predicted(links, asked, drawn.effective_noise_var),
                 counted_noise_var=drawn.counted_noise_var / self._slip_margin,
             )
-        return drawn if self.truncation == 0 else drawn.at_usual_weights(self.usual_weights)
+        return drawn.at_usual_weights(self.usual_weights) if self._weights_vary else drawn
 
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
         """From the channel as it is known: what is certain to be there up to the limit of its error."""
@@ -227,8 +265,8 @@ class KnowledgeUplink:
         receiver = divide_or(np.array(at_receiver), design.rx_scale**2, np.inf)
         return {"receiver_noise": others + receiver, "fleet_noise": others, "own_noise": counted["own_noise"]}
 
-    def num_planned(self, num_draws: int, num_rounds: int) -> int:  # noqa: ARG002
-        return num_draws
+    def num_planned(self, num_draws: int, num_rounds: int) -> int:
+        return num_draws if self.coins is None else every_round_alike(num_draws, num_rounds)
 
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
         return np.asarray(self.vector_length * self.shared.over_fleet(noise_var))

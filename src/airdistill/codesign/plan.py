@@ -17,6 +17,7 @@ from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, realise_
 from airdistill.codesign.forecast import RoundForecast, forecast_round
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.rounds import GapObjective, RoundsChoice
+from airdistill.codesign.taking_part import TakingPart, taking_part
 from airdistill.codesign.tracking import Parts, ProjectedError, ReceiverError, TrackingError
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.codesign.truncation import best_truncation, typical_floor
@@ -46,6 +47,7 @@ class Plan:
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
     uplink: Uplink
+    taking_part: TakingPart | None = None
 
     @property
     def num_rounds(self) -> int:
@@ -118,9 +120,8 @@ def plan(
     objective = gap_objective(scenario, sent, channels)
     rounds = _choose_rounds(scenario, objective)
     radio = scenario.radio
-    forecast = forecast_round(
-        sent, fleet, channels, rounds.chosen, channel_noise_var(scenario), radio.outage, radio.slot
-    )
+    planned = (sent, fleet, channels, rounds.chosen, channel_noise_var(scenario), radio.outage, radio.slot)
+    forecast = forecast_round(*planned)
     epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen)
     return Plan(
         scenario=scenario,
@@ -135,6 +136,7 @@ def plan(
             *warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),
         ),
         uplink=sent,
+        taking_part=taking_part(*planned),
     )
 
 

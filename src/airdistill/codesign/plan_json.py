@@ -15,6 +15,7 @@ from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.rounds import RoundsChoice
+from airdistill.codesign.taking_part import TakingPart
 from airdistill.codesign.uplinks import Choices, uplink_for
 from airdistill.jsonable import jsonable
 from airdistill.scenario.loading import validated
@@ -46,6 +47,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "uplink_seconds": plan.uplink_seconds,
             "uplink_joules": plan.uplink_joules,
             "forecast": forecast,
+            **({} if plan.taking_part is None else {"taking_part": asdict(plan.taking_part)}),
             "privacy": {
                 "sensitivity": privacy.sensitivity,
                 "relabel": privacy.relabel,
@@ -84,7 +86,12 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
         assumptions=tuple(stored["assumptions"]),
         warnings=tuple(stored["warnings"]),
         uplink=uplink_for(sent["kind"], scenario, fleet, sent["vector_length"], _stored_choices(sent)),
+        taking_part=_taking_part(stored.get("taking_part")),
     )
+
+
+def _taking_part(stored: dict[str, Any] | None) -> TakingPart | None:
+    return None if stored is None else TakingPart(**{name: _number(value) for name, value in stored.items()})
 
 
 def _choices_of(plan: Plan) -> dict[str, Any]:

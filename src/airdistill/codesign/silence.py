@@ -14,9 +14,14 @@ from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.privacy.sensitivity import SIMPLEX_DIAMETER
 
 
-def speaks(channel: ComplexArray, threshold: float, at_least: int = 1) -> BoolArray:
-    """Whether |h|² reaches the threshold, `[..., device]`; nobody does where fewer than `at_least` would."""
+def speaks(channel: ComplexArray, threshold: float, at_least: int = 1, there: BoolArray | None = None) -> BoolArray:
+    """Whether |h|² reaches the threshold, `[..., device]`; nobody does where fewer than `at_least` would.
+
+    Of those who are `there`, if not all are.
+    """
     reach = np.abs(channel) ** 2 >= threshold
+    if there is not None:
+        reach = reach & there
     return np.asarray(reach & (reach.sum(axis=-1, keepdims=True) >= at_least))
 
 

@@ -13,7 +13,7 @@ from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, training
 from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.orthogonal_uplink import OrthogonalUplink
-from airdistill.codesign.participation import Participation
+from airdistill.codesign.participation import Coins, Participation
 from airdistill.codesign.shared_knowledge import ClassMeans, PublicRows, SharedKnowledge
 from airdistill.codesign.uplink import Uplink
 from airdistill.errors import NOT_GIVEN, InputError
@@ -87,6 +87,9 @@ def _orthogonal(scenario: Scenario, fleet: RealisedFleet, _: int | None, choices
     _refuse_sampling(scenario)
     _refuse_paper_transceiver(scenario)
     _refuse_weak_channels(scenario, "put it into [overrides.airdistill]")
+    if scenario.fleet.participation < 1:
+        rule = "one after the other, all devices take part; put it into [overrides.ota_fd]"
+        raise InputError("fleet.participation", scenario.fleet.participation, rule)
     shared = _class_means(scenario, fleet)
     return _of_knowledge(OrthogonalUplink, shared, scenario, fleet, "optimal", choices)
 
@@ -113,7 +116,14 @@ def _of_knowledge(
         choices.floor,
         scenario.radio.noise == "complex",
         scenario.fleet.min_devices,
+        _coins(scenario, fleet),
     )
+
+
+def _coins(scenario: Scenario, fleet: RealisedFleet) -> Coins | None:
+    """None where everybody takes part."""
+    chance = scenario.fleet.participation
+    return None if chance == 1 else Coins(fleet.num_devices, chance, scenario.seed, scenario.fleet.min_devices)
 
 
 def _gradient(scenario: Scenario, fleet: RealisedFleet, num_parameters: int | None, _: Choices) -> GradientUplink:
@@ -133,7 +143,7 @@ def _gradient(scenario: Scenario, fleet: RealisedFleet, num_parameters: int | No
         privacy.accountant,
         scenario.learning.clip_norm,
         num_parameters,
-        Participation(fleet.class_counts.sum(axis=1), sampled, scenario.seed),
+        Participation(fleet.class_counts.sum(axis=1), sampled, scenario.seed, _coins(scenario, fleet)),
     )
 
 

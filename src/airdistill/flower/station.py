@@ -148,6 +148,9 @@ def check_playable(scheme: Scheme, scenario: Scenario) -> None:
         raise InputError("scheme", scheme.name, rule)
     if scenario.fleet.sampling != "none":
         raise InputError("fleet.sampling", scenario.fleet.sampling, "a federation asks every device in every round")
+    if scenario.fleet.participation < 1:
+        rule = "a federation asks every device in every round"
+        raise InputError("fleet.participation", scenario.fleet.participation, rule)
 
 
 def _begin(folder: Path, scheme: Scheme) -> None:

@@ -16,7 +16,6 @@ from airdistill.privacy.promises import (
     JUDGED_BY_CLASS_MEAN,
     NOISE,
     RELABEL,
-    SAMPLING,
     STATIC_MODEL,
     Assumption,
     answers_in_words,
@@ -24,6 +23,7 @@ from airdistill.privacy.promises import (
     basis,
     neighbours,
     pilot_source,
+    taking_part_in_words,
     trust_in_words,
 )
 from airdistill.privacy.release import TRUST_MODELS
@@ -209,7 +209,7 @@ def _statement(promises: Sequence[Opening], assumptions: Sequence[Assumption]) -
             *answers_in_words(promise.terms),
             *([RELABEL] if promise.relabel and promise.payload == "knowledge" else []),
             trust_in_words(promise.trust, promise.terms["uplink"]),
-            *([SAMPLING] if promise.terms["sampling"] != "none" else []),
+            *taking_part_in_words(promise.terms["sampling"], promise.terms.get("participation", 1.0)),
             NOISE[promise.noise],
         ]
     said = {assumption.sentence for assumption in assumptions}

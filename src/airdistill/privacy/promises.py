@@ -17,6 +17,11 @@ SAMPLING = (
     "The server knows who takes part: every round in which a device does is counted in full, and sampling amplifies "
     "nothing."
 )
+PARTICIPATION = (
+    "Each device takes part in a round with probability {probability:g}, by its own coin, and the server knows who "
+    "does, for it aligns them: every round in which a device takes part is counted in full, the others cost it "
+    "nothing, and the coin amplifies nothing."
+)
 RELABEL = "The changed record may change its label, between classes that the device holds anyway."
 NOISE = {
     "seeded": "Seeded noise is for simulation: whoever knows the seed can take it off again.",
@@ -137,6 +142,12 @@ def answers_in_words(terms: Mapping[str, Any]) -> list[str]:
     if public is None:
         return []
     return [f"A device answers at most {public['answers']} of {public['samples']} public samples in a round."]
+
+
+def taking_part_in_words(sampling: str, probability: float) -> list[str]:
+    """Who takes part in a round; nothing where everybody does."""
+    drawn = [SAMPLING] if sampling != "none" else []
+    return [*drawn, PARTICIPATION.format(probability=probability)] if probability < 1 else drawn
 
 
 def channels_in_words(error_limit: float, trust: str) -> str:

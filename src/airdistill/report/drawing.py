@@ -48,6 +48,7 @@ LOOKS = {
     "local_only": Look(GREY, ":", ""),
     "ota_fl": Look(RED, "--", "D"),
     "ota_fl_fixed": Look(ORANGE, "--", "v"),
+    "ota_fl_sampled": Look(PURPLE, ":", "d"),
     "fedsgd": Look(BLACK, "--", "x"),
     "fedavg": Look(BLACK, "-.", "*"),
 }

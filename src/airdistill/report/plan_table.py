@@ -110,6 +110,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
         ),
         *([] if plan.uplink.payload == PUBLIC_KNOWLEDGE else [("Convergence gap ΣΩ", number(plan.convergence_gap))]),
         *_answers_rows(plan),
+        *_taking_part_rows(plan),
         *_silence_rows(plan),
         (
             "Transmit power",
@@ -145,14 +146,30 @@ def _answers_rows(plan: Plan) -> list[tuple[str, str]]:
     return [("Answers", f"{shared.most_answers} of {shared.num_samples} public samples at most, a device and round")]
 
 
+def _taking_part_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Nothing where everybody takes part; beside what everybody would have at the same T and (ε, δ)."""
+    seen = plan.taking_part
+    if seen is None:
+        return []
+    devices = f"{seen.least_devices} to {seen.most_devices} of {plan.fleet.num_devices} devices a round"
+    rounds = (
+        f"{seen.least_rounds} to {seen.most_rounds} of {plan.num_rounds} rounds a device, which are what it pays for"
+    )
+    noise = plan.forecast.effective_noise / seen.effective_noise_of_all if seen.effective_noise_of_all else np.inf
+    joules = plan.forecast.round_joules / seen.round_joules_of_all if seen.round_joules_of_all else np.inf
+    costs = f"{number(noise)} times the noise, {number(joules)} times the energy, the same air time"
+    return [("Taking part", f"{devices}, {rounds}"), ("  beside everybody", costs)]
+
+
 def _silence_rows(plan: Plan) -> list[tuple[str, str]]:
     """Nothing where everybody always speaks."""
     uplink, forecast = plan.uplink, plan.forecast
     if not isinstance(uplink, KnowledgeUplink) or uplink.truncation == 0:
         return []
     level = f"{10 * np.log10(uplink.truncation):.1f} dB"
-    share = f"{forecast.silent_share:.2%} of devices and rounds; squared bias at most {number(forecast.squared_bias)}"
-    return [("Silent", f"below |h|² = {level}: {share}")]
+    absent = "" if plan.taking_part is None else ", those who do not take part included"
+    share = f"{forecast.silent_share:.2%} of devices and rounds{absent}"
+    return [("Silent", f"below |h|² = {level}: {share}; squared bias at most {number(forecast.squared_bias)}")]
 
 
 def _watts(power_w: FloatArray) -> str:

@@ -77,6 +77,8 @@ def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
         "csi_error_limit": ChannelError.of(scenario).limit,
         "constants": scenario.constants.model_dump(),
     }
+    if scenario.fleet.participation < 1:
+        facts["participation"] = scenario.fleet.participation
     shared = public_rows_of(plan.uplink)
     if shared is not None:
         facts["public"] = {"samples": shared.num_samples, "answers": shared.most_answers}

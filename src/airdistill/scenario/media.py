@@ -1,4 +1,4 @@
-"""The rules that a scenario must keep for what hides its signals, and for whoever adds them up."""
+"""The rules that a scenario must keep for who takes part, what hides its signals, and whoever adds them up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from airdistill.errors import InputError
 
 if TYPE_CHECKING:
     from airdistill.scenario.model import Scenario
+
+
+def check_participation(scenario: Scenario) -> None:
+    chance = scenario.fleet.participation
+    if chance == 1:
+        return
+    if scenario.fleet.sampling != "none":
+        rule = f"devices are drawn already, sampling {scenario.fleet.sampling}; give one of the two"
+        raise InputError("fleet.participation", chance, rule)
+    if scenario.air.medium == "secure_sum":
+        raise InputError("fleet.participation", chance, "a secure sum asks every device in every round")
 
 
 def check_medium(scenario: Scenario) -> None:

@@ -37,7 +37,7 @@ from airdistill.scenario.fields import (
     Truncation,
     WattsPerDevice,
 )
-from airdistill.scenario.media import check_medium, check_noise
+from airdistill.scenario.media import check_medium, check_noise, check_participation
 from airdistill.scenario.per_device import PerDevice
 from airdistill.scenario.threegpp import check_threegpp
 
@@ -73,6 +73,13 @@ class Fleet(_Section):
     )
     sampled_devices: StrictInt | None = Field(
         None, ge=1, le=MOST_DEVICES, description="draws a round of sampling with replacement"
+    )
+    participation: Number = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="probability with which a device takes part in a round, by its own coin; the server sees whom it "
+        "aligns, so that a round counts in full for who takes part, and not at all for the others",
     )
 
 
@@ -340,6 +347,7 @@ class Scenario(_Section):
             raise InputError("fleet.min_devices", self.fleet.min_devices, f"the fleet has only {self.num_devices}")
         if self.fleet.sampling == "with_replacement" and self.fleet.sampled_devices is None:
             raise InputError("fleet.sampled_devices", NOT_GIVEN, 'sampling "with_replacement" needs a number of draws')
+        check_participation(self)
 
     def _check_partition(self) -> None:
         counts = self.data.class_counts
@@ -384,6 +392,7 @@ class Scenario(_Section):
                 raise InputError(f"privacy.{field}", getattr(self.privacy, field), rule)
         plain = {"radio.truncation": (self.radio.truncation, 0), "radio.csi_error_db": (self.radio.csi_error_db, None)}
         plain["privacy.carry_over"] = (self.privacy.carry_over, False)
+        plain["fleet.participation"] = (self.fleet.participation, 1)
         for name, (given, wanted) in plain.items():
             if given != wanted:
                 raise InputError(name, given, "the paper's transceiver knows nothing of it")

@@ -13,7 +13,7 @@ from airdistill.schemes.federated_learning import FederatedLearning, without_dis
 
 class OtaFl(FederatedLearning):
     """Over-the-air federated learning with differential privacy and the planned number of rounds: gradients clipped per
-    sample; every device takes part, or those that `fleet.sampling` draws."""
+    sample; every device takes part, or those that `fleet.sampling` or `fleet.participation` draws."""
 
     name = "ota_fl"
     inherits: ClassVar[tuple[str, ...]] = ()

@@ -22,6 +22,7 @@ from airdistill.schemes.ota_fd import OtaFd
 from airdistill.schemes.ota_fd_fixed import OtaFdFixed
 from airdistill.schemes.ota_fl import OtaFl
 from airdistill.schemes.ota_fl_fixed import OtaFlFixed
+from airdistill.schemes.ota_fl_sampled import OtaFlSampled
 from airdistill.schemes.ota_proxy_fd import OtaProxyFd
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.proxy_fd import ProxyFd
@@ -42,6 +43,7 @@ SCHEMES: dict[str, type[Scheme]] = {
         LocalOnly,
         OtaFl,
         OtaFlFixed,
+        OtaFlSampled,
         FedSgd,
         FedAvg,
     )
