@@ -334,6 +334,7 @@ def test_what_a_federation_cannot_play_is_refused(tmp_path):
     for name, scheme, given in (
         ("scheme", "fedsgd", small_scenario(tmp_path)),
         ("fleet.sampling", "ota_fd", small_scenario(tmp_path, *sampled)),
+        ("fleet.participation", "ota_fd", small_scenario(tmp_path, "fleet.participation=0.5")),
     ):
         with pytest.raises(InputError, match=name):
             prepare(tmp_path / scheme, given, scheme)

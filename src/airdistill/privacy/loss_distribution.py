@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
 from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
+from airdistill.privacy.accountant import gaussian_mu
 
 Curve = Callable[[FloatArray], FloatArray]
 """δ of one round at each ε ≥ 0, `[ε]`, the same with the two worlds exchanged."""
 
 _NEGLIGIBLE = 1e-18  # δ of one round beyond which its loss counts as infinite
 _STEPS = 4000  # of a round's grid of losses, on either side of zero
+_MARGIN = 1e-3  # relative, by which a calibrated μ stays below the largest
 _FINEST = 1e-7  # a grid's interval; a loss below it is rounded up to it
 
 
@@ -33,6 +36,25 @@ def composed_epsilon(rounds: Iterable[tuple[Curve, int]], delta: float) -> float
         part = _distribution(curve, interval).self_compose(count)
         whole = part if whole is None else whole.compose(part)
     return float(whole.get_epsilon_for_delta(delta))
+
+
+def largest_mu_of_round(curve_of: Callable[[float], Curve], num_rounds: int, epsilon: float, delta: float) -> float:
+    """The largest μ of a round, to a thousandth and never more, such that T rounds of `curve_of(μ)` are (ε, δ)-DP.
+
+    A coin never costs privacy, so that the share μ/√T of the Gaussian mechanism is where to begin.
+    """
+    if np.isinf(epsilon):
+        return float("inf")
+
+    def excess(mu: float) -> float:
+        return composed_epsilon([(curve_of(mu), num_rounds)], delta) - epsilon
+
+    low = high = float(gaussian_mu(epsilon, delta)) / np.sqrt(num_rounds)
+    while excess(high) <= 0:
+        low, high = high, 2 * high
+    if low == high:  # nothing is amplified, and the distribution is rounded up
+        return float(low) * (1 - _MARGIN)
+    return float(brentq(excess, low, high, rtol=_MARGIN / 4)) * (1 - _MARGIN)
 
 
 def _reach(curve: Curve) -> float:
