@@ -64,7 +64,7 @@ def test_every_slider_makes_the_change_that_its_label_says(open_page):
     for number in range(len(page.select_slider)):
         knob = page.select_slider[number]
         start = knob.value
-        knob.set_value((start[0], start[1] + 1) if isinstance(start, tuple) else start + 1)
+        knob.set_value((start[0], start[1] + 1) if isinstance(start, tuple) else start - 1 if start else start + 1)
         page.run()
         assert not page.exception
         assert not page.error

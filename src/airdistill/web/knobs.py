@@ -136,6 +136,7 @@ def fleet_knobs(knobs: Knobs) -> None:
         st.caption("The scenario declares its devices' samples by class; they stay as they are.")
         return
     knobs.slider("fleet.devices", "Devices", positions.DEVICES)
+    knobs.slider("fleet.participation", "Chance of a device to take part in a round", positions.PARTICIPATION)
     if scenario.fleet.devices is None:
         st.caption("Devices come in groups; they stay as they are.")
     if scenario.data.samples_per_device is None:
