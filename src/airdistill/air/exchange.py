@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from airdistill.air.receivers import Estimate, Receiver
 from airdistill.air.signal import (
+    combine,
     ideal_knowledge,
     receive,
     superpose,
@@ -100,7 +101,7 @@ def over_the_air(
 ) -> Heard:
     """Local knowledge `[device, class, class]` through one round's channel `[device]`."""
     transmitted = noise.transmit(design, local_knowledge, local_knowledge.shape[2])
-    received = receive(superpose(transmitted, channel, noise.receiver), design.rx_scale)
+    received = receive(combine(superpose(transmitted, channel, noise.receiver), design.combiner), design.rx_scale)
     ideal = ideal_knowledge(class_counts, local_knowledge)
     aimed = weighted_sum(design.weights, local_knowledge)
     return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size, aimed=aimed)
@@ -126,7 +127,7 @@ def vector_over_the_air(
         rule = f"was planned for {largest_norm:.6g} at most"
         raise AirDistillError(f"device {loudest} would send a vector of norm {norms[loudest]:.6g}; the round {rule}")
     transmitted = noise.transmit(design, vectors[:, None], vectors.shape[1] / largest_norm**2)
-    received = receive(superpose(transmitted, channel, noise.receiver), design.rx_scale)
+    received = receive(combine(superpose(transmitted, channel, noise.receiver), design.combiner), design.rx_scale)
     ideal, aimed = ((shares @ vectors)[None] for shares in (weights, design.weights[:, 0]))
     return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size, aimed=aimed)
 
@@ -234,9 +235,11 @@ def seeded_noise(
 def receiver_noise(
     seed: int, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
 ) -> ComplexArray:
-    """n of one round, `[row, slot]`, or `[device, row, slot]` for devices one after the other."""
+    """n of one round, `[row, slot]`; `[device, row, slot]` one after the other, `[antenna, row, slot]` of several."""
     num_devices, num_rows = design.noise_gain.shape
     shape = (num_devices, num_rows, length) if design.rx_scale.ndim == 2 else (num_rows, length)
+    if design.combiner is not None:
+        shape = (design.combiner.shape[1], num_rows, length)
     return thermal_noise(seed, round_index, shape, noise_power_w, axis)
 
 

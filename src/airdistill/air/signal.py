@@ -38,13 +38,20 @@ def transmit(
 
 
 def superpose(transmitted: ComplexArray, channel: ComplexArray, receiver_noise: ComplexArray) -> ComplexArray:
-    """Eqs. (10), (11): y = Σ_i h_i x_i + n, `[class, slot]`."""
+    """Eqs. (10), (11): y = Σ_i h_i x_i + n, `[class, slot]`; of several antennas `[antenna, class, slot]`."""
+    if channel.ndim == 2:
+        return np.asarray(np.einsum("in,ikd->nkd", channel, transmitted, optimize=True) + receiver_noise)
     return np.asarray(np.einsum("i,ikd->kd", channel, transmitted) + receiver_noise)
 
 
 def superpose_apart(transmitted: ComplexArray, channel: ComplexArray, receiver_noise: ComplexArray) -> ComplexArray:
     """One device after the other: r_i = h_i x_i + n_i, `[device, class, slot]`."""
     return np.asarray(channel[:, None, None] * transmitted + receiver_noise)
+
+
+def combine(heard: ComplexArray, combiner: ComplexArray | None) -> ComplexArray:
+    """f^H Y, `[class, slot]`, from `[antenna, class, slot]`; what one antenna hears is left as it is."""
+    return heard if combiner is None else np.asarray(np.einsum("kn,nkd->kd", combiner.conj(), heard))
 
 
 def receive(received: ComplexArray, rx_scale: FloatArray) -> FloatArray:

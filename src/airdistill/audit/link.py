@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from airdistill.air.exchange import Noise, RoundNoise
 from airdistill.air.secure_noise import SecureNoise
 from airdistill.air.secure_release import secure_grid
-from airdistill.air.signal import ideal_knowledge, receive, superpose, superpose_apart
+from airdistill.air.signal import combine, ideal_knowledge, receive, superpose, superpose_apart
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.codesign.antenna_uplink import AntennaUplink
 from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.plan import Plan
@@ -107,6 +108,8 @@ class Link:
         In units of the mean. Where devices have slots of their own it looks at those alone; where the signal slips off
         the real axis, along the axis on which it arrives.
         """
+        if this.design.combiner is not None:
+            this = replace(this, design=self._attacked(this))
         slip = self.slip(this)
         if slip != 1:
             assert isinstance(noise, (RoundNoise, SecureNoise))
@@ -117,12 +120,20 @@ class Link:
             return received
         return np.asarray(this.design.weights[self.device][:, None] * received[self.device])
 
+    def _attacked(self, this: AirRound) -> RoundDesign:
+        """The design with the combiner that sees most of the audited device in all that the antennas hear."""
+        uplink, trust = self.plan.uplink, self.plan.scenario.privacy.trust
+        assert isinstance(uplink, AntennaUplink)
+        attack = uplink.heard(this.design, this.channel).attack(self.device, trust)
+        return replace(this.design, combiner=attack, rx_scale=(this.design.rx_scale > 0).astype(np.float64))
+
     def receive(self, design: RoundDesign, channel: ComplexArray, vectors: FloatArray, noise: Noise) -> FloatArray:
         """Eqs. (7), (10) to (12) for vectors `[device, row, entry]`: their sum, or each where devices are apart."""
         uplink = self.plan.uplink
         sent = noise.transmit(design, vectors, uplink.vector_length / uplink.largest_norm**2)
         superposed = superpose_apart if self.apart else superpose
-        return receive(superposed(sent, channel, noise.receiver), design.rx_scale)
+        heard = combine(superposed(sent, channel, noise.receiver), design.combiner)
+        return receive(heard, design.rx_scale)
 
     def mean_of(self, received: FloatArray) -> FloatArray:
         """The server's weighted mean, `[row, entry]`, where the air has not formed it already."""

@@ -24,10 +24,13 @@ class ChannelSource(Protocol):
     """Draws channels; a source of your own needs these two methods."""
 
     def round_channel(self, round_index: int) -> ComplexArray:
-        """The gains of round 1, 2, …, `[device]`."""
+        """The gains of round 1, 2, …, `[device]`; `[device, antenna]` if the server has several."""
 
     def planning_channels(self, num_draws: int) -> ComplexArray:
-        """Rounds for the planner, `[draw, device]`, independent of those that a run will meet where they are random."""
+        """Rounds for the planner, `[draw, device]` or `[draw, device, antenna]`.
+
+        They are independent of those that a run will meet where they are random.
+        """
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class FadingChannel:
     path_gain: FloatArray
     fading: str
     rician_k_db: float
+    num_antennas: int = 1
 
     def round_channel(self, round_index: int) -> ComplexArray:
         return self._draw("channel", round_index)
@@ -46,7 +50,13 @@ class FadingChannel:
         return np.stack([self._draw("planning-channel", draw) for draw in range(num_draws)])
 
     def _draw(self, purpose: str, index: int) -> ComplexArray:
-        rng = stream(self.seed, purpose, index)
+        """The first antenna hears what it would hear alone; every other has a stream of its own."""
+        if self.num_antennas == 1:
+            return self._of_antenna(purpose, index, 0)
+        return np.stack([self._of_antenna(purpose, index, number) for number in range(self.num_antennas)], axis=1)
+
+    def _of_antenna(self, purpose: str, index: int, number: int) -> ComplexArray:
+        rng = stream(self.seed, purpose, index, number)
         return np.sqrt(self.path_gain) * draw_fading(self.fading, len(self.path_gain), rng, self.rician_k_db)
 
 
@@ -78,4 +88,4 @@ def channel_source(scenario: Scenario) -> ChannelSource:
     if is_threegpp(radio.fading):
         return threegpp_channel(scenario, distance_m)
     gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent)
-    return FadingChannel(scenario.seed, gain, radio.fading, radio.rician_k_db)
+    return FadingChannel(scenario.seed, gain, radio.fading, radio.rician_k_db, radio.antennas)

@@ -13,6 +13,7 @@ from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.rounds import RoundsChoice
 from airdistill.codesign.uplink import Uplink
 from airdistill.privacy.promises import (
+    ANTENNAS,
     NOISE,
     PILOT,
     PUBLIC,
@@ -49,6 +50,8 @@ def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
         )
     lines.append(trust_in_words(privacy.trust, uplink.kind))
     lines += taking_part_in_words(scenario.fleet.sampling, scenario.fleet.participation)
+    if scenario.radio.antennas > 1 and privacy.trust != "own_noise":
+        lines.append(ANTENNAS.format(count=scenario.radio.antennas))
     error = ChannelError.of(scenario)
     lines += [PUBLIC, PILOT[scenario.constants.source]]
     lines += [channels_in_words(error.limit, privacy.trust), NOISE[privacy.noise]]

@@ -67,7 +67,9 @@ def forecast_round(
     again = np.arange(len(tally.required_noise_var)) % len(channels)
     bias = uplink.over_fleet(uplink.squared_bias(channels)) / fleet.num_devices
     binds = float((tally.required_noise_var[:, held] > channel_floor[again]).mean())
-    strongest = np.abs(channels) ** 2 * fleet.peak_power_w
+    gains = np.abs(channels) ** 2
+    # Of several antennas all that could be combined for a device alone, ‖h‖².
+    strongest = (gains if gains.ndim == 2 else gains.sum(axis=-1)) * fleet.peak_power_w
     numbers_sent = uplink.num_rows * uplink.vector_length
     return RoundForecast(
         num_draws=len(channels),

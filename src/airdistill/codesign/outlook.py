@@ -98,7 +98,8 @@ def _taken_in_turn(scenario: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
     if scenario.privacy.sensitivity in JOINT_MODELS:
         yield "budget shared out over classes", {"privacy": {"class_budget": "optimal"}}
     yield "privacy carried over", {"privacy": {"carry_over": True}}
-    yield "silence in deep fades", {"radio": {"truncation": "optimal"}}
+    if scenario.radio.antennas == 1:
+        yield "silence in deep fades", {"radio": {"truncation": "optimal"}}
 
 
 def _paper_suffices(scenario: Scenario, plan: Plan) -> bool:

@@ -30,6 +30,7 @@ from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 
 NUM_DRAWS = 200
+NUM_DRAWS_OF_ANTENNAS = 24  # a combiner takes a good part of a second, and several antennas fade less than one
 # The other end of what pilots measure for the paper's network: L1 2 to 22, L2 0.7 to 7.7.
 SMALLER_CONSTANTS = 0.1
 
@@ -153,8 +154,9 @@ def _about_earlier_runs(
 
 
 def planning_draws(scenario: Scenario) -> ComplexArray:
-    """The channels to plan with, as they would be known, `[draw, device]`."""
-    return planning_estimates(scenario, channel_source(scenario).planning_channels(NUM_DRAWS))
+    """The channels to plan with, as they would be known, `[draw, device]` or `[draw, device, antenna]`."""
+    num_draws = NUM_DRAWS if scenario.radio.antennas == 1 else NUM_DRAWS_OF_ANTENNAS
+    return planning_estimates(scenario, channel_source(scenario).planning_channels(num_draws))
 
 
 def choose_uplink(

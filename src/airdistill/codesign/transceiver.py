@@ -21,7 +21,8 @@ class RoundDesign:
     `weights` are what each device's vector has in the sum of this very round, zero for who stays silent. A class that
     cannot be sent (nobody holds it, or a holder has no channel) has scale 0 and infinite noise. `required_noise_var`
     `[class]` is what privacy asked for: of the strictest device, or of all where each is apart. With two `noise_axes`
-    a device's noise is complex, as strong on either axis.
+    a device's noise is complex, as strong on either axis. `combiner` f `[class, antenna]` is there if the server has
+    several antennas.
     """
 
     weights: FloatArray
@@ -32,6 +33,7 @@ class RoundDesign:
     counted_noise_var: FloatArray
     required_noise_var: FloatArray
     noise_axes: int = 1
+    combiner: ComplexArray | None = None
 
     def noise_power_w(self) -> FloatArray:
         """|P2|² on the real axis, or on both, `[device, class]`."""

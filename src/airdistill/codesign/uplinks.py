@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
+from airdistill.codesign.antenna_uplink import AntennaUplink
 from airdistill.codesign.convergence import class_shares
 from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, training_dynamics
 from airdistill.codesign.gradient_uplink import GradientUplink
@@ -90,12 +92,13 @@ def _orthogonal(scenario: Scenario, fleet: RealisedFleet, _: int | None, choices
     if scenario.fleet.participation < 1:
         rule = "one after the other, all devices take part; put it into [overrides.ota_fd]"
         raise InputError("fleet.participation", scenario.fleet.participation, rule)
+    _refuse_antennas(scenario, "put it into [overrides.airdistill]")
     shared = _class_means(scenario, fleet)
     return _of_knowledge(OrthogonalUplink, shared, scenario, fleet, "optimal", choices)
 
 
 def _of_knowledge(
-    kind: type[KnowledgeUplink],
+    kind: Callable[..., KnowledgeUplink],
     shared: SharedKnowledge,
     scenario: Scenario,
     fleet: RealisedFleet,
@@ -103,6 +106,8 @@ def _of_knowledge(
     choices: Choices,
 ) -> KnowledgeUplink:
     privacy = scenario.privacy
+    if scenario.radio.antennas > 1:
+        kind = partial(AntennaUplink, combining=scenario.radio.combining)
     return kind(
         fleet,
         channel_noise_var(scenario),
@@ -131,6 +136,7 @@ def _gradient(scenario: Scenario, fleet: RealisedFleet, num_parameters: int | No
         raise ValueError("num_parameters: a gradient's uplink needs it")
     _refuse_paper_transceiver(scenario)
     _refuse_weak_channels(scenario, _FOR_KNOWLEDGE)
+    _refuse_antennas(scenario, _FOR_KNOWLEDGE)
     if scenario.privacy.carry_over:
         raise InputError("privacy.carry_over", True, f"only knowledge has it; {_FOR_KNOWLEDGE}")
     privacy = scenario.privacy
@@ -159,6 +165,12 @@ def _refuse_weak_channels(scenario: Scenario, advice: str) -> None:
         raise InputError("radio.truncation", scenario.radio.truncation, rule)
     if scenario.radio.csi_error_db is not None:
         raise InputError("radio.csi_error_db", scenario.radio.csi_error_db, rule)
+
+
+def _refuse_antennas(scenario: Scenario, advice: str) -> None:
+    if scenario.radio.antennas != 1:
+        rule = f"several are for knowledge that devices send at once; {advice}"
+        raise InputError("radio.antennas", scenario.radio.antennas, rule)
 
 
 def _refuse_paper_transceiver(scenario: Scenario) -> None:

@@ -54,6 +54,28 @@ class Heard:
             "own_noise": own,
         }
 
+    def attack(self, device: int, trust: str) -> ComplexArray:
+        """a of the best attack on a device, `[row, antenna]`: Re(a^H Y) holds its vector once, and noise c of trust.
+
+        Zero where nothing was sent. With no noise along a direction any multiple of it would do as well.
+        """
+        return np.stack([self._attack(row, device, trust) for row in range(self.unit_gain.shape[1])])
+
+    def _attack(self, row: int, device: int, trust: str) -> ComplexArray:
+        num_antennas = self.channel.shape[1]
+        shift = _real(self.channel * self.unit_gain[:, row, None])[device]
+        if not shift.any():
+            return np.zeros(num_antennas, dtype=np.complex128)
+        if trust == "own_noise":
+            pointing = shift
+        else:
+            receiver_var = self.receiver_var if trust == "receiver_noise" else 0.0
+            values, directions = np.linalg.eigh(self.covariance(row, receiver_var))
+            values = np.where(values > _NOTHING * values[-1], values, _TRACE * values[-1])
+            pointing = directions @ ((shift @ directions) / values)
+        pointing = pointing / (pointing @ shift)
+        return np.asarray(pointing[:num_antennas] + 1j * pointing[num_antennas:])
+
     def _own(self) -> FloatArray:
         """|P2|²/|g|²: along the same line as the signal at every antenna, so that no combining tells them apart.
 

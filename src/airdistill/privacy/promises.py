@@ -34,6 +34,10 @@ TRUST = {
     "own_noise": "Each device counts on its own noise alone; nobody else is trusted.",
 }
 _ALONE = "In slots of its own a device has nobody's noise but its own: it counts on that alone."
+ANTENNAS = (
+    "All that the server's {count} antennas hear is counted, not what it combines of it; a server with more of them "
+    "sees more than promised."
+)
 EMULATED = (
     "The medium was emulated: the server process played the channel and saw every device's signal by itself. This is "
     "for test-beds."
@@ -213,5 +217,9 @@ def _about_noise(promise: Promise) -> Iterator[Assumption]:
         limit = float(promise.terms.get("csi_error_limit", 0.0))
         name = "exact channels" if limit == 0 else "bounded channel error"
         yield Assumption(name, channels_in_words(limit, promise.trust))
+    antennas = int(promise.terms.get("antennas", 1))
+    if antennas > 1 and promise.trust != "own_noise":
+        # A device's own noise cannot be told from its signal by any number of antennas.
+        yield Assumption("number of antennas", ANTENNAS.format(count=antennas))
     if promise.noise == "seeded":
         yield Assumption("secret seed", NOISE["seeded"])

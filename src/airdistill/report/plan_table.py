@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from airdistill.arrays import FloatArray
+from airdistill.codesign.antenna_outlook import antenna_outlook
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink, public_rows_of
 from airdistill.codesign.outlook import Outlook
 from airdistill.codesign.plan import Plan
@@ -112,6 +113,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
         *_answers_rows(plan),
         *_taking_part_rows(plan),
         *_silence_rows(plan),
+        *_antenna_rows(plan),
         (
             "Transmit power",
             f"signal {_watts(forecast.signal_power_w)}, noise {_watts(forecast.noise_power_w)} a device",
@@ -159,6 +161,22 @@ def _taking_part_rows(plan: Plan) -> list[tuple[str, str]]:
     joules = plan.forecast.round_joules / seen.round_joules_of_all if seen.round_joules_of_all else np.inf
     costs = f"{number(noise)} times the noise, {number(joules)} times the energy, the same air time"
     return [("Taking part", f"{devices}, {rounds}"), ("  beside everybody", costs)]
+
+
+def _antenna_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Nothing for one antenna."""
+    found = antenna_outlook(plan)
+    if found is None:
+        return []
+    one = "one combiner for all classes" if found.combining == "joint" else "a combiner for each class"
+    within = f"{found.gap:.1%} above its bound (median), {found.largest_gap:.1%} at worst"
+    floors = f"{number(found.floor)}, by the first antenna alone {number(found.floor_alone)}"
+    noises = f"{number(found.noise_var)}, by the first antenna alone {number(found.noise_var_alone)}"
+    return [
+        ("Antennas", f"{found.num_antennas}, {one}: its cost is {within}"),
+        ("They buy", f"noise of the channel {floors}"),
+        ("They cost", f"noise with privacy {noises}: all that the antennas hear is counted"),
+    ]
 
 
 def _silence_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -79,6 +79,8 @@ def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
     }
     if scenario.fleet.participation < 1:
         facts["participation"] = scenario.fleet.participation
+    if scenario.radio.antennas > 1:
+        facts["antennas"] = scenario.radio.antennas
     shared = public_rows_of(plan.uplink)
     if shared is not None:
         facts["public"] = {"samples": shared.num_samples, "answers": shared.most_answers}

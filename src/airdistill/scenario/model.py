@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from airdistill.errors import NOT_GIVEN, Described, InputError
+from airdistill.scenario.antennas import check_antennas
 from airdistill.scenario.fields import (
     LARGEST_COUNT,
     DeltaPerDevice,
@@ -202,6 +203,15 @@ class Radio(_Section):
     trace: StrictStr | None = Field(
         None, description=".npz or .csv of complex gains, rounds × devices; stands for distance and fading"
     )
+    antennas: StrictInt = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="of the server; with several a curious server is taken to look at every one of them",
+    )
+    combining: Literal["joint", "per_class"] = Field(
+        "joint", description="several antennas: one receive combiner for all classes, or one for each"
+    )
     slot: Time = Field(3.6e-6, description="time of one transmitted number, s")
     outage: Number = Field(0.05, ge=0, lt=1, description="share of worst rounds that the planner leaves out")
     transceiver: Literal["optimal", "paper"] = Field(
@@ -335,6 +345,7 @@ class Scenario(_Section):
         check_noise(self)
         check_medium(self)
         check_threegpp(self.radio, self.num_devices)
+        check_antennas(self)
         return self
 
     def _check_fleet(self) -> None:

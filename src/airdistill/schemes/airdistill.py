@@ -3,6 +3,7 @@ from __future__ import annotations
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.ota_fd import OtaFd
+from airdistill.schemes.planning import silence_of
 
 
 class AirDistill(OtaFd):
@@ -19,7 +20,7 @@ class AirDistill(OtaFd):
             scenario,
             {
                 "privacy": {"accountant": "exact", "carry_over": True, "class_budget": "optimal"},
-                "radio": {"transceiver": "optimal", "truncation": radio.truncation or "optimal"},
+                "radio": {"transceiver": "optimal", "truncation": silence_of(radio)},
                 "learning": {"receiver": "tracking" if learning.receiver == "linear" else learning.receiver},
             },
         )

@@ -3,7 +3,7 @@ from __future__ import annotations
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.ota_proxy_fd import OtaProxyFd
-from airdistill.schemes.planning import for_public_set, refuse_server_selector
+from airdistill.schemes.planning import for_public_set, refuse_server_selector, silence_of
 
 
 class AirDistillProxy(OtaProxyFd):
@@ -21,7 +21,7 @@ class AirDistillProxy(OtaProxyFd):
             for_public_set(scenario, abstain=True),
             {
                 "privacy": {"accountant": "exact", "carry_over": True},
-                "radio": {"transceiver": "optimal", "truncation": radio.truncation or "optimal"},
+                "radio": {"transceiver": "optimal", "truncation": silence_of(radio)},
                 "learning": {"receiver": "learning" if learning.receiver == "linear" else learning.receiver},
             },
         )

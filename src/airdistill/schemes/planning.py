@@ -14,7 +14,7 @@ from airdistill.errors import Described, InputError
 from airdistill.learning.models import count_parameters
 from airdistill.learning.samples import input_shape
 from airdistill.scenario.loading import changed, for_scheme
-from airdistill.scenario.model import Scenario
+from airdistill.scenario.model import Radio, Scenario
 from airdistill.schemes.base import Scheme
 
 _NEXT_TO_NO_NOISE_W = 1e-30
@@ -41,6 +41,14 @@ def _without_radio(scenario: Scenario) -> Scenario:
 def with_fixed_rounds(scenario: Scenario) -> Scenario:
     """The constant T of the schemes that do not optimise it."""
     return changed(scenario, {"learning": {"rounds": scenario.learning.fixed_rounds}})
+
+
+def silence_of(radio: Radio) -> float | str:
+    """The threshold of silence of this project's own schemes: the scenario's if it has one, or else the best.
+
+    Several antennas seldom fade all at once: everybody speaks to them.
+    """
+    return radio.truncation or ("optimal" if radio.antennas == 1 else 0.0)
 
 
 def for_public_set(scenario: Scenario, abstain: bool) -> Scenario:

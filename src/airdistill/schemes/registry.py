@@ -19,6 +19,7 @@ from airdistill.schemes.fedsgd import FedSgd
 from airdistill.schemes.local_only import LocalOnly
 from airdistill.schemes.orthogonal_fd import OrthogonalFd
 from airdistill.schemes.ota_fd import OtaFd
+from airdistill.schemes.ota_fd_antennas import OtaFdAntennas
 from airdistill.schemes.ota_fd_fixed import OtaFdFixed
 from airdistill.schemes.ota_fl import OtaFl
 from airdistill.schemes.ota_fl_fixed import OtaFlFixed
@@ -34,6 +35,7 @@ SCHEMES: dict[str, type[Scheme]] = {
         AirDistill,
         OtaFd,
         OtaFdFixed,
+        OtaFdAntennas,
         OrthogonalFd,
         AirDistillProxy,
         OtaProxyFd,

@@ -1,0 +1,44 @@
+"""Schemes before a server with several antennas: they run, and their ledgers and certificates say what is counted."""
+
+import numpy as np
+import pytest
+from small_worlds import small_scenario
+
+import airdistill as ad
+from airdistill.privacy.certificate import certificate_of
+from airdistill.privacy.ledger import Ledger
+from airdistill.schemes.planning import as_run_by
+from airdistill.schemes.registry import load_scheme
+
+PUBLIC = ("public.samples=12", "learning.local_epochs=1")
+
+
+@pytest.mark.parametrize("scheme", ["ota_fd", "airdistill", "ota_proxy_fd", "airdistill_proxy"])
+@pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
+def test_a_whole_run_is_paid_for(tmp_path, scheme, trust):
+    changes = [
+        "radio.antennas=3",
+        f"privacy.trust={trust}",
+        "learning.rounds=3",
+        *(PUBLIC if "proxy" in scheme else ()),
+    ]
+    ad.run(small_scenario(tmp_path, *changes), scheme, out=tmp_path / "run")
+    ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
+    assert ledger.num_releases == 3
+    assert (ledger.squared_mu() <= ledger.opening.mu**2 * (1 + 1e-9)).all()
+    assert ledger.opening.terms["antennas"] == 3
+    said = " ".join(assumption.sentence for assumption in certificate_of(ledger).assumptions)
+    assert ("3 antennas hear is counted" in said) == (trust != "own_noise")
+
+
+def test_one_antenna_leaves_no_trace_in_a_ledger(tmp_path):
+    ad.run(small_scenario(tmp_path, "learning.rounds=2"), "ota_fd", out=tmp_path / "run")
+    assert "antennas" not in Ledger.read(tmp_path / "run" / "ledger.jsonl").opening.terms
+
+
+def test_the_reference_asks_for_no_privacy_and_puts_all_power_on_the_signal(tmp_path):
+    scheme = load_scheme("ota_fd_antennas")
+    adapted = as_run_by(scheme, small_scenario(tmp_path, "radio.antennas=4"))
+    made = ad.plan(adapted)
+    assert np.isinf(made.fleet.epsilon).all()
+    assert (made.forecast.noise_power_w == 0).all()
