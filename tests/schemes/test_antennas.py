@@ -5,6 +5,8 @@ import pytest
 from small_worlds import small_scenario
 
 import airdistill as ad
+from airdistill.errors import InputError
+from airdistill.flower.station import check_playable
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import Ledger
 from airdistill.schemes.planning import as_run_by
@@ -34,6 +36,11 @@ def test_a_whole_run_is_paid_for(tmp_path, scheme, trust):
 def test_one_antenna_leaves_no_trace_in_a_ledger(tmp_path):
     ad.run(small_scenario(tmp_path, "learning.rounds=2"), "ota_fd", out=tmp_path / "run")
     assert "antennas" not in Ledger.read(tmp_path / "run" / "ledger.jsonl").opening.terms
+
+
+def test_a_federation_has_one_antenna(tmp_path):
+    with pytest.raises(InputError, match=r"radio\.antennas = 2: a federation"):
+        check_playable(load_scheme("ota_fd"), small_scenario(tmp_path, "radio.antennas=2"))
 
 
 def test_the_reference_asks_for_no_privacy_and_puts_all_power_on_the_signal(tmp_path):

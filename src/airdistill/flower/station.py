@@ -151,6 +151,8 @@ def check_playable(scheme: Scheme, scenario: Scenario) -> None:
     if scenario.fleet.participation < 1:
         rule = "a federation asks every device in every round"
         raise InputError("fleet.participation", scenario.fleet.participation, rule)
+    if scenario.radio.antennas != 1:
+        raise InputError("radio.antennas", scenario.radio.antennas, "a federation adds up for one antenna")
 
 
 def _begin(folder: Path, scheme: Scheme) -> None:

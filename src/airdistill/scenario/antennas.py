@@ -24,6 +24,7 @@ def check_antennas(scenario: Scenario) -> None:
         (radio.truncation != 0, "radio.truncation", radio.truncation, "is for one antenna"),
         (radio.transceiver == "paper", "radio.transceiver", "paper", "eqs. (18)-(20) are for one antenna"),
         (radio.noise == "real", "radio.noise", "real", "would hide nothing on the antennas' other axes: complex"),
+        (scenario.fleet.participation < 1, "fleet.participation", scenario.fleet.participation, "is for one antenna"),
         (scenario.privacy.noise == "secure", "privacy.noise", "secure", "has a grid for one antenna"),
         (scenario.air.medium != "emulated", "air.medium", scenario.air.medium, "adds up for one antenna"),
     ]
