@@ -130,6 +130,7 @@ def test_the_first_antenna_hears_what_it_would_hear_alone(tmp_path):
             "radio.transceiver",
         ),
         (["radio.fading=umi"], "radio.fading"),
+        (["fleet.participation=0.5"], "fleet.participation"),
         (["privacy.noise=secure"], "privacy.noise"),
         (["air.medium=radio"], "air.medium"),
         (["radio.gains=[[1,0],[1,0],[1,0]]"], "radio.gains"),

@@ -30,7 +30,8 @@ NOISE = {
 }
 TRUST = {
     "receiver_noise": "The receiver's own noise is counted: a server with a quieter receiver sees more than promised.",
-    "fleet_noise": "The devices' noise is counted, not the receiver's: every device must add what it was told to.",
+    "fleet_noise": "The devices' noise is counted, not the receiver's: every device must add what it was told to, and "
+    "over a radio the server must have no more antennas than were planned for, for more can tell devices apart.",
     "own_noise": "Each device counts on its own noise alone; nobody else is trusted.",
 }
 _ALONE = "In slots of its own a device has nobody's noise but its own: it counts on that alone."

@@ -39,6 +39,7 @@ from airdistill.scenario.fields import (
     WattsPerDevice,
 )
 from airdistill.scenario.media import check_medium, check_noise, check_participation
+from airdistill.scenario.paper_transceiver import check_paper_transceiver
 from airdistill.scenario.per_device import PerDevice
 from airdistill.scenario.threegpp import check_threegpp
 
@@ -341,7 +342,7 @@ class Scenario(_Section):
         self._check_fleet()
         self._check_partition()
         self._check_device_lists()
-        self._check_paper_transceiver()
+        check_paper_transceiver(self)
         check_noise(self)
         check_medium(self)
         check_threegpp(self.radio, self.num_devices)
@@ -392,18 +393,3 @@ class Scenario(_Section):
                 raise InputError(field, Described(f"{length} entries"), rule)
         if self.radio.gains is not None and self.radio.trace is not None:
             raise InputError("radio.trace", self.radio.trace, "give gains or a trace, not both")
-
-    def _check_paper_transceiver(self) -> None:
-        if self.radio.transceiver != "paper":
-            return
-        needed = {"sensitivity": "paper", "accountant": "paper", "trust": "receiver_noise", "relabel": False}
-        for field, value in needed.items():
-            if getattr(self.privacy, field) != value:
-                rule = f"the paper's transceiver is built for {field} = {value} alone"
-                raise InputError(f"privacy.{field}", getattr(self.privacy, field), rule)
-        plain = {"radio.truncation": (self.radio.truncation, 0), "radio.csi_error_db": (self.radio.csi_error_db, None)}
-        plain["privacy.carry_over"] = (self.privacy.carry_over, False)
-        plain["fleet.participation"] = (self.fleet.participation, 1)
-        for name, (given, wanted) in plain.items():
-            if given != wanted:
-                raise InputError(name, given, "the paper's transceiver knows nothing of it")
