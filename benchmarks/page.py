@@ -8,15 +8,14 @@ Starts `airdistill serve` and Chromium, moves the power slider of each scenario 
 from __future__ import annotations
 
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
+from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
+
+from airdistill.web.served import served
 
 MOVES = 20
 # Notes when a key goes down, and how long after it the energy that depends on it is shown anew.
@@ -32,38 +31,24 @@ WATCH = """() => {
 
 def main() -> None:
     scenarios = sys.argv[1:] or ["paper", "small-data"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "airdistill", "serve", tempfile.mkdtemp(), "--port", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(f"http://localhost:{port}/_stcore/health")
-        with sync_playwright() as playwright:
-            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-            for name in scenarios:
-                waited = _answers(browser.new_page(viewport={"width": 1400, "height": 1000}), port, name)
-                median, worst = statistics.median(waited), max(waited)
-                print(f"{name}: {len(waited)} answers, median {median:.0f} ms, worst {worst:.0f} ms")
-            browser.close()
-    finally:
-        server.terminate()
-        server.wait()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        served(Path(name), Path(name) / "said") as page,
+        sync_playwright() as playwright,
+    ):
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        for scenario in scenarios:
+            tab = browser.new_page(viewport={"width": 1400, "height": 1000})
+            waited = _answers(tab, page.address, scenario)
+            median, worst = statistics.median(waited), max(waited)
+            print(f"{scenario}: {len(waited)} answers, median {median:.0f} ms, worst {worst:.0f} ms")
+        browser.close()
 
 
-def _wait_for(address: str) -> None:
-    while True:
-        try:
-            urllib.request.urlopen(address).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-
-
-def _answers(page: Page, port: int, scenario: str) -> list[float]:
+def _answers(page: Page, address: str, scenario: str) -> list[float]:
     """Milliseconds of each."""
-    page.goto(f"http://localhost:{port}")
+    page.goto(address)
     page.get_by_role("combobox", name="Scenario").click()
     page.get_by_role("option", name=scenario, exact=True).click()
     page.get_by_text(f"{scenario}: ").first.wait_for()

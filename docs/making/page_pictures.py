@@ -6,15 +6,14 @@ The page is served by `airdistill serve`, with a run and a comparison of the pre
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
+
+from airdistill.web.served import served
 
 COMPARED = "airdistill,ota_fd,fd_error_free,local_only"
 # Name, address, and how much of the page there is to see.
@@ -30,34 +29,16 @@ def main(folder: Path) -> None:
         _airdistill("run", "quick", "--rounds", "30", "--eval-every", "2", "--out", f"{runs}/quick-airdistill")
         _airdistill("compare", "quick", "--schemes", COMPARED, "--rounds", "16", "--eval-every", "2", "--seeds", "3",
                     "--out", f"{runs}/quick-comparison")  # fmt: skip
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        server = subprocess.Popen([sys.executable, "-m", "airdistill", "serve", runs, "--port", str(port)])
-        try:
-            _wait_for(f"http://localhost:{port}/_stcore/health")
-            with sync_playwright() as playwright:
-                flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-                browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-                for name, (address, height) in ADDRESSES.items():
-                    _photograph(browser, f"http://localhost:{port}/{address}", height, folder / name)
-                browser.close()
-        finally:
-            server.terminate()
-            server.wait()
+        with served(Path(runs), Path(runs) / "said") as page, sync_playwright() as playwright:
+            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+            for name, (address, height) in ADDRESSES.items():
+                _photograph(browser, f"{page.address}/{address}", height, folder / name)
+            browser.close()
 
 
 def _airdistill(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "airdistill", *arguments], check=True, stdout=subprocess.DEVNULL)
-
-
-def _wait_for(address: str) -> None:
-    while True:
-        try:
-            urllib.request.urlopen(address).close()
-            return
-        except OSError:
-            time.sleep(0.2)
 
 
 def _photograph(browser: Browser, address: str, height: int, path: Path) -> None:

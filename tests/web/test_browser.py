@@ -5,13 +5,8 @@ import os
 import shlex
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 import tomllib
-import urllib.request
-from contextlib import closing
 
 import pytest
 from in_process import exit_code
@@ -21,6 +16,7 @@ from small_worlds import small_scenario
 import airdistill as ad
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.loading import as_toml, load
+from airdistill.web.served import served
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the page was seen by nobody")
@@ -50,34 +46,12 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(runs):
-    """`airdistill serve` on a free port."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "airdistill", "serve", runs, "--port", str(port)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    try:
-        _wait_for(f"http://localhost:{port}/_stcore/health", process)
-        yield f"http://localhost:{port}"
-    finally:
-        process.terminate()
-        said, _ = process.communicate(timeout=30)
-    assert "Traceback" not in said, said
-
-
-def _wait_for(address, process):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.stdout.read()
-        try:
-            urllib.request.urlopen(address).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    pytest.fail("the server did not answer")
+def server(runs, tmp_path_factory):
+    """The address of `airdistill serve`."""
+    log = tmp_path_factory.mktemp("log") / "said"
+    with served(runs, log) as page:
+        yield page.address
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -248,11 +222,7 @@ def test_no_page_is_wider_than_its_screen(page, server, size, where, tmp_path):
     page.screenshot(path=f"{os.environ.get('PICTURES', tmp_path)}/{name}")
 
 
-def test_ctrl_c_ends_the_server(runs):
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-m", "airdistill", "serve", runs, "--port", str(port)])
-    _wait_for(f"http://localhost:{port}/_stcore/health", process)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) in (0, 130)
+def test_ctrl_c_ends_the_server(runs, tmp_path):
+    with served(runs, tmp_path / "said") as page:
+        page.process.send_signal(signal.SIGINT)
+        assert page.process.wait(timeout=30) in (0, 130)
