@@ -126,7 +126,7 @@ def test_what_is_wrong_is_said_in_a_sentence_and_put_right(page, server):
 
 def test_what_was_typed_is_shown_as_it_was_typed(page, server):
     """The browser makes links, icons and arrows of text that Markdown left alone."""
-    odd = "http://a.example www.b.example c@d.example :material/home: -- <- :red[x] $y$ <b>"
+    odd = "http://a.example www.b.example c@d.example :material/home: -- <- $y$ <b>"  # shorter than what is cut
     page.goto(server)
     typed = page.get_by_role("textbox", name="Any other field")
     typed.fill(f"data.partition={odd}")
@@ -134,7 +134,7 @@ def test_what_was_typed_is_shown_as_it_was_typed(page, server):
     alert = page.get_by_test_id("stAlert").filter(has_text="data.partition")
     expect(alert).to_be_visible()
     expect(alert.get_by_role("link")).to_have_count(0)
-    assert odd[:60] in alert.inner_text().replace("\N{WORD JOINER}", "")
+    assert odd in alert.inner_text().replace("\N{WORD JOINER}", "")
 
 
 def test_an_opened_scenario_is_run_watched_stopped_and_gone_on_with(page, server, runs, tmp_path):
