@@ -39,6 +39,7 @@ LOOKS = {
     "airdistill": Look(GREEN, "-", "D"),
     "ota_fd": Look(BLUE, "-", "o"),
     "ota_fd_fixed": Look(SKY, "-", "s"),
+    "ota_fd_antennas": Look(SKY, "--", "p"),
     "orthogonal_fd": Look(PURPLE, "-", "P"),
     "fd_error_free": Look(GREEN, "--", "^"),
     "airdistill_proxy": Look(ORANGE, "-", "D"),
