@@ -3,6 +3,8 @@
 import errno
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -74,13 +76,27 @@ def test_whoever_runs_in_a_folder_is_named_while_it_does(tmp_path):
     assert process_in(tmp_path) is None
 
 
-def test_a_look_does_not_keep_a_run_out(tmp_path):
+def test_those_who_look_all_the_time_keep_no_run_out(tmp_path):
+    """A look holds the lock for a moment: without any patience a run would now and then be refused for it."""
+    looks, done = [], threading.Event()
+
+    def look():
+        while not done.is_set():
+            looks.append(process_in(tmp_path))
+            time.sleep(0.001)
+
     with locked(tmp_path):
         pass
-    for _ in range(50):
-        process_in(tmp_path)
-        with locked(tmp_path, patience_s=0):
-            pass
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        for _ in range(100):
+            with locked(tmp_path):
+                time.sleep(0.001)
+    finally:
+        done.set()
+        looker.join()
+    assert set(looks) == {None, os.getpid()}
 
 
 def test_a_round_half_written_does_not_count_and_a_damaged_one_is_named(runs, tmp_path):

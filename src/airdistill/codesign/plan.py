@@ -121,8 +121,12 @@ def plan(
     objective = gap_objective(scenario, sent, channels)
     rounds = _choose_rounds(scenario, objective)
     radio = scenario.radio
-    planned = (sent, fleet, channels, rounds.chosen, channel_noise_var(scenario), radio.outage, radio.slot)
-    forecast = forecast_round(*planned)
+
+    def forecast_of(of: Uplink) -> RoundForecast:
+        noise_var = channel_noise_var(scenario)
+        return forecast_round(of, fleet, channels, rounds.chosen, noise_var, radio.outage, radio.slot)
+
+    forecast = forecast_of(sent)
     epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen)
     return Plan(
         scenario=scenario,
@@ -137,7 +141,7 @@ def plan(
             *warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),
         ),
         uplink=sent,
-        taking_part=taking_part(*planned),
+        taking_part=taking_part(sent, rounds.chosen, forecast_of),
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from airdistill.arrays import ComplexArray
-from airdistill.codesign.fleet import RealisedFleet
-from airdistill.codesign.forecast import RoundForecast, forecast_round
+from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.gradient_uplink import GradientUplink
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.participation import Coins
@@ -39,24 +38,14 @@ def coins_of(uplink: Uplink) -> Coins | None:
     return uplink.coins if isinstance(uplink, KnowledgeUplink) else None
 
 
-def taking_part(
-    uplink: Uplink,
-    fleet: RealisedFleet,
-    channels: ComplexArray,
-    num_rounds: int,
-    channel_noise_var: float,
-    outage: float,
-    slot_s: float,
-) -> TakingPart | None:
-    """Beside everybody in the same channel draws `[draw, device]`; None where there are no coins."""
+def taking_part(uplink: Uplink, num_rounds: int, forecast_of: Callable[[Uplink], RoundForecast]) -> TakingPart | None:
+    """Beside everybody, who are forecast as the plan's own rounds are; None where there are no coins."""
     coins = coins_of(uplink)
     if coins is None:
         return None
     devices = [int(np.count_nonzero(coins.there(round_index))) for round_index in range(1, num_rounds + 1)]
     rounds = coins.rounds_taken(num_rounds)
-    all_of_them: RoundForecast = forecast_round(
-        _with_everybody(uplink), fleet, channels, num_rounds, channel_noise_var, outage, slot_s
-    )
+    all_of_them = forecast_of(_with_everybody(uplink))
     return TakingPart(
         probability=coins.probability,
         least_devices=min(devices),
