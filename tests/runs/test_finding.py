@@ -1,9 +1,9 @@
 """Runs found in a folder, in every state, and picked for a comparison."""
 
 import errno
+import fcntl
 import os
 import shutil
-import threading
 import time
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import airdistill as ad
 from airdistill.errors import AirDistillError
 from airdistill.reproduce.claims import claims_about
 from airdistill.runs.finding import find_comparisons, find_runs
-from airdistill.runs.folder import locked, process_in
+from airdistill.runs.folder import LOCK, locked, process_in
 from airdistill.runs.options import RunOptions
 from airdistill.runs.picking import picked_comparison
 from airdistill.runs.results import arm_results
@@ -76,27 +76,15 @@ def test_whoever_runs_in_a_folder_is_named_while_it_does(tmp_path):
     assert process_in(tmp_path) is None
 
 
-def test_those_who_look_all_the_time_keep_no_run_out(tmp_path):
-    """A look holds the lock for a moment: without any patience a run would now and then be refused for it."""
-    looks, done = [], threading.Event()
-
-    def look():
-        while not done.is_set():
-            looks.append(process_in(tmp_path))
-            time.sleep(0.001)
-
+def test_a_look_keeps_no_run_out(tmp_path, monkeypatch):
+    """Whoever looks holds the lock for a moment; a run that begins just then waits for its end."""
     with locked(tmp_path):
         pass
-    looker = threading.Thread(target=look)
-    looker.start()
-    try:
-        for _ in range(100):
-            with locked(tmp_path):
-                time.sleep(0.001)
-    finally:
-        done.set()
-        looker.join()
-    assert set(looks) == {None, os.getpid()}
+    with (tmp_path / LOCK).open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+        with locked(tmp_path):
+            assert process_in(tmp_path) == os.getpid()
 
 
 def test_a_round_half_written_does_not_count_and_a_damaged_one_is_named(runs, tmp_path):
