@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from airdistill.privacy.accountant import gaussian_delta, gaussian_epsilon, gaussian_mu
-from airdistill.privacy.loss_distribution import composed_epsilon, largest_mu_of_round
+from airdistill.privacy.accountant import gaussian_delta, gaussian_epsilon
+from airdistill.privacy.loss_distribution import composed_epsilon
 from airdistill.privacy.subsampling import (
     OPPOSITE,
     ORTHOGONAL,
@@ -133,22 +133,6 @@ def test_rounds_of_several_kinds_compose_and_none_cost_nothing():
     mixed = composed_epsilon([(round_of(0.3), 4), (round_of(0.8), 2), (round_of(5.0), 0)], 1e-6)
     assert mixed == pytest.approx(gaussian_epsilon(np.sqrt(4 * 0.3**2 + 2 * 0.8**2), 1e-6), rel=1e-4)
     assert composed_epsilon([], 1e-6) == 0
-
-
-@pytest.mark.parametrize("geometry", [OPPOSITE, ORTHOGONAL])
-@pytest.mark.parametrize(("probability", "num_rounds"), [(1.0, 7), (0.5, 60), (0.05, 60)])
-def test_a_calibrated_round_spends_the_target_and_no_more(geometry, probability, num_rounds):
-    def curve_of(mu):
-        return partial(delta_of_round, probability=probability, mu=mu, geometry=geometry)
-
-    mu = largest_mu_of_round(curve_of, num_rounds, 8.0, 1e-5)
-    assert 8 * 0.99 < composed_epsilon([(curve_of(mu), num_rounds)], 1e-5) <= 8
-    without_a_coin = gaussian_mu(8.0, 1e-5) / np.sqrt(num_rounds)
-    if probability == 1:
-        assert mu == pytest.approx(without_a_coin, rel=2e-3)
-    else:
-        assert mu > 1.2 * without_a_coin
-    assert largest_mu_of_round(curve_of, num_rounds, np.inf, 1e-5) == np.inf
 
 
 def test_participation_counts_by_monte_carlo():

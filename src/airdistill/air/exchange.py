@@ -18,7 +18,7 @@ from airdistill.air.signal import (
     transmit,
     weighted_sum,
 )
-from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.errors import AirDistillError
 from airdistill.streams import stream
@@ -98,13 +98,18 @@ def over_the_air(
     channel: ComplexArray,
     noise: Noise,
     slot_s: float,
+    there: BoolArray | None = None,
 ) -> Heard:
-    """Local knowledge `[device, class, class]` through one round's channel `[device]`."""
-    transmitted = noise.transmit(design, local_knowledge, local_knowledge.shape[2])
+    """Local knowledge `[device, class, class]` through one round's channel `[device]`.
+
+    Who is not `there`, `[device]`, sends noise alone.
+    """
+    spoken = _of_those(there, local_knowledge)
+    transmitted = noise.transmit(design, spoken, local_knowledge.shape[2])
     received = receive(combine(superpose(transmitted, channel, noise.receiver), design.combiner), design.rx_scale)
     ideal = ideal_knowledge(class_counts, local_knowledge)
-    aimed = weighted_sum(design.weights, local_knowledge)
-    return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size, aimed=aimed)
+    aimed = weighted_sum(design.weights, spoken)
+    return _measured(received, ideal, design, transmitted, slot_s, ideal.size, aimed, there)
 
 
 def vector_over_the_air(
@@ -115,9 +120,11 @@ def vector_over_the_air(
     noise: Noise,
     slot_s: float,
     largest_norm: float,
+    there: BoolArray | None = None,
 ) -> Heard:
     """One vector of each device, `[device, entry]`, of that norm at most, through one round's channel: a gradient, or
-    all predictions on a public set. They are to be summed with these weights, `[device]`.
+    all predictions on a public set. They are to be summed with these weights, `[device]`. Who is not `there`,
+    `[device]`, sends noise alone.
 
     A longer one would break the power limit, and the bound that its noise was made for: it is refused.
     """
@@ -126,10 +133,16 @@ def vector_over_the_air(
         loudest = int(np.argmax(np.nan_to_num(norms, nan=np.inf)))
         rule = f"was planned for {largest_norm:.6g} at most"
         raise AirDistillError(f"device {loudest} would send a vector of norm {norms[loudest]:.6g}; the round {rule}")
-    transmitted = noise.transmit(design, vectors[:, None], vectors.shape[1] / largest_norm**2)
+    spoken = _of_those(there, vectors)
+    transmitted = noise.transmit(design, spoken[:, None], vectors.shape[1] / largest_norm**2)
     received = receive(combine(superpose(transmitted, channel, noise.receiver), design.combiner), design.rx_scale)
-    ideal, aimed = ((shares @ vectors)[None] for shares in (weights, design.weights[:, 0]))
-    return _measured(received, ideal, design, transmitted, slot_s, num_slots=ideal.size, aimed=aimed)
+    ideal, aimed = (weights @ vectors)[None], (design.weights[:, 0] @ spoken)[None]
+    return _measured(received, ideal, design, transmitted, slot_s, ideal.size, aimed, there)
+
+
+def _of_those(there: BoolArray | None, vectors: FloatArray) -> FloatArray:
+    """Nothing of who is not there; None: all are."""
+    return vectors if there is None else np.where(there.reshape(-1, *[1] * (vectors.ndim - 1)), vectors, 0.0)
 
 
 def one_after_another(
@@ -155,6 +168,7 @@ def _measured(
     slot_s: float,
     num_slots: int,
     aimed: FloatArray | None = None,
+    there: BoolArray | None = None,
 ) -> Heard:
     """What was planned beside what came out; a device is on the air for as many slots as the sum has entries.
 
@@ -162,7 +176,10 @@ def _measured(
     """
     num_rows, length = ideal.shape
     aimed = ideal if aimed is None else aimed
-    planned_w, measured_w = float(design.mean_power_w().sum()), float((np.abs(transmitted) ** 2).sum())
+    planned_w = float(design.mean_power_w().sum())
+    if there is not None:
+        planned_w -= float((np.abs(design.signal_gain[~there]) ** 2).sum())
+    measured_w = float((np.abs(transmitted) ** 2).sum())
     return Heard(
         received=received,
         ideal=ideal,

@@ -138,6 +138,11 @@ def _audit_of(
 
 def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
     check_has_data(plan.scenario)
+    if plan.scenario.fleet.participation_hidden:
+        rule = (
+            "an attack knows who takes part, and would tell more than a server that does not: no audit is built for it"
+        )
+        raise InputError("fleet.participation_hidden", True, rule)
     if scheme.releases != "private":
         word = "its numbers as they are" if scheme.releases == "bare" else "nothing"
         raise InputError("--scheme", scheme.name, f"sends {word}: there is no promise to audit")

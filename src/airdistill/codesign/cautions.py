@@ -49,7 +49,8 @@ def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
             "its own path loss and shadowing; radio.path_loss_exponent is not used."
         )
     lines.append(trust_in_words(privacy.trust, uplink.kind))
-    lines += taking_part_in_words(scenario.fleet.sampling, scenario.fleet.participation)
+    taken_part = scenario.fleet
+    lines += taking_part_in_words(taken_part.sampling, taken_part.participation, taken_part.participation_hidden)
     if scenario.radio.antennas > 1 and privacy.trust != "own_noise":
         lines.append(ANTENNAS.format(count=scenario.radio.antennas))
     error = ChannelError.of(scenario)
@@ -98,7 +99,13 @@ def _about_privacy(
         yield (
             f'Sensitivity "{model}" {grounds}; for whole devices this plan gives up to ε = {_number(worst)}, {beside}.'
         )
-    if scenario.privacy.accountant == "paper":
+    hidden = scenario.fleet.participation_hidden
+    if scenario.privacy.accountant == "paper" and hidden and (epsilon_by_model["device"] > fleet.epsilon).any():
+        yield (
+            "The published form amplifies all rounds at once, and gives some devices less noise than their (ε, δ) "
+            'needs; use accountant = "exact". A run stops when they have spent it.'
+        )
+    elif scenario.privacy.accountant == "paper" and not hidden:
         short = asked & (fleet.mu > target_mu(fleet.epsilon, fleet.delta, "exact", scenario.privacy.noise))
         if short.any():
             yield (
@@ -157,7 +164,8 @@ def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast
 
 def _about_channel(scenario: Scenario, forecast: RoundForecast) -> Iterator[str]:
     if not np.isfinite(forecast.effective_noise) and forecast.silent_share > 0:
-        cause = "raise fleet.participation" if scenario.fleet.participation < 1 else "lower radio.truncation"
+        seen_coins = scenario.fleet.participation < 1 and not scenario.fleet.participation_hidden
+        cause = "raise fleet.participation" if seen_coins else "lower radio.truncation"
         yield f"In more rounds than the outage leaves out nobody speaks for some class: {cause}."
     elif not np.isfinite(forecast.effective_noise) and channel_noise_var(scenario) > 0:
         yield "In more rounds than the outage leaves out a class cannot be received at all: a holder has no channel."

@@ -16,7 +16,7 @@ from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
-from airdistill.codesign.participation import MANY_ROUNDS, Participation, every_round_alike
+from airdistill.codesign.participation import MANY_ROUNDS, Coins, Participation, every_round_alike
 from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var, noise_by_trust
 from airdistill.codesign.trust import trust_model
 from airdistill.privacy.accountant import paper_mu
@@ -25,7 +25,11 @@ from airdistill.privacy.sensitivity import ConstantShift, gradient_sensitivity
 
 @dataclass(frozen=True)
 class GradientUplink:
-    """One vector of D entries from every device that takes part; D slots."""
+    """One vector of D entries from every device that takes part; D slots.
+
+    With `hidden_coins` everybody sends noise in every round, and the server divides the sum by their probability: what
+    is required and counted is as before that.
+    """
 
     fleet: RealisedFleet
     channel_noise_var: float
@@ -35,6 +39,7 @@ class GradientUplink:
     clip_norm: float
     num_parameters: int
     participation: Participation
+    hidden_coins: Coins | None = None
 
     kind = "gradient"
     payload = "gradient"
@@ -96,9 +101,14 @@ class GradientUplink:
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
         """Where not everybody takes part, the mean over many rounds of what grows with their number, scaled to T."""
         if self.participation.everybody:
-            return np.asarray(self.required(num_rounds).max(axis=0))
+            return np.asarray(self.required(num_rounds).max(axis=0) * self._divided)
         strictest = [self._required_at(MANY_ROUNDS, weights).max(axis=0) for weights in self._weights_of_many()]
         return np.asarray(np.mean(strictest, axis=0) * num_rounds / MANY_ROUNDS)
+
+    @property
+    def _divided(self) -> float:
+        """How many times as large dividing the sum by p makes its variances."""
+        return 1.0 if self.hidden_coins is None else self.hidden_coins.probability**-2
 
     def _weights_of_many(self) -> list[FloatArray]:
         count = 1 if self.participation.everybody else MANY_ROUNDS
@@ -113,7 +123,9 @@ class GradientUplink:
         rule = trust_model(self.trust, self.channel_noise_var)
         if self.participation.everybody:
             links, weights = self._links(channels, self.participation.usual_weights), self.participation.usual_weights
-            return lambda num_rounds: effective_noise_var(links, self._required_at(num_rounds, weights), rule)
+            return lambda num_rounds: (
+                effective_noise_var(links, self._required_at(num_rounds, weights), rule) * self._divided
+            )
 
         def noise_var(num_rounds: int) -> FloatArray:
             drawn = [self.participation.weights(draw % num_rounds + 1) for draw in range(len(channels))]
@@ -130,7 +142,7 @@ class GradientUplink:
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
         if self.participation.everybody:
-            return self._links(channels, self.participation.usual_weights).channel_floor
+            return self._links(channels, self.participation.usual_weights).channel_floor * self._divided
         drawn = [self.participation.weights(draw + 1) for draw in range(len(channels))]
         return np.stack([self._links(*pair).channel_floor for pair in zip(channels, drawn, strict=True)])
 
@@ -148,7 +160,8 @@ class GradientUplink:
         heard = np.where(weights > 0, channel, 0)
         required = self._required_at(num_rounds, weights)
         drawn = design_links(self._links(channel, weights), heard, required, self.trust)
-        return drawn.at_usual_weights(self.participation.usual_weights[:, None])
+        drawn = drawn.at_usual_weights(self.participation.usual_weights[:, None])
+        return drawn if self.hidden_coins is None else drawn.with_hidden_coins(self.hidden_coins.probability)
 
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
         """M·D·v: every device gets the same gradient."""

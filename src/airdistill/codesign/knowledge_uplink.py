@@ -32,7 +32,8 @@ class KnowledgeUplink:
     what a round leaves of its share of μ² goes to the later ones; with `split_budget` a joint model's budget is shared
     out over the classes by what they are worth, given the noise `floor` `[class]` that they have anyway. A round in
     which fewer than `min_devices` would speak does not happen. `noise_on_both_axes` is said of the receiver's. With
-    `coins` those who do not take part in a round are silent in it, whatever their channel.
+    `coins` those who do not take part in a round are silent in it, whatever their channel; with `hidden_coins` they
+    send noise, and the server divides the sum by their probability: what is required and counted is as before that.
     """
 
     fleet: RealisedFleet
@@ -48,6 +49,7 @@ class KnowledgeUplink:
     noise_on_both_axes: bool = True
     min_devices: int = 1
     coins: Coins | None = None
+    hidden_coins: Coins | None = None
 
     @property
     def kind(self) -> str:
@@ -79,7 +81,13 @@ class KnowledgeUplink:
 
     @cached_property
     def demand(self) -> Demand:
-        return self.shared.demand(self.split_budget, self._counts_alone, self.floor)
+        floor = None if self.floor is None else self.floor / self._divided
+        return self.shared.demand(self.split_budget, self._counts_alone, floor)
+
+    @property
+    def _divided(self) -> float:
+        """How many times as large dividing the sum by p makes its variances."""
+        return 1.0 if self.hidden_coins is None else self.hidden_coins.probability**-2
 
     @property
     def _counts_alone(self) -> bool:
@@ -134,7 +142,7 @@ class KnowledgeUplink:
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
         """With coins, the mean over many rounds of what grows with their number, scaled to T."""
         if self.coins is None:
-            return np.asarray(self.required(num_rounds).max(axis=0))
+            return np.asarray(self.required(num_rounds).max(axis=0) * self._divided)
         there = self.coins.over_rounds(MANY_ROUNDS, MANY_ROUNDS)
         weights = weights_of_speakers(self.usual_weights, there)
         asked = self.required(MANY_ROUNDS) * divide_or(weights, self.usual_weights, 0.0) ** 2
@@ -215,7 +223,7 @@ class KnowledgeUplink:
         def noise_var(num_rounds: int) -> FloatArray:
             if self.coins is None:
                 asked = self._asked(links, self.required(num_rounds)) if once is None else num_rounds * once
-                return self._predicted(links, asked, effective_noise_var(links, asked, rule))
+                return self._predicted(links, asked, effective_noise_var(links, asked, rule)) * self._divided
             of_those_there = self._links(channels, self.coins.over_rounds(num_rounds, len(channels)))
             asked = self._asked(of_those_there, self.required(num_rounds))
             return self._predicted(of_those_there, asked, effective_noise_var(of_those_there, asked, rule))
@@ -229,7 +237,7 @@ class KnowledgeUplink:
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
         there = None if self.coins is None else self.coins.over_rounds(len(channels), len(channels))
-        return self._links(channels, there).channel_floor
+        return self._links(channels, there).channel_floor * self._divided
 
     def design(
         self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
@@ -249,7 +257,9 @@ class KnowledgeUplink:
                 effective_noise_var=self._predicted(links, asked, drawn.effective_noise_var),
                 counted_noise_var=drawn.counted_noise_var / self._slip_margin,
             )
-        return drawn.at_usual_weights(self.usual_weights) if self._weights_vary else drawn
+        if self._weights_vary:
+            drawn = drawn.at_usual_weights(self.usual_weights)
+        return drawn if self.hidden_coins is None else drawn.with_hidden_coins(self.hidden_coins.probability)
 
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
         """From the channel as it is known: what is certain to be there up to the limit of its error."""

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from airdistill.arrays import ComplexArray
-from airdistill.codesign.fleet import channel_noise_var, realise_fleet
+from airdistill.codesign.fleet import channel_noise_var
 from airdistill.codesign.forecast import forecast_round
+from airdistill.codesign.hidden_coins import fleet_for_rounds
 from airdistill.codesign.plan import Plan, choose_uplink, gap_objective, planning_draws
 from airdistill.privacy.sensitivity import JOINT_MODELS
 from airdistill.privacy.targets import target_mu
@@ -86,7 +87,8 @@ def _steps(plan: Plan, channels: ComplexArray) -> Iterator[Step]:
         "learning": {"rounds": plan.num_rounds, "receiver": "tracking"},
     }
     scenario = changed(scenario, plain)
-    if np.isfinite(plan.fleet.epsilon).any():
+    hidden = scenario.fleet.participation_hidden  # what the published form says of them stands with the coins
+    if np.isfinite(plan.fleet.epsilon).any() and not hidden:
         yield Step("the paper's accountant", _noise_var(scenario, plan, channels), _paper_suffices(scenario, plan))
     for name, change in _taken_in_turn(scenario):
         scenario = changed(scenario, change)
@@ -97,7 +99,8 @@ def _taken_in_turn(scenario: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "exact accountant", {"privacy": {"accountant": "exact"}}
     if scenario.privacy.sensitivity in JOINT_MODELS:
         yield "budget shared out over classes", {"privacy": {"class_budget": "optimal"}}
-    yield "privacy carried over", {"privacy": {"carry_over": True}}
+    if not scenario.fleet.participation_hidden:
+        yield "privacy carried over", {"privacy": {"carry_over": True}}
     if scenario.radio.antennas == 1:
         yield "silence in deep fades", {"radio": {"truncation": "optimal"}}
 
@@ -110,7 +113,7 @@ def _paper_suffices(scenario: Scenario, plan: Plan) -> bool:
 
 def _noise_var(scenario: Scenario, plan: Plan, channels: ComplexArray) -> float:
     """Mean over entries, devices and all but the worst rounds."""
-    fleet, radio = realise_fleet(scenario), scenario.radio
+    fleet, radio = fleet_for_rounds(scenario, "knowledge", plan.num_rounds), scenario.radio
     uplink = choose_uplink(scenario, fleet, "knowledge", None, channels)
     forecast = forecast_round(
         uplink, fleet, channels, plan.num_rounds, channel_noise_var(scenario), radio.outage, radio.slot

@@ -22,8 +22,8 @@ def every_round_alike(num_draws: int, num_rounds: int) -> int:
 class Coins:
     """Every device takes part in a round with the same probability, by its own coin.
 
-    The server sees whom it aligns: the coins count as public, and a plan knows them, too. A round in which fewer than
-    `at_least` would take part does not happen.
+    Where the server sees whom it aligns the coins count as public, and a plan knows them, too. A round in which fewer
+    than `at_least` would take part does not happen.
     """
 
     num_devices: int

@@ -15,6 +15,8 @@ from airdistill.codesign.cautions import assumptions_of, warnings_of
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, realise_fleet
 from airdistill.codesign.forecast import RoundForecast, forecast_round
+from airdistill.codesign.hidden_coins import amplified_epsilon, fleet_for_rounds
+from airdistill.codesign.hidden_part import HiddenPart, hidden_part
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.rounds import GapObjective, RoundsChoice
 from airdistill.codesign.taking_part import TakingPart, taking_part
@@ -33,6 +35,7 @@ NUM_DRAWS = 200
 NUM_DRAWS_OF_ANTENNAS = 24  # a combiner takes a good part of a second, and several antennas fade less than one
 # The other end of what pilots measure for the paper's network: L1 2 to 22, L2 0.7 to 7.7.
 SMALLER_CONSTANTS = 0.1
+_MOST_TRIES = 4  # to find rounds that hidden coins and the gap agree on
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Plan:
     warnings: tuple[str, ...]
     uplink: Uplink
     taking_part: TakingPart | None = None
+    hidden_part: HiddenPart | None = None
 
     @property
     def num_rounds(self) -> int:
@@ -115,12 +119,9 @@ def plan(
     `num_parameters`.
     `spent_squared_mu` `[device]` is what earlier runs of the same devices have spent: the plan has the rest.
     """
-    fleet = realise_fleet(scenario, spent_squared_mu)
     channels = planning_draws(scenario)
-    sent = choose_uplink(scenario, fleet, uplink, num_parameters, channels)
-    objective = gap_objective(scenario, sent, channels)
-    rounds = _choose_rounds(scenario, objective)
-    radio = scenario.radio
+    fleet, objective, rounds = _fleet_and_rounds(scenario, uplink, num_parameters, spent_squared_mu, channels)
+    sent, radio = objective.uplink, scenario.radio
 
     def forecast_of(of: Uplink) -> RoundForecast:
         noise_var = channel_noise_var(scenario)
@@ -142,7 +143,42 @@ def plan(
         ),
         uplink=sent,
         taking_part=taking_part(sent, rounds.chosen, forecast_of),
+        hidden_part=hidden_part(scenario, sent, rounds.chosen, forecast_of),
     )
+
+
+def _fleet_and_rounds(
+    scenario: Scenario,
+    kind: str,
+    num_parameters: int | None,
+    spent_squared_mu: FloatArray | None,
+    channels: ComplexArray,
+) -> tuple[RealisedFleet, GapObjective, RoundsChoice]:
+    """The rounds, and the fleet that they were chosen for.
+
+    Hidden coins grant a fleet more for some T than for others: rounds are chosen as if it had at every T what it has at
+    the one chosen before, until they stay.
+    """
+
+    def chosen_with(num_rounds: int) -> tuple[RealisedFleet, GapObjective, RoundsChoice]:
+        fleet = fleet_for_rounds(scenario, kind, num_rounds, spent_squared_mu)
+        sent = choose_uplink(scenario, fleet, kind, num_parameters, channels)
+        objective = gap_objective(scenario, sent, channels)
+        return fleet, objective, _choose_rounds(scenario, objective)
+
+    asked, largest = scenario.learning.rounds, scenario.learning.max_rounds
+    tried = asked if isinstance(asked, int) else largest
+    fleet, objective, rounds = chosen_with(tried)
+    if not scenario.fleet.participation_hidden:
+        return fleet, objective, rounds
+    for _ in range(_MOST_TRIES):
+        if rounds.chosen == tried:
+            break
+        tried = rounds.chosen
+        fleet, objective, rounds = chosen_with(tried)
+    # What the fleet was granted is for these; where it and the gap go back and forth they are a neighbour's.
+    exact = tried if rounds.rule == "optimal" else rounds.exact
+    return fleet, objective, replace(rounds, chosen=tried, exact=exact)
 
 
 def _about_earlier_runs(
@@ -243,8 +279,14 @@ def _choose_rounds(scenario: Scenario, objective: GapObjective) -> RoundsChoice:
 def _epsilon_by_model(
     scenario: Scenario, fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast, num_rounds: int
 ) -> dict[str, FloatArray]:
-    """ε at the end, by the exact accountant whatever the plan's own, `[device]` for each sensitivity model."""
-    return {
+    """ε at the end, by the exact accountant whatever the plan's own, `[device]` for each sensitivity model.
+
+    Of one record no more is told than of its device, which hidden coins protect.
+    """
+    most = np.array(np.inf)
+    if scenario.fleet.participation_hidden:
+        most = amplified_epsilon(scenario, uplink, forecast, fleet.delta, num_rounds)
+    in_full = {
         model: epsilon_of_shift(
             uplink.shift(model),
             forecast.inverse_counted_noise,
@@ -256,3 +298,4 @@ def _epsilon_by_model(
         )
         for model in SENSITIVITY_MODELS
     }
+    return {model: np.minimum(epsilon, most) for model, epsilon in in_full.items()}

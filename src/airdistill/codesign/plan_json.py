@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from airdistill import __version__
 from airdistill.arrays import FloatArray
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.forecast import RoundForecast
+from airdistill.codesign.hidden_part import HiddenPart
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.rounds import RoundsChoice
@@ -20,6 +22,7 @@ from airdistill.codesign.uplinks import Choices, uplink_for
 from airdistill.jsonable import jsonable
 from airdistill.scenario.loading import validated
 
+_Numbers = TypeVar("_Numbers")
 # What outside readers look for stands at the top level; the rest of the forecast in a table of its own.
 _AT_TOP = ("regime", "required_noise_var", "effective_noise_var", "effective_noise")
 
@@ -48,6 +51,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "uplink_joules": plan.uplink_joules,
             "forecast": forecast,
             **({} if plan.taking_part is None else {"taking_part": asdict(plan.taking_part)}),
+            **({} if plan.hidden_part is None else {"hidden_part": asdict(plan.hidden_part)}),
             "privacy": {
                 "sensitivity": privacy.sensitivity,
                 "relabel": privacy.relabel,
@@ -86,12 +90,13 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
         assumptions=tuple(stored["assumptions"]),
         warnings=tuple(stored["warnings"]),
         uplink=uplink_for(sent["kind"], scenario, fleet, sent["vector_length"], _stored_choices(sent)),
-        taking_part=_taking_part(stored.get("taking_part")),
+        taking_part=_numbers_of(TakingPart, stored.get("taking_part")),
+        hidden_part=_numbers_of(HiddenPart, stored.get("hidden_part")),
     )
 
 
-def _taking_part(stored: dict[str, Any] | None) -> TakingPart | None:
-    return None if stored is None else TakingPart(**{name: _number(value) for name, value in stored.items()})
+def _numbers_of(kind: Callable[..., _Numbers], stored: dict[str, Any] | None) -> _Numbers | None:
+    return None if stored is None else kind(**{name: _number(value) for name, value in stored.items()})
 
 
 def _choices_of(plan: Plan) -> dict[str, Any]:

@@ -38,6 +38,11 @@ def coins_of(uplink: Uplink) -> Coins | None:
     return uplink.coins if isinstance(uplink, KnowledgeUplink) else None
 
 
+def hidden_coins_of(uplink: Uplink) -> Coins | None:
+    """None where the server sees who takes part."""
+    return uplink.hidden_coins if isinstance(uplink, GradientUplink | KnowledgeUplink) else None
+
+
 def taking_part(uplink: Uplink, num_rounds: int, forecast_of: Callable[[Uplink], RoundForecast]) -> TakingPart | None:
     """Beside everybody, who are forecast as the plan's own rounds are; None where there are no coins."""
     coins = coins_of(uplink)

@@ -22,7 +22,7 @@ class RoundDesign:
     cannot be sent (nobody holds it, or a holder has no channel) has scale 0 and infinite noise. `required_noise_var`
     `[class]` is what privacy asked for: of the strictest device, or of all where each is apart. With two `noise_axes`
     a device's noise is complex, as strong on either axis. `combiner` f `[class, antenna]` is there if the server has
-    several antennas.
+    several antennas. Where coins are hidden a device sends its vector with `chance_of_signal`, and noise always.
     """
 
     weights: FloatArray
@@ -34,6 +34,7 @@ class RoundDesign:
     required_noise_var: FloatArray
     noise_axes: int = 1
     combiner: ComplexArray | None = None
+    chance_of_signal: float = 1.0
 
     def noise_power_w(self) -> FloatArray:
         """|P2|² on the real axis, or on both, `[device, class]`."""
@@ -42,6 +43,17 @@ class RoundDesign:
     def mean_power_w(self) -> FloatArray:
         """|P1|² + |P2|², the bound of eq. (8) on the power averaged over a class's slots, `[device, class]`."""
         return np.asarray(np.abs(self.signal_gain) ** 2 + self.noise_power_w())
+
+    def with_hidden_coins(self, probability: float) -> RoundDesign:
+        """Nobody sends otherwise than before, but for the coin: the server divides the sum by p, and its noise too."""
+        return replace(
+            self,
+            weights=self.weights / probability,
+            rx_scale=self.rx_scale * probability,
+            effective_noise_var=self.effective_noise_var / probability**2,
+            required_noise_var=self.required_noise_var / probability**2,
+            chance_of_signal=probability,
+        )
 
     def at_usual_weights(self, usual: FloatArray) -> RoundDesign:
         """The same with c as if each device had its usual weight, so that rounds of other weights can be added up."""

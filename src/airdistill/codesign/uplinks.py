@@ -121,14 +121,18 @@ def _of_knowledge(
         choices.floor,
         scenario.radio.noise == "complex",
         scenario.fleet.min_devices,
-        _coins(scenario, fleet),
+        *_coins(scenario, fleet),
     )
 
 
-def _coins(scenario: Scenario, fleet: RealisedFleet) -> Coins | None:
-    """None where everybody takes part."""
+def _coins(scenario: Scenario, fleet: RealisedFleet) -> tuple[Coins | None, Coins | None]:
+    """Those that the server sees, and those that it does not; none where everybody takes part."""
     chance = scenario.fleet.participation
-    return None if chance == 1 else Coins(fleet.num_devices, chance, scenario.seed, scenario.fleet.min_devices)
+    if chance == 1:
+        return None, None
+    if scenario.fleet.participation_hidden:
+        return None, Coins(fleet.num_devices, chance, scenario.seed, at_least=0)  # nobody knows how many there are
+    return Coins(fleet.num_devices, chance, scenario.seed, scenario.fleet.min_devices), None
 
 
 def _gradient(scenario: Scenario, fleet: RealisedFleet, num_parameters: int | None, _: Choices) -> GradientUplink:
@@ -141,6 +145,7 @@ def _gradient(scenario: Scenario, fleet: RealisedFleet, num_parameters: int | No
         raise InputError("privacy.carry_over", True, f"only knowledge has it; {_FOR_KNOWLEDGE}")
     privacy = scenario.privacy
     sampled = scenario.fleet.sampled_devices if scenario.fleet.sampling == "with_replacement" else None
+    seen, hidden = _coins(scenario, fleet)
     return GradientUplink(
         fleet,
         channel_noise_var(scenario),
@@ -149,7 +154,8 @@ def _gradient(scenario: Scenario, fleet: RealisedFleet, num_parameters: int | No
         privacy.accountant,
         scenario.learning.clip_norm,
         num_parameters,
-        Participation(fleet.class_counts.sum(axis=1), sampled, scenario.seed, _coins(scenario, fleet)),
+        Participation(fleet.class_counts.sum(axis=1), sampled, scenario.seed, seen),
+        hidden,
     )
 
 

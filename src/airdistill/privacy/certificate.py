@@ -209,11 +209,17 @@ def _statement(promises: Sequence[Opening], assumptions: Sequence[Assumption]) -
             *answers_in_words(promise.terms),
             *([RELABEL] if promise.relabel and promise.payload == "knowledge" else []),
             trust_in_words(promise.trust, promise.terms["uplink"]),
-            *taking_part_in_words(promise.terms["sampling"], promise.terms.get("participation", 1.0)),
+            *_taking_part(promise),
             NOISE[promise.noise],
         ]
     said = {assumption.sentence for assumption in assumptions}
     return tuple(line for line in dict.fromkeys(lines) if line not in said)
+
+
+def _taking_part(promise: Opening) -> list[str]:
+    terms = promise.terms
+    hidden = terms.get("participation_hidden", False)
+    return taking_part_in_words(terms["sampling"], terms.get("participation", 1.0), hidden)
 
 
 def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str, Any] | None) -> list[str]:

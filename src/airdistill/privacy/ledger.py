@@ -20,6 +20,7 @@ from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
 from airdistill.jsonable import jsonable
 from airdistill.privacy.chain import Chain, LedgerError, digest_of_body, ends_with
+from airdistill.privacy.hidden_spending import HiddenSpending
 from airdistill.privacy.promises import Terms
 from airdistill.privacy.release import Release
 from airdistill.privacy.spending import Spending
@@ -80,6 +81,8 @@ class Ledger:
         self.opening = opening
         self.chain = chain
         self.spending = Spending(opening.num_devices)
+        self._before_this_run = self.spending
+        self._hidden = HiddenSpending.promised_by(opening.payload, opening.terms)
         self.num_releases = 0  # of this run
         self.num_earlier = 0  # of the same devices' runs before
         self.last_round = 0  # of this run that was charged
@@ -149,7 +152,7 @@ class Ledger:
 
     def _take_in(self, release: Release, run: Opening, earlier: bool, recorded_rounds: int | None) -> None:
         if earlier:
-            self.spending = self.spending.after(release, run.payload)
+            self.spending = self._before_this_run = self.spending.after(release, run.payload)
             self.num_earlier += 1
             if not self.earlier_openings or self.earlier_openings[-1] is not run:
                 self.earlier_openings.append(run)
@@ -168,8 +171,7 @@ class Ledger:
             for charged in self._charged_before:
                 self._count(charged)
             self._charged_before.clear()
-        after = self.spending.after(release, self.opening.payload)
-        self._check(after, release.round_index)
+        self._check(release)
         if self.chain is None:
             self._in_memory.append(release)
         elif self.chain.last["kind"] == "continued":
@@ -181,6 +183,7 @@ class Ledger:
 
     def _count(self, release: Release) -> None:
         self.spending = self.spending.after(release, self.opening.payload)
+        self._hidden = None if self._hidden is None else self._hidden.after(release)
         self.cost_of_run = self.cost_of_run + release.cost(self.opening.sensitivity, self.opening.trust)
         self.num_releases += 1
         self.settled_round = release.round_index
@@ -221,24 +224,57 @@ class Ledger:
         return spending.squared_mu(self.opening.sensitivity, self.opening.trust, self.opening.relabel)
 
     def epsilon(self, model: str | None = None, trust: str | None = None) -> FloatArray:
-        """ε of every device so far, `[device]`, under the declared models or others."""
-        terms = self.opening
-        squared = self.spending.squared_mu(model or terms.sensitivity, trust or terms.trust, terms.relabel)
-        return epsilon_of_mu(np.sqrt(squared), terms.delta, terms.noise)
+        """ε of every device so far, `[device]`, under the declared models or others.
 
-    def _check(self, after: Spending, round_index: int) -> None:
+        Hidden coins amplify what is told of whole devices; of one record no more is told than of all of them.
+        """
         terms = self.opening
-        spent = self._declared(after)
-        over = spent > terms.mu**2 * (1 + TOLERANCE)
-        if not terms.enforced or not over.any():
+        trusted = trust or terms.trust
+        squared = self.spending.squared_mu(model or terms.sensitivity, trusted, terms.relabel)
+        in_full = epsilon_of_mu(np.sqrt(squared), terms.delta, terms.noise)
+        if self._hidden is None:
+            return in_full
+        return np.minimum(in_full, self._hidden.epsilon(trusted, terms.delta, self._earlier(trusted)))
+
+    def worst_epsilon(self) -> float:
+        """The largest ε of any device so far under the declared models: by far cheaper than all of them."""
+        terms = self.opening
+        if self._hidden is None:
+            return float(self.epsilon().max())
+        earlier = self._earlier(terms.trust)
+        worst_off = self._hidden.worst_off(terms.trust, terms.delta, earlier)
+        amplified = [self._hidden.epsilon_of(each, terms.trust, terms.delta[each], earlier[each]) for each in worst_off]
+        in_full = epsilon_of_mu(np.sqrt(self.squared_mu()[worst_off]), terms.delta[worst_off], terms.noise)
+        return float(np.minimum(in_full, amplified).max())
+
+    def _earlier(self, trust: str) -> FloatArray:
+        """μ² of whole devices by the runs before, `[device]`."""
+        return self._before_this_run.squared_mu("device", trust, relabel=False)
+
+    def _check(self, release: Release) -> None:
+        terms = self.opening
+        over = self._over_budget(release) if terms.enforced else None
+        if over is None:
             return
-        device = int(np.argmax(np.where(over, _times_over(spent, terms.mu**2), -1.0)))
-        wanted = epsilon_of_mu(np.sqrt(spent[device : device + 1]), terms.delta[device : device + 1], terms.noise)[0]
+        device, wanted = over
         raise BudgetExceeded(
-            f"round {round_index} would take device {device} to ε = {wanted:.6g} of the {terms.epsilon[device]:.6g} "
-            f"that it was promised at δ = {terms.delta[device]:.3g} (sensitivity {terms.sensitivity}, trust "
-            f"{terms.trust}, accountant {terms.accountant}); it did not happen"
+            f"round {release.round_index} would take device {device} to ε = {wanted:.6g} of the "
+            f"{terms.epsilon[device]:.6g} that it was promised at δ = {terms.delta[device]:.3g} (sensitivity "
+            f"{terms.sensitivity}, trust {terms.trust}, accountant {terms.accountant}); it did not happen"
         )
+
+    def _over_budget(self, release: Release) -> tuple[int, float] | None:
+        """Of the devices that cannot pay for a release, the one that is furthest over, and the ε that it would have."""
+        terms = self.opening
+        if self._hidden is not None:
+            return self._hidden.after(release).over_budget(terms, self._earlier(terms.trust))
+        spent = self._declared(self.spending.after(release, terms.payload))
+        over = spent > terms.mu**2 * (1 + TOLERANCE)
+        if not over.any():
+            return None
+        device = int(np.argmax(np.where(over, _times_over(spent, terms.mu**2), -1.0)))
+        each = slice(device, device + 1)
+        return device, float(epsilon_of_mu(np.sqrt(spent[each]), terms.delta[each], terms.noise)[0])
 
 
 def _times_over(spent: FloatArray, budget: FloatArray) -> FloatArray:

@@ -22,6 +22,11 @@ PARTICIPATION = (
     "does, for it aligns them: every round in which a device takes part is counted in full, the others cost it "
     "nothing, and the coin amplifies nothing."
 )
+HIDDEN_COINS = (
+    "Each device sends what it has in a round with probability {probability:g}, by its own coin, and noise in every "
+    "round: the server must not learn the coins, neither from a device nor from when and how it sends. Then they "
+    "amplify, for whole devices; rounds are composed by privacy loss distributions."
+)
 RELABEL = "The changed record may change its label, between classes that the device holds anyway."
 NOISE = {
     "seeded": "Seeded noise is for simulation: whoever knows the seed can take it off again.",
@@ -149,10 +154,11 @@ def answers_in_words(terms: Mapping[str, Any]) -> list[str]:
     return [f"A device answers at most {public['answers']} of {public['samples']} public samples in a round."]
 
 
-def taking_part_in_words(sampling: str, probability: float) -> list[str]:
-    """Who takes part in a round; nothing where everybody does."""
+def taking_part_in_words(sampling: str, probability: float, hidden: bool) -> list[str]:
+    """Who takes part in a round, and whether the server sees it; nothing where everybody does."""
     drawn = [SAMPLING] if sampling != "none" else []
-    return [*drawn, PARTICIPATION.format(probability=probability)] if probability < 1 else drawn
+    said = HIDDEN_COINS if hidden else PARTICIPATION
+    return [*drawn, said.format(probability=probability)] if probability < 1 else drawn
 
 
 def channels_in_words(error_limit: float, trust: str) -> str:
@@ -218,6 +224,8 @@ def _about_noise(promise: Promise) -> Iterator[Assumption]:
         limit = float(promise.terms.get("csi_error_limit", 0.0))
         name = "exact channels" if limit == 0 else "bounded channel error"
         yield Assumption(name, channels_in_words(limit, promise.trust))
+    if promise.terms.get("participation_hidden", False):
+        yield Assumption("hidden coins", HIDDEN_COINS.format(probability=promise.terms["participation"]))
     antennas = int(promise.terms.get("antennas", 1))
     if antennas > 1 and promise.trust != "own_noise":
         # A device's own noise cannot be told from its signal by any number of antennas.

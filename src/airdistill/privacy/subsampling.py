@@ -32,12 +32,13 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
 from airdistill.arrays import FloatArray
-from airdistill.privacy.accountant import gaussian_delta, gaussian_epsilon
+from airdistill.privacy.accountant import gaussian_delta, gaussian_epsilon, paper_mu
 from airdistill.privacy.targets import paper_epsilon
 
 OPPOSITE, ORTHOGONAL = "opposite", "orthogonal"
 _TAIL, _NODES = 10.0, 101  # of the trapezoidal rule, in standard deviations
-_LOUDEST = 30.0  # norm over noise up to which orthogonal vectors are integrated
+_LOUDEST = 30.0  # norm over noise up to which a coin is looked at: beyond, presence shows
+_HALF = 0.5  # what a δ_0 of the published form never goes beyond
 _LEAST_MASS = 1e-25  # of a count: rarer ones are charged as if they hid nothing
 
 
@@ -82,6 +83,24 @@ def published_round(
     return Amplified(float(_amplified(float(epsilon_0), share)), delta, fewest)
 
 
+def published_mu(epsilon: FloatArray, delta: FloatArray, probability: float, num_noises: int | None) -> FloatArray:
+    """The μ of all rounds together that the published form grants for (ε, δ), `[device]`: as printed, and not sound.
+
+    Half of δ is the chance δ' that fewer than κ take part, whose noises alone are counted of `num_noises`; None where
+    the noise is not the devices'. ε_0 is by Theorem 2 for all rounds at once, which are amplified once. Zero where
+    κ ≤ 0 says nothing.
+    """
+    failure, counted = np.zeros(len(delta)), np.ones(len(delta))
+    if num_noises is not None:
+        failure = delta / 2
+        fewest = np.array([published_fewest(num_noises, probability, float(each)) for each in failure])
+        counted = np.maximum(fewest, 0.0) / num_noises
+    share = np.minimum(1.0, probability / (1 - failure))
+    epsilon_0 = epsilon + np.log((1 - (1 - share) * np.exp(-epsilon)) / share)  # ln(1 + (e^ε − 1)/share)
+    delta_0 = np.minimum((delta - failure) * (1 - failure) / probability, _HALF)
+    return np.asarray(paper_mu(epsilon_0, delta_0) * np.sqrt(counted))
+
+
 def fewest_participants(num_devices: int, probability: float, failure: float, num_rounds: int = 1) -> int:
     """The largest κ such that, but for a chance of δ', at least κ take part in **each** of T rounds: exact binomial.
 
@@ -112,11 +131,11 @@ def delta_of_round(epsilon: ArrayLike, probability: float, mu: float, geometry: 
 def _opposite(epsilon: FloatArray, probability: float, mu: float) -> FloatArray:
     """max_τ Φ(τ+m) − αΦ(τ−m) − cΦ(τ), m = μ/2, `[ε]`."""
     norm = mu / 2
+    if norm > _LOUDEST:
+        return np.asarray(gaussian_delta(epsilon, mu))  # as if presence were seen: joint convexity, and always a bound
     # At the best τ densities are equal: e^(−mτ−m²/2) = αe^(mτ−m²/2) + c, a quadratic in z = e^(mτ), divided by α.
     share = (1 - probability) / probability * -np.expm1(-epsilon) * np.exp(norm**2 / 2)  # (c/α)e^(m²/2)
-    inverse = np.exp(-epsilon)
-    z = 2 * inverse / (share + np.sqrt(share**2 + 4 * inverse))
-    tau = np.log(z) / norm
+    tau = (np.log(2) - epsilon - np.log(share + np.hypot(share, 2 * np.exp(-epsilon / 2)))) / norm  # ln z/m
     log_alpha, log_c = epsilon, epsilon + _log(-np.expm1(-epsilon)) + np.log((1 - probability) / probability)
     taken = np.exp(log_alpha + log_ndtr(tau - norm)) + np.exp(log_c + log_ndtr(tau))
     return np.asarray(ndtr(tau + norm) - taken)
@@ -126,7 +145,7 @@ def _orthogonal(epsilon: FloatArray, probability: float, mu: float) -> FloatArra
     """E_v (Φ(m − τ(v)) − γ(v)Φ(−τ(v))), m = μ/√2, γ = αe^(mv−m²/2) + c, τ = (ln γ + m²/2)/m, `[ε]`."""
     norm = mu / np.sqrt(2)
     if norm > _LOUDEST:
-        return np.asarray(gaussian_delta(epsilon, mu))  # as if presence were seen: joint convexity, and always a bound
+        return np.asarray(gaussian_delta(epsilon, mu))  # as above
     # Analytic but for ln γ's branch points, π/m off the axis, and Gaussian in its tails: with steps h the trapezoidal
     # rule is off by about e^(−2π²/(m h)), which these nodes keep below e^−49.
     v = np.linspace(-_TAIL, _TAIL, int(_NODES * max(1.0, norm / 2)))

@@ -112,6 +112,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
         *([] if plan.uplink.payload == PUBLIC_KNOWLEDGE else [("Convergence gap ΣΩ", number(plan.convergence_gap))]),
         *_answers_rows(plan),
         *_taking_part_rows(plan),
+        *_hidden_part_rows(plan),
         *_silence_rows(plan),
         *_antenna_rows(plan),
         (
@@ -161,6 +162,32 @@ def _taking_part_rows(plan: Plan) -> list[tuple[str, str]]:
     joules = plan.forecast.round_joules / seen.round_joules_of_all if seen.round_joules_of_all else np.inf
     costs = f"{number(noise)} times the noise, {number(joules)} times the energy, the same air time"
     return [("Taking part", f"{devices}, {rounds}"), ("  beside everybody", costs)]
+
+
+def _hidden_part_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Nothing where the server sees who takes part; beside what else the same T and (ε, δ) would have."""
+    hidden = plan.hidden_part
+    if hidden is None:
+        return []
+
+    def beside(other: float) -> str:
+        return f"{number(plan.forecast.effective_noise / other if other else np.inf)} times the noise"
+
+    joules = plan.forecast.round_joules / hidden.round_joules_of_all if hidden.round_joules_of_all else np.inf
+    published = "says nothing: too few devices, or too seldom"
+    if np.isfinite(hidden.published_noise):
+        over = f"some device would have {number(hidden.published_excess)} times the ε that it asked for"
+        enough = "which here is enough" if hidden.published_excess <= 1 else over
+        published = f"would plan {number(hidden.published_noise)} of error in place of this plan's, {enough}"
+    return [
+        ("Taking part", f"each device with probability {hidden.probability:g} a round, seen by nobody; all send noise"),
+        (
+            "  beside everybody",
+            f"{beside(hidden.effective_noise_of_all)}, {number(joules)} times the energy, the same air time",
+        ),
+        ("  beside seen coins", beside(hidden.effective_noise_if_seen)),
+        ("  the published form", published),
+    ]
 
 
 def _antenna_rows(plan: Plan) -> list[tuple[str, str]]:

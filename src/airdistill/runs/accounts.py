@@ -57,9 +57,12 @@ def opening_of(plan: Plan, scheme: Scheme, inputs_digest: str = "") -> Opening:
 def _granted(plan: Plan) -> FloatArray:
     """μ of the whole promise, `[device]`; the plan's own may be what earlier runs have left of it.
 
-    The paper's accountant may grant more than (ε, δ) allows: no round goes beyond either.
+    The paper's accountant may grant more than (ε, δ) allows: no round goes beyond either. With hidden coins it is the
+    plan's own, and a ledger composes whatever the exact accountant did not plan.
     """
     fleet, privacy = plan.fleet, plan.scenario.privacy
+    if plan.scenario.fleet.participation_hidden:
+        return fleet.mu
     rules = {privacy.accountant, "exact"}
     granted = [target_mu(fleet.epsilon, fleet.delta, rule, privacy.noise) for rule in sorted(rules)]
     return np.asarray(np.min(granted, axis=0))
@@ -79,6 +82,8 @@ def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
     }
     if scenario.fleet.participation < 1:
         facts["participation"] = scenario.fleet.participation
+    if scenario.fleet.participation_hidden:
+        facts["participation_hidden"] = True
     if scenario.radio.antennas > 1:
         facts["antennas"] = scenario.radio.antennas
     shared = public_rows_of(plan.uplink)

@@ -13,12 +13,32 @@ if TYPE_CHECKING:
 def check_participation(scenario: Scenario) -> None:
     chance = scenario.fleet.participation
     if chance == 1:
+        if scenario.fleet.participation_hidden:
+            rule = "everybody takes part, which cannot be hidden; give fleet.participation below 1"
+            raise InputError("fleet.participation_hidden", True, rule)
         return
+    if scenario.fleet.participation_hidden:
+        _check_hidden(scenario)
     if scenario.fleet.sampling != "none":
         rule = f"devices are drawn already, sampling {scenario.fleet.sampling}; give one of the two"
         raise InputError("fleet.participation", chance, rule)
     if scenario.air.medium == "secure_sum":
         raise InputError("fleet.participation", chance, "a secure sum asks every device in every round")
+
+
+def _check_hidden(scenario: Scenario) -> None:
+    privacy = scenario.privacy
+    if privacy.sensitivity != "device":
+        rule = (
+            "a hidden coin hides whether a device takes part, and not one record of a device that is heard; declare "
+            'sensitivity = "device"'
+        )
+        raise InputError("privacy.sensitivity", privacy.sensitivity, rule)
+    if privacy.carry_over:
+        raise InputError("privacy.carry_over", True, "amplified rounds are planned to be alike: not with hidden coins")
+    if privacy.noise == "secure":
+        rule = "hidden coins are accounted for Gaussian noise, not for sums of discrete ones; use seeded noise"
+        raise InputError("privacy.noise", privacy.noise, rule)
 
 
 def check_medium(scenario: Scenario) -> None:

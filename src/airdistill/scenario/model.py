@@ -83,6 +83,11 @@ class Fleet(_Section):
         description="probability with which a device takes part in a round, by its own coin; the server sees whom it "
         "aligns, so that a round counts in full for who takes part, and not at all for the others",
     )
+    participation_hidden: StrictBool = Field(
+        False,
+        description="the server does not see the coins: every device sends noise in every round, and what it has only "
+        "in those in which it takes part; that amplifies the privacy of whole devices",
+    )
 
 
 class Data(_Section):

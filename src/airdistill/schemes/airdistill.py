@@ -19,7 +19,11 @@ class AirDistill(OtaFd):
         return changed(
             scenario,
             {
-                "privacy": {"accountant": "exact", "carry_over": True, "class_budget": "optimal"},
+                "privacy": {
+                    "accountant": "exact",
+                    "carry_over": not scenario.fleet.participation_hidden,
+                    "class_budget": "optimal",
+                },
                 "radio": {"transceiver": "optimal", "truncation": silence_of(radio)},
                 "learning": {"receiver": "tracking" if learning.receiver == "linear" else learning.receiver},
             },

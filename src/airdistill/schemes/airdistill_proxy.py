@@ -20,7 +20,7 @@ class AirDistillProxy(OtaProxyFd):
         return changed(
             for_public_set(scenario, abstain=True),
             {
-                "privacy": {"accountant": "exact", "carry_over": True},
+                "privacy": {"accountant": "exact", "carry_over": not scenario.fleet.participation_hidden},
                 "radio": {"transceiver": "optimal", "truncation": silence_of(radio)},
                 "learning": {"receiver": "learning" if learning.receiver == "linear" else learning.receiver},
             },

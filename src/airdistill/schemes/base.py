@@ -11,11 +11,12 @@ from airdistill.air.exchange import Heard, Noise, RoundNoise, receiver_noise
 from airdistill.air.receivers import Receiver
 from airdistill.air.secure_noise import SecureNoise
 from airdistill.air.secure_release import release_on_grid, secure_grid
-from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray
 from airdistill.channel.csi import round_estimate
 from airdistill.channel.sources import ChannelSource
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.release import bare_release, release_of
+from airdistill.codesign.taking_part import hidden_coins_of
 from airdistill.codesign.transceiver import RoundDesign
 from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Losses
@@ -78,6 +79,11 @@ class Round:
             return SecureNoise(grid, receiver_noise(*drawn_as))
         self.ledger.charge(release_of(self.plan.uplink, design, known, self.index))
         return RoundNoise.seeded(*drawn_as)
+
+    def there(self) -> BoolArray | None:
+        """Who sends more than noise, `[device]`, where that is hidden; None where everybody in the design does."""
+        coins = hidden_coins_of(self.plan.uplink)
+        return None if coins is None else coins.there(self.index)
 
     def release_bare(self) -> None:
         """Charges the ledger with numbers that go out as they are."""

@@ -13,5 +13,6 @@ class OtaFd(Scheme):
         counts, design, slot = this.plan.fleet.class_counts, this.design(), this.scenario.radio.slot
         noise = this.noise(design)
         knowledge = this.local_knowledge()  # as late as can be: a GPU may still be on its way to it
-        heard = over_the_air(counts, knowledge, design, this.channel(), noise, slot).estimated_by(this.receiver)
+        heard = over_the_air(counts, knowledge, design, this.channel(), noise, slot, this.there())
+        heard = heard.estimated_by(this.receiver)
         return Outcome(this.learn(heard.knowledge), heard)

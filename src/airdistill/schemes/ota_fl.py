@@ -27,7 +27,7 @@ class OtaFl(FederatedLearning):
         gradients, losses = this.fleet.gradients(uplink.clip_norm)
         design, weights = this.design(), uplink.participation.weights(this.index)
         heard = vector_over_the_air(
-            weights, gradients, design, this.channel(), this.noise(design), radio.slot, uplink.clip_norm
+            weights, gradients, design, this.channel(), this.noise(design), radio.slot, uplink.clip_norm, this.there()
         )
         if np.isfinite(heard.received).all():  # else a device has no channel, and nothing could be sent
             this.fleet.descend(heard.received[0], this.lr)

@@ -25,6 +25,6 @@ class OtaProxyFd(Scheme):
         # Paid for first: devices train before they answer, and must not for a round that cannot be paid.
         noise, weights = this.noise(design), uplink.usual_weights[:, 0]
         heard = vector_over_the_air(
-            weights, this.vectors()[:, 0], design, this.channel(), noise, slot, uplink.largest_norm
+            weights, this.vectors()[:, 0], design, this.channel(), noise, slot, uplink.largest_norm, this.there()
         ).estimated_by(this.receiver)
         return Outcome(this.learn(heard.knowledge), heard)

@@ -26,7 +26,8 @@ def as_run_by(scheme: Scheme, scenario: Scenario, rounds: int | None = None) -> 
         scenario = for_scheme(scenario, name)
     adapted = scheme.adapt(scenario)
     if scheme.releases != "private" and adapted.fleet.participation < 1:
-        adapted = changed(adapted, {"fleet": {"participation": 1.0}})  # an exchange without noise has no coins
+        everybody = {"participation": 1.0, "participation_hidden": False}
+        adapted = changed(adapted, {"fleet": everybody})  # an exchange without noise has no coins
     if adapted.air.medium == "secure_sum":
         adapted = _without_radio(adapted)
     return adapted if rounds is None else changed(adapted, {"learning": {"rounds": rounds}})

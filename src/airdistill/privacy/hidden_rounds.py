@@ -1,0 +1,100 @@
+"""What rounds cost a device whose coin the server does not see: ε of many rounds, and the μ that they may have.
+
+A round's μ is rounded up to a ladder of 128 rungs an octave, so that rounds and devices fall into few kinds, and each
+kind is composed once. `privacy/subsampling.py` says what one round tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.privacy.accountant import gaussian_mu
+from airdistill.privacy.loss_distribution import Composed, compose
+from airdistill.privacy.subsampling import OPPOSITE, ORTHOGONAL, delta_of_round
+
+_RUNGS_PER_OCTAVE = 128
+_ROUNDING = 1e-6  # of a rung: what is planned for a rung stays on it
+_SILENT, _UNHIDDEN = -(2**13), 2**13  # the rungs of μ = 0 and μ = ∞, or as good as that
+
+Kinds = tuple[tuple[int, int], ...]
+"""(rung, how many rounds), by rising rung."""
+
+
+def rung_of(mu: FloatArray) -> IntArray:
+    """The lowest rung whose μ is not below, `[device]`."""
+    with np.errstate(divide="ignore"):
+        place = np.ceil(_RUNGS_PER_OCTAVE * np.log2(mu) - _ROUNDING)
+    # Nothing that is sent is so quiet as to cost nothing.
+    return np.where(mu > 0, np.clip(place, _SILENT + 1, _UNHIDDEN), _SILENT).astype(np.int64)
+
+
+def mu_of(rung: int) -> float:
+    if rung in (_SILENT, _UNHIDDEN):
+        return 0.0 if rung == _SILENT else float("inf")
+    return float(2.0 ** (rung / _RUNGS_PER_OCTAVE))
+
+
+@dataclass(frozen=True)
+class HiddenCoin:
+    """A device sends what it has with this probability in a round, in noise that is there in any case.
+
+    `geometry` says what two neighbours' vectors can be like: opposite (gradients), or orthogonal (knowledge, which has
+    no entry below zero).
+    """
+
+    probability: float
+    geometry: str
+
+    @classmethod
+    def for_payload(cls, probability: float, payload: str) -> HiddenCoin:
+        return cls(probability, OPPOSITE if payload == "gradient" else ORTHOGONAL)
+
+    def epsilon(self, kinds: Kinds, delta: float, earlier_mu: float = 0.0) -> float:
+        """Of so many rounds on each rung, and of Gaussian releases before of which the server knew who took part."""
+        earlier = int(rung_of(np.array(earlier_mu)))
+        if _UNHIDDEN in (earlier, *(rung for rung, _ in kinds)):
+            return float("inf")
+        return _composed(self, kinds, earlier).epsilon(delta)
+
+    def largest_round_mu(
+        self, num_rounds: int, epsilon: FloatArray, delta: FloatArray, earlier_squared_mu: FloatArray
+    ) -> FloatArray:
+        """The μ of the highest rung that T rounds may have of each device's (ε, δ), `[device]`."""
+        targets = zip(epsilon, delta, earlier_squared_mu, strict=True)
+        return np.array([mu_of(self._highest_rung(num_rounds, *map(float, target))) for target in targets])
+
+    def _highest_rung(self, num_rounds: int, epsilon: float, delta: float, earlier_squared_mu: float) -> int:
+        """Looked for from where many quiet rounds would have it: there a coin is worth 1/p of μ."""
+        if np.isinf(epsilon):
+            return _UNHIDDEN
+        earlier_mu = float(np.sqrt(earlier_squared_mu))
+
+        def fits(rung: int) -> bool:
+            return self.epsilon(((rung, num_rounds),), delta, earlier_mu) <= epsilon
+
+        left = float(gaussian_mu(epsilon, delta)) ** 2 - earlier_squared_mu
+        guess = int(rung_of(np.sqrt(np.array(left) / num_rounds) / self.probability))
+        low, high, step = guess - 1, guess, 1
+        while high < _UNHIDDEN and fits(high):
+            low, high, step = high, high + step, 2 * step
+        while not fits(low):
+            low, high, step = low - step, low, 2 * step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+
+@lru_cache(maxsize=4096)
+def _composed(coin: HiddenCoin, kinds: Kinds, earlier: int) -> Composed:
+    def round_of(probability: float, rung: int) -> partial[FloatArray]:
+        return partial(delta_of_round, probability=probability, mu=mu_of(rung), geometry=coin.geometry)
+
+    rounds = [(round_of(coin.probability, rung), count) for rung, count in kinds if rung != _SILENT]
+    if earlier != _SILENT:
+        rounds.append((round_of(1.0, earlier), 1))
+    return compose(rounds)
