@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airdistill.privacy.accountant import gaussian_epsilon, gaussian_mu, paper_mu
-from airdistill.privacy.hidden_rounds import HiddenCoin, mu_of, rung_of
+from airdistill.privacy.hidden_rounds import HiddenCoin, in_few_kinds, mu_of, rung_of
 from airdistill.privacy.hidden_spending import HiddenSpending
 from airdistill.privacy.loss_distribution import composed_epsilon
 from airdistill.privacy.release import TRUST_MODELS, Release
@@ -127,6 +127,18 @@ def spending_of(*rounds, probability=0.4):
     return spent
 
 
+@given(st.dictionaries(st.integers(-700, 100), st.integers(1, 9), min_size=1, max_size=60))
+def test_many_rungs_are_raised_to_few_and_none_above_the_highest(counts):
+    few = in_few_kinds(counts)
+    before, after = (sorted(np.repeat(*zip(*kinds, strict=True))) for kinds in (sorted(counts.items()), few))
+    assert len(few) <= 8
+    assert len(before) == len(after)
+    assert all(low <= high for low, high in zip(before, after, strict=True))
+    assert max(after) == max(before)
+    if len(counts) <= 8:
+        assert dict(few) == counts
+
+
 class TestSpending:
     def test_rounds_of_a_kind_are_composed_whatever_their_order(self):
         delta, nothing = np.array([1e-5, 1e-4]), np.zeros(2)
@@ -146,13 +158,18 @@ class TestSpending:
 
     @settings(max_examples=20)
     @given(st.lists(st.tuples(*[st.floats(0.01, 2.0)] * 5), min_size=1, max_size=4), st.integers(0, 9))
-    def test_one_of_the_worst_off_has_the_largest_epsilon(self, rounds, seed):
+    def test_nobody_exceeds_the_highest_epsilon(self, rounds, seed):
         draw = np.random.default_rng(seed)
         delta, earlier = 10.0 ** draw.integers(-6, -3, 5), draw.choice([0.0, 0.3], 5)
         spent = spending_of(*rounds)
-        worst_off = spent.worst_off("receiver_noise", delta, earlier)
         epsilon = spent.epsilon("receiver_noise", delta, earlier)
-        assert epsilon[worst_off].max() == pytest.approx(epsilon.max(), rel=3e-4)
+        assert spent.highest_epsilon("receiver_noise", delta, earlier) >= epsilon.max() * (1 - 3e-4)
+
+    def test_the_highest_epsilon_is_that_of_whoever_has_paid_most(self):
+        delta, nothing = np.array([1e-5, 1e-4, 1e-5]), np.zeros(3)
+        spent = spending_of((0.5, 0.5, 0.1), (0.1, 0.1, 0.4), (0.2, 0.2, 0.1))
+        worst = spent.epsilon("receiver_noise", delta, nothing)[0]
+        assert spent.highest_epsilon("receiver_noise", delta, nothing) == pytest.approx(worst, rel=1e-6)
 
     def test_nothing_sent_costs_nothing_and_nothing_hidden_everything(self):
         spent = spending_of((0.0, np.inf), (0.0, 0.1))

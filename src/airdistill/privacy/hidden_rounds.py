@@ -6,8 +6,9 @@ kind is composed once. `privacy/subsampling.py` says what one round tells.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from airdistill.privacy.loss_distribution import Composed, compose
 from airdistill.privacy.subsampling import OPPOSITE, ORTHOGONAL, delta_of_round
 
 _RUNGS_PER_OCTAVE = 128
+_MOST_KINDS = 8
 _ROUNDING = 1e-6  # of a rung: what is planned for a rung stays on it
 _SILENT, _UNHIDDEN = -(2**13), 2**13  # the rungs of μ = 0 and μ = ∞, or as good as that
 
@@ -89,12 +91,36 @@ class HiddenCoin:
         return low
 
 
+@dataclass(frozen=True)
+class _Round:
+    """δ of one round as a function of ε that is the same object to a cache whenever it is the same."""
+
+    coin: HiddenCoin
+    rung: int
+
+    def __call__(self, epsilon: FloatArray) -> FloatArray:
+        return delta_of_round(epsilon, self.coin.probability, mu_of(self.rung), self.coin.geometry)
+
+
 @lru_cache(maxsize=4096)
 def _composed(coin: HiddenCoin, kinds: Kinds, earlier: int) -> Composed:
-    def round_of(probability: float, rung: int) -> partial[FloatArray]:
-        return partial(delta_of_round, probability=probability, mu=mu_of(rung), geometry=coin.geometry)
-
-    rounds = [(round_of(coin.probability, rung), count) for rung, count in kinds if rung != _SILENT]
+    rounds = [(_Round(coin, rung), count) for rung, count in kinds if rung != _SILENT]
     if earlier != _SILENT:
-        rounds.append((round_of(1.0, earlier), 1))
+        rounds.append((_Round(HiddenCoin(1.0, coin.geometry), earlier), 1))
     return compose(rounds)
+
+
+def in_few_kinds(counts: Mapping[int, int]) -> Kinds:
+    """Rounds by rung, and how many; where there are many rungs, lower ones are raised, and never above the highest.
+
+    Where a channel decides how loud rounds are no two are alike, and each kind takes its time to compose.
+    """
+    highest, width = max(counts, default=0), 1
+    while True:
+        found: dict[int, int] = {}
+        for rung, count in counts.items():
+            raised = rung if rung == _SILENT else highest - (highest - rung) // width * width
+            found[raised] = found.get(raised, 0) + count
+        if len(found) <= _MOST_KINDS:
+            return tuple(sorted(found.items()))
+        width *= 2

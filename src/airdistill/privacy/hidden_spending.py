@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
-from airdistill.privacy.hidden_rounds import HiddenCoin, rung_of
+from airdistill.privacy.hidden_rounds import HiddenCoin, in_few_kinds, rung_of
 from airdistill.privacy.release import TRUST_MODELS, Release
 
 _TOLERANCE = 1e-8  # relative, of ε
@@ -67,21 +68,32 @@ class HiddenSpending:
         kinds: dict[int, int] = {}
         for rungs, count in self._runs[trust]:
             kinds[int(rungs[device])] = kinds.get(int(rungs[device]), 0) + count
-        return self.coin.epsilon(tuple(sorted(kinds.items())), float(delta), float(np.sqrt(earlier_squared_mu)))
+        return self.coin.epsilon(in_few_kinds(kinds), float(delta), float(np.sqrt(earlier_squared_mu)))
 
     def epsilon(self, trust: str, delta: FloatArray, earlier_squared_mu: FloatArray) -> FloatArray:
         """Of every device so far, `[device]`."""
         paid = enumerate(zip(delta, earlier_squared_mu, strict=True))
         return np.array([self.epsilon_of(device, trust, *of_device) for device, of_device in paid])
 
-    def worst_off(self, trust: str, delta: FloatArray, earlier_squared_mu: FloatArray) -> list[int]:
-        """Devices one of whom has the largest ε: those whom nobody exceeds in all that they have paid."""
-        paid = np.stack([*(rungs for rungs, _ in self._runs[trust]), earlier_squared_mu, -delta])
-        found: list[int] = []
-        for device in np.lexsort(paid)[::-1]:
-            if not any((paid[:, device] <= paid[:, other]).all() for other in found):
-                found.append(int(device))
-        return found
+    def highest_epsilon(self, trust: str, delta: FloatArray, earlier_squared_mu: FloatArray) -> float:
+        """An ε that no device has exceeded, from one composition and not one for each.
+
+        In which order rounds came does not matter. So among devices of the same δ the dearest rounds of any are put
+        together, then the next, and so on: nobody has paid more than whoever had all of them.
+        """
+        rounds = [np.broadcast_to(rungs, (count, len(delta))) for rungs, count in self._runs[trust]]
+        by_price = np.sort(np.concatenate(rounds), axis=0)
+        terms, group = np.unique(np.stack([delta, earlier_squared_mu]), axis=1, return_inverse=True)
+        dearest = np.stack([by_price[:, group == each].max(axis=1) for each in range(terms.shape[1])], axis=1)
+        paid = np.vstack([dearest, terms[1], -terms[0]])
+        compared: list[int] = []
+        for each in np.lexsort(paid)[::-1]:
+            if not any((paid[:, each] <= paid[:, other]).all() for other in compared):
+                compared.append(int(each))
+        return max(
+            self.coin.epsilon(in_few_kinds(Counter(dearest[:, each].tolist())), *_delta_and_mu(terms[:, each]))
+            for each in compared
+        )
 
     def over_budget(self, promised: Budget, earlier_squared_mu: FloatArray) -> tuple[int, float] | None:
         """The device that is furthest over what it was promised, and its ε; None if all can pay.
@@ -98,3 +110,7 @@ class HiddenSpending:
         times = np.where(asked, epsilon / np.where(asked, promised.epsilon, 1.0), 0.0)
         device = int(np.argmax(times))
         return (device, float(epsilon[device])) if times[device] > 1 + _TOLERANCE else None
+
+
+def _delta_and_mu(terms: FloatArray) -> tuple[float, float]:
+    return float(terms[0]), float(np.sqrt(terms[1]))

@@ -236,16 +236,13 @@ class Ledger:
             return in_full
         return np.minimum(in_full, self._hidden.epsilon(trusted, terms.delta, self._earlier(trusted)))
 
-    def worst_epsilon(self) -> float:
-        """The largest ε of any device so far under the declared models: by far cheaper than all of them."""
+    def highest_epsilon(self) -> float:
+        """The largest ε of any device so far under the declared models; with hidden coins, one that is not far above
+        it and by far cheaper than that of all of them."""
         terms = self.opening
-        if self._hidden is None:
+        if self._hidden is None or self.num_releases == 0:
             return float(self.epsilon().max())
-        earlier = self._earlier(terms.trust)
-        worst_off = self._hidden.worst_off(terms.trust, terms.delta, earlier)
-        amplified = [self._hidden.epsilon_of(each, terms.trust, terms.delta[each], earlier[each]) for each in worst_off]
-        in_full = epsilon_of_mu(np.sqrt(self.squared_mu()[worst_off]), terms.delta[worst_off], terms.noise)
-        return float(np.minimum(in_full, amplified).max())
+        return self._hidden.highest_epsilon(terms.trust, terms.delta, self._earlier(terms.trust))
 
     def _earlier(self, trust: str) -> FloatArray:
         """μ² of whole devices by the runs before, `[device]`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
 
 Curve = Callable[[FloatArray], FloatArray]
-"""δ of one round at each ε ≥ 0, `[ε]`, the same with the two worlds exchanged."""
+"""δ of one round at each ε ≥ 0, `[ε]`, the same with the two worlds exchanged; what is equal is looked at once."""
 
 _NEGLIGIBLE = 1e-18  # δ of one round beyond which its loss counts as infinite
 _STEPS = 1000  # of a round's grid of losses, on either side of zero: ε is at most 2e-4 too large, and 15 ms away
@@ -55,6 +56,7 @@ def composed_epsilon(rounds: Iterable[tuple[Curve, int]], delta: float) -> float
     return compose(rounds).epsilon(delta)
 
 
+@lru_cache(maxsize=1024)
 def _reach(curve: Curve) -> float:
     """An ε at which a round's δ is negligible, or has stopped falling."""
     reach = _FINEST * _STEPS
@@ -63,6 +65,7 @@ def _reach(curve: Curve) -> float:
     return reach
 
 
+@lru_cache(maxsize=256)
 def _distribution(curve: Curve, interval: float) -> Any:
     """dp_accounting's distribution whose curve lies on or above this one: "connect the dots" of its values."""
     losses, pmf = _library()

@@ -160,7 +160,7 @@ def _summary(simulation: Simulation, last: dict[str, Any], ended_because: str | 
         "uplink_seconds": simulation.uplink_seconds,
         "planned_joules": simulation.planned_joules,
         "measured_joules": simulation.measured_joules,
-        "epsilon_spent": simulation.ledger.worst_epsilon(),
+        "epsilon_spent": float(simulation.ledger.epsilon().max()),
         "epsilon_by_model": {model: simulation.epsilon_spent(model) for model in SENSITIVITY_MODELS},
         "sensitivity": simulation.plan.scenario.privacy.sensitivity,
         "assumptions": list(simulation.plan.assumptions),

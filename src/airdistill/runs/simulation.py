@@ -75,7 +75,7 @@ class Simulation:
             self.round_index -= 1
             raise
         # Before the losses are asked for, on which a GPU may still be working.
-        spent = self.ledger.worst_epsilon()
+        spent = self.ledger.highest_epsilon()
         check_finite(outcome.losses, self.fleet.finite_weights(), self.round_index)
         record = self._record(this, outcome, spent)
         if self._is_evaluated(self.round_index):
