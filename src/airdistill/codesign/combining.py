@@ -13,6 +13,8 @@ successive convex approximation, and what is left between the result and the bou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -119,15 +121,24 @@ def _solve(
     unit = (channel @ basis.conj()) / np.sqrt(heaviest)[:, None]
     size = float(np.sqrt((np.abs(unit) ** 2).sum(axis=1).min()))
     problem = unit / size, burden[:, firsts] / heaviest[:, None], merged / merged.sum()
-    relaxed = relax(*problem)
-    starts, randomised = _starts(problem, relaxed, rng, num_starts)
-    rough = approach(*problem, starts, accuracy=_ROUGH)
-    finalists = rough[np.argsort(cost_of(*problem, rough), kind="stable")[:_FINALISTS]]
-    refined = approach(*problem, approach(*problem, finalists))  # a second time from well inside
-    tried = np.concatenate([starts, rough, refined])
-    best = tried[int(np.argmin(cost_of(*problem, tried)))]
+    with _blas().limit(limits=1, user_api="blas"):
+        relaxed = relax(*problem)
+        starts, randomised = _starts(problem, relaxed, rng, num_starts)
+        rough = approach(*problem, starts, accuracy=_ROUGH)
+        finalists = rough[np.argsort(cost_of(*problem, rough), kind="stable")[:_FINALISTS]]
+        refined = approach(*problem, approach(*problem, finalists))  # a second time from well inside
+        tried = np.concatenate([starts, rough, refined])
+        best = tried[int(np.argmin(cost_of(*problem, tried)))]
     bound = relaxed.bound * float(merged.sum()) / size**2
     return _whole(basis @ best), _whole(basis @ randomised), bound
+
+
+@cache
+def _blas() -> Any:
+    """Products this small are slower on many threads, on a machine that has other work eight times slower."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def _whole(vector: ComplexArray) -> ComplexArray:

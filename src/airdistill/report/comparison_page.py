@@ -10,7 +10,7 @@ from airdistill import __version__
 from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
 from airdistill.report.accuracy_figure import accuracy_figure, accuracy_panels
-from airdistill.report.comparison_table import COLUMNS, EPSILON_COLUMNS, NOTES, curves_csv, runs_csv, table_rows
+from airdistill.report.comparison_table import ALL_COLUMNS, NOTES, curves_csv, runs_csv, table_rows
 from airdistill.report.drawing import save, svg_of
 from airdistill.report.page import Block, Bullets, Command, DataTable, Drawing, Page, Paragraph, Section, render
 from airdistill.report.plan_page import plan_section, privacy_section
@@ -72,7 +72,7 @@ def comparison_page(record: ComparisonRecord) -> Page:
 def results_blocks(record: ComparisonRecord) -> list[Block]:
     """The table, and what failed."""
     rows = tuple(tuple(row) for row in table_rows(record))
-    blocks: list[Block] = [DataTable((*COLUMNS, *EPSILON_COLUMNS), rows, notes=NOTES)]
+    blocks: list[Block] = [DataTable(ALL_COLUMNS, rows, notes=NOTES)]
     if record.failures:
         lines = [f"{task.label}, seed {task.seed}, failed: {reason}" for task, reason in record.failures.items()]
         blocks.append(Bullets(tuple(lines), "warning"))

@@ -11,15 +11,27 @@ from rich.markup import escape
 from rich.table import Table
 
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
-from airdistill.report.words import number, percent, points, quantity, span
+from airdistill.report.words import (
+    antennas_in_words,
+    number,
+    percent,
+    points,
+    quantity,
+    span,
+    taking_part_in_words,
+)
 from airdistill.runs.comparison import ComparisonRecord
-from airdistill.runs.results import ArmResult, arm_results
+from airdistill.runs.results import ArmResult, arm_results, received_noise
 
 COLUMNS = ("scheme", "accuracy", "gain over local", "worst device", "rounds", "uplink", "energy")
+LINK_COLUMNS = ("antennas", "taking part", "noise")
 EPSILON_COLUMNS = tuple(f"ε {model}" for model in SENSITIVITY_MODELS)
+ALL_COLUMNS = (*COLUMNS, *LINK_COLUMNS, *EPSILON_COLUMNS)
 NOTES = (
     "Accuracy: of the devices' own models on the common test set, mean over devices, then over seeds ± 95 % interval.",
     "Gain over local: in points, against every device alone at the same round and seed.",
+    "Noise: variance per entry of what was received, measured; median over rows and rounds, mean over seeds. Taking "
+    "part: all, or each device with a probability that the server sees, or that is hidden from it.",
     "ε: exact, of the worst device and seed, if one neighbour change could move what each sensitivity model says; * is "
     "the model that the scenario declares. Only `device` is sound for knowledge of trained models; for gradients all "
     "are. ∞ hides nothing, 0 sends nothing.",
@@ -35,9 +47,7 @@ def table_rows(record: ComparisonRecord) -> list[list[str]]:
             rows.append(_row(results[arm.label], len(record.comparison.seeds)))
         else:
             failed = any(task.label == arm.label for task in record.failures)
-            rows.append(
-                [arm.label, "failed" if failed else "not run", *[""] * (len(COLUMNS) + len(EPSILON_COLUMNS) - 2)]
-            )
+            rows.append([arm.label, "failed" if failed else "not run", *[""] * (len(ALL_COLUMNS) - 2)])
     return rows
 
 
@@ -55,17 +65,23 @@ def _row(result: ArmResult, num_seeds: int) -> list[str]:
         span(*result.rounds),
         quantity(result.uplink_seconds, "s"),
         quantity(result.joules, "J"),
+        antennas_in_words(result.link),
+        taking_part_in_words(result.link),
+        "" if result.noise_var is None else number(result.noise_var.mean),
         *epsilons,
     ]
 
 
 def print_comparison(record: ComparisonRecord, console: Console) -> None:
-    """The table in two parts, so that it fits a terminal, and what failed."""
+    """The table in parts, so that it fits a terminal, and what failed."""
     rows = table_rows(record)
+    link = len(COLUMNS) + len(LINK_COLUMNS)
     console.print(f"[bold]{escape(record.comparison.name)}[/bold], seeds {_seeds(record)}")
     console.print(_terminal_table(COLUMNS, [row[: len(COLUMNS)] for row in rows]))
+    console.print("[bold]Over the air[/bold]")
+    console.print(_terminal_table(("scheme", *LINK_COLUMNS), [[row[0], *row[len(COLUMNS) : link]] for row in rows]))
     console.print("[bold]Privacy[/bold]: ε of the worst device under each sensitivity model")
-    console.print(_terminal_table(("scheme", *EPSILON_COLUMNS), [[row[0], *row[len(COLUMNS) :]] for row in rows]))
+    console.print(_terminal_table(("scheme", *EPSILON_COLUMNS), [[row[0], *row[link:]] for row in rows]))
     for note in NOTES:
         console.print(f"[dim]{escape(note)}[/dim]", highlight=False)
     for task, reason in record.failures.items():
@@ -93,15 +109,18 @@ def runs_csv(record: ComparisonRecord) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(
         ["label", "scheme", "seed", "rounds", "accuracy", "worst_device", "best_device", "uplink_seconds", "joules"]
+        + ["noise_var", "antennas", "participation", "participation_hidden"]
         + [f"epsilon_{model}" for model in SENSITIVITY_MODELS]
     )
     for task, run in record.runs.items():
         summary, accuracy = run.summary, run.summary["accuracy"]
         epsilon = [summary["epsilon_by_model"][model] for model in SENSITIVITY_MODELS]
+        link = summary.get("link") or {}
         writer.writerow(
             [task.label, summary["scheme"], task.seed, summary["rounds"]]
             + [accuracy["mean"], accuracy["worst"], accuracy["best"]]
-            + [summary["uplink_seconds"], summary["measured_joules"]]
+            + [summary["uplink_seconds"], summary["measured_joules"], received_noise(run)]
+            + [link.get(name) for name in ("antennas", "participation", "participation_hidden")]
             + ["inf" if value is None else value for value in epsilon]
         )
     return buffer.getvalue()

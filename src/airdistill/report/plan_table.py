@@ -197,10 +197,11 @@ def _antenna_rows(plan: Plan) -> list[tuple[str, str]]:
         return []
     one = "one combiner for all classes" if found.combining == "joint" else "a combiner for each class"
     within = f"{found.gap:.1%} above its bound (median), {found.largest_gap:.1%} at worst"
+    took = f"a round's design took {with_prefix(found.design_s, 's')} here"
     floors = f"{number(found.floor)}, by the first antenna alone {number(found.floor_alone)}"
     noises = f"{number(found.noise_var)}, by the first antenna alone {number(found.noise_var_alone)}"
     return [
-        ("Antennas", f"{found.num_antennas}, {one}: its cost is {within}"),
+        ("Antennas", f"{found.num_antennas}, {one}: its cost is {within}; {took}"),
         ("They buy", f"noise of the channel {floors}"),
         ("They cost", f"noise with privacy {noises}: all that the antennas hear is counted"),
     ]

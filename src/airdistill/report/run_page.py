@@ -15,11 +15,11 @@ from airdistill.report.certificate_page import certificate_section, devices_sect
 from airdistill.report.drawing import BLUE, GREEN, ORANGE, count_rounds, looks_for, new_figure, svg_of
 from airdistill.report.page import Command, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.plan_page import plan_section, privacy_section
-from airdistill.report.words import number
+from airdistill.report.words import antennas_in_words, number, taking_part_in_words
 from airdistill.runs.accounts import certify
 from airdistill.runs.folder import PLAN, RUN, SCENARIO
 from airdistill.runs.record import RunRecord
-from airdistill.runs.results import accuracy_curve
+from airdistill.runs.results import accuracy_curve, received_noise
 from airdistill.units import with_prefix
 
 if TYPE_CHECKING:
@@ -73,8 +73,18 @@ def _result_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         ("Uplink time", with_prefix(summary["uplink_seconds"], "s")),
         ("Energy", f"{with_prefix(summary['measured_joules'], 'J')} measured, of the whole fleet"),
         ("Privacy spent", f"ε {number(summary['epsilon_spent'])} of the worst device ({summary['sensitivity']})"),
+        *_link_facts(record),
         *_labels_right(record),
     )
+
+
+def _link_facts(record: RunRecord) -> list[tuple[str, str]]:
+    """Nothing of runs that send nothing, or that are of before summaries said it."""
+    link, noise = record.summary.get("link"), received_noise(record)
+    if link is None:
+        return []
+    told = [] if noise is None else [("Noise", f"variance {number(noise)} per entry of what was received (median)")]
+    return [("Antennas", antennas_in_words(link)), ("Taking part", taking_part_in_words(link)), *told]
 
 
 def _labels_right(record: RunRecord) -> list[tuple[str, str]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from airdistill.units import with_prefix
 
@@ -35,6 +36,22 @@ def _hundredths(interval: Interval, sign: str) -> str:
 def quantity(interval: Interval, unit: str) -> str:
     """A mean with its unit; nothing where it is zero."""
     return "" if interval.mean == 0 else with_prefix(interval.mean, unit)
+
+
+def antennas_in_words(link: Mapping[str, Any] | None) -> str:
+    """Of a run's summary; nothing where nothing is sent."""
+    return "" if link is None else str(link["antennas"])
+
+
+def taking_part_in_words(link: Mapping[str, Any] | None) -> str:
+    """Who sends in a round: all, so many draws, or each with a probability that the server sees or does not."""
+    if link is None:
+        return ""
+    if link["draws"] is not None:
+        return f"{link['draws']} draws"
+    if link["participation"] == 1:
+        return "all"
+    return f"{link['participation']:g}, {'hidden' if link['participation_hidden'] else 'seen'}"
 
 
 def span(low: int, high: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,9 @@ class Interval:
 class ArmResult:
     """One arm over its seeds that ended. Accuracies are shares; ε is the worst device's of the worst seed.
 
-    `gain` is over `local_only` of the same seed at the same round, None where there is no such arm.
+    `gain` is over `local_only` of the same seed at the same round, None where there is no such arm. `noise_var` is of
+    what was received, per entry, measured: the median over rows and rounds; None where nothing came over the air.
+    `link` is who sends to how many antennas, None where nothing is sent or a run of old does not say.
     """
 
     label: str
@@ -58,6 +61,8 @@ class ArmResult:
     joules: Interval
     epsilon_by_model: dict[str, float]
     sensitivity: str
+    noise_var: Interval | None
+    link: dict[str, Any] | None
 
 
 def arm_results(record: ComparisonRecord) -> list[ArmResult]:
@@ -93,7 +98,22 @@ def _result(record: ComparisonRecord, label: str, scheme: str, runs: dict[int, R
             model: max(_infinite(summary["epsilon_by_model"][model]) for summary in summaries) for model in models
         },
         sensitivity=summaries[0]["sensitivity"],
+        noise_var=_noise_var([received_noise(run) for run in runs.values()]),
+        link=summaries[0].get("link"),
     )
+
+
+def received_noise(run: RunRecord) -> float | None:
+    """The median over rows and rounds of the noise that was measured in what was received; None if there was none."""
+    rounds = [line["measured_noise_var"] for line in run.rounds if "measured_noise_var" in line]
+    found = np.array([[np.nan if value is None else value for value in rows] for rows in rounds])
+    known = found[np.isfinite(found)]
+    return float(np.median(known)) if known.any() else None
+
+
+def _noise_var(of_runs: Sequence[float | None]) -> Interval | None:
+    known = [value for value in of_runs if value is not None]
+    return Interval.of(known) if known else None
 
 
 def _infinite(value: float | None) -> float:

@@ -163,7 +163,22 @@ def _summary(simulation: Simulation, last: dict[str, Any], ended_because: str | 
         "epsilon_spent": float(simulation.ledger.epsilon().max()),
         "epsilon_by_model": {model: simulation.epsilon_spent(model) for model in SENSITIVITY_MODELS},
         "sensitivity": simulation.plan.scenario.privacy.sensitivity,
+        "link": _link(simulation),
         "assumptions": list(simulation.plan.assumptions),
+    }
+
+
+def _link(simulation: Simulation) -> dict[str, Any] | None:
+    """Who sends to how many antennas, for whoever lays runs side by side; None where nothing is sent."""
+    scenario = simulation.plan.scenario
+    if simulation.scheme.releases == "nothing":
+        return None
+    drawn = scenario.fleet.sampled_devices if simulation.plan.uplink.kind == "gradient" else None
+    return {
+        "antennas": scenario.radio.antennas,
+        "participation": scenario.fleet.participation,
+        "participation_hidden": scenario.fleet.participation_hidden,
+        "draws": drawn if scenario.fleet.sampling != "none" else None,
     }
 
 
