@@ -10,6 +10,7 @@ from small_worlds import small_scenario
 
 import airdistill as ad
 from airdistill.air.exchange import RoundNoise, over_the_air, vector_over_the_air
+from airdistill.audit.second_opinion import opinion_in_words
 from airdistill.codesign.participation import Coins
 from airdistill.codesign.plan import Plan
 from airdistill.codesign.release import release_of
@@ -198,6 +199,24 @@ def test_a_run_is_resumed_to_the_same_ledger_and_goes_on_from_earlier_runs(tmp_p
     assert again.epsilon().max() == pytest.approx(max(account.spent for account in made.devices))
     alone = HiddenCoin(0.5, "orthogonal").largest_round_mu(6, np.full(3, 12.0), again.opening.delta, np.zeros(3))
     assert (again.opening.mu < alone * np.sqrt(6)).all()
+
+
+def test_nothing_left_of_a_budget_is_said(tmp_path):
+    ad.run(small_scenario(tmp_path, *HIDDEN), "ota_fd", out=tmp_path / "before")
+    with pytest.raises(BudgetExceeded, match="has spent its ε = 9"):  # coins of earlier runs are counted as if seen
+        ad.run(small_scenario(tmp_path, *HIDDEN, "privacy.epsilon=9"), "ota_fd", ledger=tmp_path / "before")
+
+
+@pytest.mark.parametrize(("scheme", "most"), [("ota_fl", 1.001), ("ota_fd", 1.3)])
+def test_a_second_opinion_by_googles_accountant(tmp_path, scheme, most):
+    """Its own Poisson sampling with one record replaced: the same for gradients, a bound for knowledge."""
+    ad.run(small_scenario(tmp_path, "privacy.epsilon=1"), scheme, out=tmp_path / "before")
+    out = tmp_path / "run"
+    ad.run(small_scenario(tmp_path, *HIDDEN), scheme, out=out, ledger=tmp_path / "before")
+    said = opinion_in_words(out)
+    ours, theirs = (float(said.split(before)[1].split(" by ")[0]) for before in ("ε = ", "ledger, "))
+    assert 0.98 < theirs / ours < most
+    assert ("no entry below zero" in said) == (scheme == "ota_fd")
 
 
 def test_a_plan_says_what_hidden_coins_buy_beside_everybody_seen_coins_and_the_published_form():

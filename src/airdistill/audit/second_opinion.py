@@ -28,6 +28,8 @@ def dp_event(ledger: Ledger, device: int, model: str | None = None, trust: str |
     costs = _costs_by_release(ledger, device, model or ledger.opening.sensitivity, trust or ledger.opening.trust)
     if np.isinf(costs).any():
         return dp_accounting.NonPrivateDpEvent()
+    if hides_coins(ledger):
+        return _with_coins(ledger, costs)
     counted = Counter(float(1 / np.sqrt(cost)) for cost in costs if cost > 0)
     each = [
         dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(multiplier), count)
@@ -36,11 +38,41 @@ def dp_event(ledger: Ledger, device: int, model: str | None = None, trust: str |
     return dp_accounting.ComposedDpEvent(each) if each else dp_accounting.NoOpDpEvent()
 
 
-def pld_epsilon(event: DpEvent, delta: float) -> float:
-    """ε by dp_accounting's privacy-loss-distribution accountant."""
-    from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+def hides_coins(ledger: Ledger) -> bool:
+    """Whether the server does not see who takes part in this run."""
+    return bool(ledger.opening.terms.get("participation_hidden", False))
 
-    return float(PLDAccountant().compose(event).get_epsilon(delta))
+
+def _with_coins(ledger: Ledger, costs: FloatArray) -> DpEvent:
+    """Rounds with hidden coins as Poisson sampling, where one record is replaced: a device's whole data.
+
+    There a multiplier is of the norm, of which two opposite vectors are two apart and knowledge, which has no entry
+    below zero, √2: for knowledge this is an upper bound. Earlier runs are counted as if everybody was seen.
+    """
+    dp_accounting = _library()
+    chance, apart = (
+        float(ledger.opening.terms["participation"]),
+        2.0 if ledger.opening.payload == "gradient" else 2**0.5,
+    )
+    chances = [1.0] * ledger.num_earlier + [chance] * (len(costs) - ledger.num_earlier)
+    counted = Counter(
+        (each, float(apart / np.sqrt(cost))) for each, cost in zip(chances, costs, strict=True) if cost > 0
+    )
+    events = [
+        dp_accounting.SelfComposedDpEvent(
+            dp_accounting.PoissonSampledDpEvent(each, dp_accounting.GaussianDpEvent(multiplier)), count
+        )
+        for (each, multiplier), count in counted.items()
+    ]
+    return dp_accounting.ComposedDpEvent(events) if events else dp_accounting.NoOpDpEvent()
+
+
+def pld_epsilon(event: DpEvent, delta: float, replaced: bool = False) -> float:
+    """ε by dp_accounting's privacy-loss-distribution accountant; `replaced` is said of neighbours in sampled events."""
+    from dp_accounting.pld.pld_privacy_accountant import NeighborRel, PLDAccountant
+
+    relation = NeighborRel.REPLACE_ONE if replaced else NeighborRel.ADD_OR_REMOVE_ONE
+    return float(PLDAccountant(relation).compose(event).get_epsilon(delta))
 
 
 def opinion_in_words(folder: Path) -> str:
@@ -49,9 +81,14 @@ def opinion_in_words(folder: Path) -> str:
     spent = ledger.epsilon()
     device = int(np.argmax(spent))
     delta = float(ledger.opening.delta[device])
-    theirs = pld_epsilon(dp_event(ledger, device), delta)
-    discrete = " (of continuous noise; the ledger's own bound covers discrete noise)"
-    note = discrete if ledger.opening.noise == "secure" else ""
+    theirs = pld_epsilon(dp_event(ledger, device), delta, hides_coins(ledger))
+    note = (
+        " (of continuous noise; the ledger's own bound covers discrete noise)"
+        if ledger.opening.noise == "secure"
+        else ""
+    )
+    if hides_coins(ledger) and ledger.opening.payload != "gradient":
+        note = " (of vectors that may point anywhere; the ledger counts on knowledge having no entry below zero)"
     ours = f"ε = {spent[device]:.6g} by the ledger"
     return f"Second opinion on device {device}: {ours}, {theirs:.6g} by dp_accounting{note}."
 

@@ -65,7 +65,7 @@ class HiddenCoin:
     def largest_round_mu(
         self, num_rounds: int, epsilon: FloatArray, delta: FloatArray, earlier_squared_mu: FloatArray
     ) -> FloatArray:
-        """The μ of the highest rung that T rounds may have of each device's (ε, δ), `[device]`."""
+        """The μ of the highest rung that T rounds may have of each device's (ε, δ), `[device]`; 0 if none is left."""
         targets = zip(epsilon, delta, earlier_squared_mu, strict=True)
         return np.array([mu_of(self._highest_rung(num_rounds, *map(float, target))) for target in targets])
 
@@ -79,12 +79,16 @@ class HiddenCoin:
             return self.epsilon(((rung, num_rounds),), delta, earlier_mu) <= epsilon
 
         left = float(gaussian_mu(epsilon, delta)) ** 2 - earlier_squared_mu
+        if left <= 0:
+            return _SILENT
         guess = int(rung_of(np.sqrt(np.array(left) / num_rounds) / self.probability))
         low, high, step = guess - 1, guess, 1
         while high < _UNHIDDEN and fits(high):
             low, high, step = high, high + step, 2 * step
         while not fits(low):
-            low, high, step = low - step, low, 2 * step
+            if low <= _SILENT:
+                return _SILENT
+            low, high, step = max(low - step, _SILENT), low, 2 * step
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
