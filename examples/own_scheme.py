@@ -40,7 +40,7 @@ class ShrunkFd(Scheme):
         design, counts = this.design(), this.plan.fleet.class_counts
         noise = this.noise(design)  # the ledger is charged before there is any noise to send with
         slot = this.scenario.radio.slot
-        heard = over_the_air(counts, this.local_knowledge(), design, this.channel(), noise, slot)
+        heard = over_the_air(counts, this.local_knowledge(), design, this.channel(), noise, slot, this.there())
         heard = heard.estimated_by(Shrinking())
         return Outcome(this.learn(heard.knowledge), heard)
 

@@ -49,7 +49,7 @@ class Quiet(Scheme):
         design = replace(planned, noise_gain=planned.noise_gain / 2)
         noise = this.noise(design)
         counts, slot = this.plan.fleet.class_counts, this.scenario.radio.slot
-        heard = over_the_air(counts, this.local_knowledge(), design, this.channel(), noise, slot)
+        heard = over_the_air(counts, this.local_knowledge(), design, this.channel(), noise, slot, this.there())
         return Outcome(this.learn(heard.received), heard)
 
 

@@ -25,7 +25,7 @@ from airdistill.privacy.subsampling import (
 HALF_RUNG = 2 ** (1 / 256)
 
 
-@given(st.floats(1e-12, 1e12))
+@given(st.floats(1e-12, 1e3))
 def test_a_rung_is_the_lowest_that_is_not_below(mu):
     rung = int(rung_of(np.array(mu)))
     assert mu_of(rung) >= mu * (1 - 1e-8)
@@ -56,6 +56,41 @@ def test_rounds_may_have_what_spends_the_target_and_no_more(geometry, probabilit
         assert composed_epsilon([(one_round(coin, mu * HALF_RUNG**2), num_rounds)], at) > epsilon
         assert mu > 0.99 * gaussian_mu(epsilon, at) / np.sqrt(num_rounds)
     assert granted[2] == np.inf
+
+
+@pytest.mark.parametrize("num_rounds", [60, 2000])
+@pytest.mark.parametrize("together", [0.01, 0.5, 6.0, 20.0])
+def test_no_rounding_of_many_rounds_promises_too_little(num_rounds, together):
+    """Without a coin the truth is known: the library's transforms alone are 7e-5 below it at T = 2000, δ = 1e-11."""
+    curve = partial(delta_of_round, probability=1.0, mu=together / np.sqrt(num_rounds), geometry=OPPOSITE)
+    for delta in (1e-5, 1e-11):
+        exact = gaussian_epsilon(together, delta)
+        assert exact * (1 - 1e-9) <= composed_epsilon([(curve, num_rounds)], delta) <= exact * 1.003
+    assert composed_epsilon([(curve, num_rounds)], 1e-16 * num_rounds) == np.inf
+
+
+def test_quiet_rounds_beside_a_loud_one_are_told_from_nothing():
+    """A grid for the loud one alone would make the quiet ones cost a multiple."""
+    quiet = partial(delta_of_round, probability=0.5, mu=0.02, geometry=ORTHOGONAL)
+    loud = partial(delta_of_round, probability=1.0, mu=2.0, geometry=ORTHOGONAL)
+    about = gaussian_epsilon(np.sqrt(4 + 2000 * 0.01**2), 1e-5)
+    assert about * 0.999 < composed_epsilon([(quiet, 2000), (loud, 1)], 1e-5) < about * 1.003
+
+
+@pytest.mark.parametrize("earlier_mu", [0.0, 1e3, 3e3, 1e12, 1e18])
+def test_whatever_is_loud_has_an_epsilon(earlier_mu):
+    """As of noise that is next to none: a device's own where the fleet's was planned for."""
+    for mu in (0.01, 70.0, 1e3, 1e5, 1e15):
+        coin, rung = HiddenCoin(0.5, ORTHOGONAL), int(rung_of(np.array(mu)))
+        epsilon = coin.epsilon(((rung, 6),), 1e-5, earlier_mu)
+        assert epsilon >= gaussian_epsilon(earlier_mu, 1e-5) * (1 - 1e-9)
+
+
+def test_nothing_is_left_to_who_has_spent_it_and_certain_failure_asks_for_nothing():
+    coin, one = HiddenCoin(0.5, ORTHOGONAL), np.ones(1)
+    for spent in (gaussian_mu(8.0, 1e-5) ** 2, 100.0, np.inf):
+        np.testing.assert_array_equal(coin.largest_round_mu(6, 8 * one, 1e-5 * one, spent * one), [0.0])
+    assert coin.largest_round_mu(6, 8 * one, 0.999 * one, 0 * one)[0] > 1e3
 
 
 def test_what_was_spent_before_is_composed_in_full():

@@ -5,6 +5,7 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 from in_process import exit_code, runs_in_this_process
 from rich.console import Console
@@ -12,8 +13,16 @@ from small_worlds import small_scenario
 
 import airdistill as ad
 from airdistill.report.comparison_page import write_comparison_page
-from airdistill.report.comparison_table import curves_csv, print_comparison, runs_csv
+from airdistill.report.comparison_table import (
+    COLUMNS,
+    LINK_COLUMNS,
+    curves_csv,
+    print_comparison,
+    runs_csv,
+    table_rows,
+)
 from airdistill.report.drawing import LOOKS, count_rounds, looks_for, new_figure
+from airdistill.report.plan_table import summary_rows
 from airdistill.report.run_page import write_run_page
 from airdistill.runs.options import RunOptions
 from airdistill.schemes.registry import SCHEMES
@@ -90,6 +99,48 @@ def test_the_terminal_shows_everything_in_eighty_columns(record):
     assert "fedsgd" in text
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_antennas_who_takes_part_and_noise_are_said_of_every_scheme(tmp_path):
+    changes = ["overrides.ota_fd.fleet.participation=0.5", "overrides.ota_fd.fleet.participation_hidden=true"]
+    changes += ["overrides.ota_fl.fleet.participation=0.5", "overrides.ota_fd_antennas.radio.antennas=3"]
+    schemes = ["ota_fd", "ota_fl", "ota_fl_fixed", "ota_fd_antennas", "fd_error_free", "local_only"]
+    changes += ["overrides.ota_fd_antennas.fleet.participation_hidden=false"]
+    changes += ["overrides.ota_fd_antennas.fleet.participation=1"]
+    with runs_in_this_process():
+        made = ad.compare(small_scenario(tmp_path, *changes), schemes, out=tmp_path / "out", options=OPTIONS)
+    assert not made.failures
+    link = {row[0]: row[len(COLUMNS) : len(COLUMNS) + len(LINK_COLUMNS)] for row in table_rows(made)}
+    assert {name: row[:2] for name, row in link.items()} == {
+        "ota_fd": ["1", "0.5, hidden"],
+        "ota_fl": ["1", "0.5, seen"],
+        "ota_fl_fixed": ["1", "0.5, seen"],
+        "ota_fd_antennas": ["3", "all"],
+        "fd_error_free": ["1", "all"],
+        "local_only": ["", ""],
+    }
+    assert link["local_only"][2] == link["fd_error_free"][2] == ""
+    console = Console(file=io.StringIO(), width=80)
+    print_comparison(made, console)
+    shown = console.file.getvalue()
+    for run in made.runs.values():
+        lines = [line["measured_noise_var"] for line in run.rounds if "measured_noise_var" in line]
+        noise = link[run.summary["scheme"]][2]
+        if noise:
+            assert noise == f"{np.median([value for rows in lines for value in rows if value is not None]):.3g}"
+            assert noise in shown
+            assert noise in text_of(write_run_page(run))
+    page = text_of(write_comparison_page(made))
+    assert "0.5, hidden" in page
+    assert "0.5, hidden" in text_of(write_run_page(next(iter(made.runs.values()))))
+    rows = {row["label"]: row for row in csv.DictReader(io.StringIO(runs_csv(made)))}
+    assert (rows["ota_fd"]["participation"], rows["ota_fd"]["participation_hidden"]) == ("0.5", "True")
+    assert (rows["ota_fd_antennas"]["antennas"], rows["local_only"]["antennas"]) == ("3", "")
+
+
+def test_a_plan_with_antennas_says_how_long_a_design_took():
+    rows = dict(summary_rows(ad.plan(ad.load("quick", ["radio.antennas=2", "fleet.devices=4"]))))
+    assert re.search(r"a round's design took [\d.]+ m?s here", rows["Antennas"])
 
 
 def test_every_scheme_has_a_look_of_its_own():

@@ -104,12 +104,14 @@ def over_the_air(
 
     Who is not `there`, `[device]`, sends noise alone.
     """
-    spoken = _of_those(there, local_knowledge)
+    spoken = _of_those(there, local_knowledge, design)
+    if design.chance_of_signal < 1 and (spoken < 0).any():
+        raise AirDistillError("hidden coins are accounted for knowledge without negative entries, and this has some")
     transmitted = noise.transmit(design, spoken, local_knowledge.shape[2])
     received = receive(combine(superpose(transmitted, channel, noise.receiver), design.combiner), design.rx_scale)
     ideal = ideal_knowledge(class_counts, local_knowledge)
     aimed = weighted_sum(design.weights, spoken)
-    return _measured(received, ideal, design, transmitted, slot_s, ideal.size, aimed, there)
+    return _measured(received, ideal, design, transmitted, slot_s, ideal.size, aimed)
 
 
 def vector_over_the_air(
@@ -133,15 +135,18 @@ def vector_over_the_air(
         loudest = int(np.argmax(np.nan_to_num(norms, nan=np.inf)))
         rule = f"was planned for {largest_norm:.6g} at most"
         raise AirDistillError(f"device {loudest} would send a vector of norm {norms[loudest]:.6g}; the round {rule}")
-    spoken = _of_those(there, vectors)
+    spoken = _of_those(there, vectors, design)
     transmitted = noise.transmit(design, spoken[:, None], vectors.shape[1] / largest_norm**2)
     received = receive(combine(superpose(transmitted, channel, noise.receiver), design.combiner), design.rx_scale)
     ideal, aimed = (weights @ vectors)[None], (design.weights[:, 0] @ spoken)[None]
-    return _measured(received, ideal, design, transmitted, slot_s, ideal.size, aimed, there)
+    return _measured(received, ideal, design, transmitted, slot_s, ideal.size, aimed)
 
 
-def _of_those(there: BoolArray | None, vectors: FloatArray) -> FloatArray:
+def _of_those(there: BoolArray | None, vectors: FloatArray, design: RoundDesign) -> FloatArray:
     """Nothing of who is not there; None: all are."""
+    if there is None and design.chance_of_signal < 1:
+        # The ledger has counted on coins: vectors of everybody would tell more than it charged.
+        raise AirDistillError("this round has hidden coins: say who is there, with this.there()")
     return vectors if there is None else np.where(there.reshape(-1, *[1] * (vectors.ndim - 1)), vectors, 0.0)
 
 
@@ -168,17 +173,16 @@ def _measured(
     slot_s: float,
     num_slots: int,
     aimed: FloatArray | None = None,
-    there: BoolArray | None = None,
 ) -> Heard:
     """What was planned beside what came out; a device is on the air for as many slots as the sum has entries.
 
-    `aimed` is the sum of those who spoke, if that may be another than `ideal`.
+    `aimed` is the sum of those who spoke, if that may be another than `ideal`. What is planned of hidden coins is their
+    mean, as in the plan: a round's own power would tell how they fell.
     """
     num_rows, length = ideal.shape
     aimed = ideal if aimed is None else aimed
-    planned_w = float(design.mean_power_w().sum())
-    if there is not None:
-        planned_w -= float((np.abs(design.signal_gain[~there]) ** 2).sum())
+    unsent = (1 - design.chance_of_signal) * np.abs(design.signal_gain) ** 2
+    planned_w = float((design.mean_power_w() - unsent).sum())
     measured_w = float((np.abs(transmitted) ** 2).sum())
     return Heard(
         received=received,

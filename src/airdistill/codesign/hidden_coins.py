@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 
-from airdistill.arrays import FloatArray
+from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.codesign.fleet import RealisedFleet, realise_fleet
-from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.uplink import Uplink
 from airdistill.errors import InputError
-from airdistill.privacy.hidden_rounds import HiddenCoin, rung_of
+from airdistill.privacy.hidden_rounds import HiddenCoin, in_few_kinds, rung_of
 from airdistill.privacy.ledger import BudgetExceeded
+from airdistill.privacy.loss_distribution import ROUNDING
 from airdistill.privacy.subsampling import published_mu
 from airdistill.scenario.model import Scenario
 
@@ -27,6 +28,7 @@ def fleet_for_rounds(
     if not scenario.fleet.participation_hidden:
         return realise_fleet(scenario, spent_squared_mu)
     fleet, privacy = realise_fleet(scenario), scenario.privacy
+    _check_delta(fleet.delta, num_rounds)
     spent = np.zeros(fleet.num_devices) if spent_squared_mu is None else spent_squared_mu
     chance = scenario.fleet.participation
     if privacy.accountant == "paper":
@@ -47,6 +49,13 @@ def fleet_for_rounds(
     return replace(fleet, mu=np.sqrt(squared))
 
 
+def _check_delta(delta: FloatArray, num_rounds: int) -> None:
+    least = 10 * ROUNDING * num_rounds
+    if (delta < least).any():
+        rule = f"hidden coins are accounted for in double precision: at least {least:.3g} for {num_rounds} rounds"
+        raise InputError("privacy.delta", float(delta.min()), rule)
+
+
 def published_grant(scenario: Scenario, fleet: RealisedFleet) -> FloatArray:
     """μ of all rounds by the published form, `[device]`; zero where it says nothing."""
     num_noises = fleet.num_devices if scenario.privacy.trust == "fleet_noise" else None
@@ -54,13 +63,19 @@ def published_grant(scenario: Scenario, fleet: RealisedFleet) -> FloatArray:
 
 
 def amplified_epsilon(
-    scenario: Scenario, uplink: Uplink, forecast: RoundForecast, delta: FloatArray, num_rounds: int
+    scenario: Scenario, uplink: Uplink, channels: ComplexArray, delta: FloatArray, num_rounds: int
 ) -> FloatArray:
-    """ε of every device's whole data after T rounds as they are forecast on average, `[device]`."""
-    shift = uplink.shift("device").after(1)
-    squared_mu = np.where(shift > 0, shift * np.where(shift > 0, forecast.inverse_counted_noise, 0.0), 0.0).sum(axis=1)
+    """ε of every device's whole data after T rounds with these channels `[draw, device]` in turn, `[device]`.
+
+    Not of T rounds as they are on average: a louder one costs more than a quieter one spares.
+    """
     coin = HiddenCoin.for_payload(scenario.fleet.participation, uplink.payload)
-    rungs = rung_of(np.sqrt(squared_mu))
-    return np.array(
-        [coin.epsilon(((int(rung), num_rounds),), float(each)) for rung, each in zip(rungs, delta, strict=True)]
-    )
+    shift = uplink.shift("device").at(1)
+    rungs = []
+    for draw in range(min(num_rounds, len(channels))):
+        counted = uplink.design(channels[draw], num_rounds, draw + 1).counted_noise_var
+        cost = divide_or(shift, np.broadcast_to(counted, shift.shape), np.inf)
+        rungs.append(rung_of(np.sqrt(np.where(shift > 0, cost, 0.0).sum(axis=1))))
+    rounds = np.stack(rungs)[np.arange(num_rounds) % len(rungs)]
+    paid = [in_few_kinds(Counter(column.tolist())) for column in rounds.T]
+    return np.array([coin.epsilon(kinds, float(each)) for kinds, each in zip(paid, delta, strict=True)])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from airdistill.arrays import ComplexArray
 from airdistill.codesign.fleet import RealisedFleet, realise_fleet
 from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.hidden_coins import amplified_epsilon, published_grant
@@ -34,7 +35,11 @@ class HiddenPart:
 
 
 def hidden_part(
-    scenario: Scenario, uplink: Uplink, num_rounds: int, forecast_of: Callable[[Uplink], RoundForecast]
+    scenario: Scenario,
+    uplink: Uplink,
+    channels: ComplexArray,
+    num_rounds: int,
+    forecast_of: Callable[[Uplink], RoundForecast],
 ) -> HiddenPart | None:
     """None where the coins are seen, or where there are none."""
     if not scenario.fleet.participation_hidden:
@@ -51,7 +56,7 @@ def hidden_part(
     if published.mu.all():
         sent = with_fleet(scenario, published)
         forecast = forecast_of(sent)
-        real = amplified_epsilon(scenario, sent, forecast, fleet.delta, num_rounds)
+        real = amplified_epsilon(scenario, sent, channels, fleet.delta, num_rounds)
         asked = np.isfinite(fleet.epsilon)
         noise, excess = forecast.effective_noise, float((real[asked] / fleet.epsilon[asked]).max(initial=0.0))
     return HiddenPart(

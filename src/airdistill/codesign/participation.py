@@ -23,17 +23,19 @@ class Coins:
     """Every device takes part in a round with the same probability, by its own coin.
 
     Where the server sees whom it aligns the coins count as public, and a plan knows them, too. A round in which fewer
-    than `at_least` would take part does not happen.
+    than `at_least` would take part does not happen. Hidden ones have a `stream` of their own: what the ledger of a run
+    with seen ones shows is not theirs.
     """
 
     num_devices: int
     probability: float
     seed: int
     at_least: int = 1
+    stream: str = "fleet.participation"
 
     def there(self, round_index: int) -> BoolArray:
         """Who takes part, `[device]`."""
-        drawn = stream(self.seed, "fleet.participation", round_index).random(self.num_devices) < self.probability
+        drawn = stream(self.seed, self.stream, round_index).random(self.num_devices) < self.probability
         return np.asarray(drawn & (np.count_nonzero(drawn) >= self.at_least))
 
     def over_rounds(self, num_rounds: int, num_draws: int) -> BoolArray:

@@ -13,7 +13,7 @@ from airdistill.channel.csi import planning_estimates
 from airdistill.channel.sources import channel_source
 from airdistill.codesign.cautions import assumptions_of, warnings_of
 from airdistill.codesign.constants import LearningConstants
-from airdistill.codesign.fleet import RealisedFleet, channel_noise_var, realise_fleet
+from airdistill.codesign.fleet import RealisedFleet, channel_noise_var
 from airdistill.codesign.forecast import RoundForecast, forecast_round
 from airdistill.codesign.hidden_coins import amplified_epsilon, fleet_for_rounds
 from airdistill.codesign.hidden_part import HiddenPart, hidden_part
@@ -128,7 +128,7 @@ def plan(
         return forecast_round(of, fleet, channels, rounds.chosen, noise_var, radio.outage, radio.slot)
 
     forecast = forecast_of(sent)
-    epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen)
+    epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen, channels)
     return Plan(
         scenario=scenario,
         fleet=fleet,
@@ -143,7 +143,7 @@ def plan(
         ),
         uplink=sent,
         taking_part=taking_part(sent, rounds.chosen, forecast_of),
-        hidden_part=hidden_part(scenario, sent, rounds.chosen, forecast_of),
+        hidden_part=hidden_part(scenario, sent, channels, rounds.chosen, forecast_of),
     )
 
 
@@ -251,13 +251,9 @@ def _gap(objective: GapObjective, num_rounds: int, forecast: RoundForecast, flee
 
 def rounds_with(scenario: Scenario, choices: Iterable[Mapping[str, float]]) -> list[RoundsChoice]:
     """The rounds of knowledge for each choice of constants, by their names in a scenario; fleet and channels stay."""
-    fleet, channels = realise_fleet(scenario), planning_draws(scenario)
-    found = []
-    for constants in choices:
-        varied = changed(scenario, {"constants": constants})
-        objective = gap_objective(varied, choose_uplink(varied, fleet, "knowledge", None, channels), channels)
-        found.append(_choose_rounds(varied, objective))
-    return found
+    channels = planning_draws(scenario)
+    varied = [changed(scenario, {"constants": constants}) for constants in choices]
+    return [_fleet_and_rounds(each, "knowledge", None, None, channels)[2] for each in varied]
 
 
 def _choose_rounds(scenario: Scenario, objective: GapObjective) -> RoundsChoice:
@@ -277,7 +273,12 @@ def _choose_rounds(scenario: Scenario, objective: GapObjective) -> RoundsChoice:
 
 
 def _epsilon_by_model(
-    scenario: Scenario, fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast, num_rounds: int
+    scenario: Scenario,
+    fleet: RealisedFleet,
+    uplink: Uplink,
+    forecast: RoundForecast,
+    num_rounds: int,
+    channels: ComplexArray,
 ) -> dict[str, FloatArray]:
     """ε at the end, by the exact accountant whatever the plan's own, `[device]` for each sensitivity model.
 
@@ -285,7 +286,7 @@ def _epsilon_by_model(
     """
     most = np.array(np.inf)
     if scenario.fleet.participation_hidden:
-        most = amplified_epsilon(scenario, uplink, forecast, fleet.delta, num_rounds)
+        most = amplified_epsilon(scenario, uplink, channels, fleet.delta, num_rounds)
     in_full = {
         model: epsilon_of_shift(
             uplink.shift(model),

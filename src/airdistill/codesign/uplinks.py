@@ -131,7 +131,8 @@ def _coins(scenario: Scenario, fleet: RealisedFleet) -> tuple[Coins | None, Coin
     if chance == 1:
         return None, None
     if scenario.fleet.participation_hidden:
-        return None, Coins(fleet.num_devices, chance, scenario.seed, at_least=0)  # nobody knows how many there are
+        # Nobody knows how many there are, and no number of them can be asked for.
+        return None, Coins(fleet.num_devices, chance, scenario.seed, 0, "fleet.participation_hidden")
     return Coins(fleet.num_devices, chance, scenario.seed, scenario.fleet.min_devices), None
 
 

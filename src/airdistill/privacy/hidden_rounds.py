@@ -20,7 +20,7 @@ from airdistill.privacy.subsampling import OPPOSITE, ORTHOGONAL, delta_of_round
 _RUNGS_PER_OCTAVE = 128
 _MOST_KINDS = 8
 _ROUNDING = 1e-6  # of a rung: what is planned for a rung stays on it
-_SILENT, _UNHIDDEN = -(2**13), 2**13  # the rungs of μ = 0 and μ = ∞, or as good as that
+_SILENT, _UNHIDDEN = -(2**13), 1280  # the rungs of μ = 0 and μ = ∞, or as good as that: 2^10
 
 Kinds = tuple[tuple[int, int], ...]
 """(rung, how many rounds), by rising rung."""

@@ -34,9 +34,6 @@ class Budget(Protocol):
     def trust(self) -> str: ...
 
     @property
-    def accountant(self) -> str: ...
-
-    @property
     def terms(self) -> Mapping[str, Any]: ...
 
 
@@ -98,14 +95,18 @@ class HiddenSpending:
     def over_budget(self, promised: Budget, earlier_squared_mu: FloatArray) -> tuple[int, float] | None:
         """The device that is furthest over what it was promised, and its ε; None if all can pay.
 
-        No more rounds than were planned by the exact accountant, none dearer than planned, cost no more than the
-        plan: that need not be composed again.
+        No more rounds than were planned, none dearer than planned, cost no more than the plan: if all can pay for that
+        they need not be composed.
         """
         runs, planned = self._runs[promised.trust], int(promised.terms["planned_rounds"])
-        highest = np.max([rungs for rungs, _ in runs], axis=0)
-        may_pay = highest <= rung_of(promised.mu / np.sqrt(planned))
-        if promised.accountant == "exact" and sum(count for _, count in runs) <= planned and may_pay.all():
-            return None
+        rungs = rung_of(promised.mu / np.sqrt(planned))
+        if sum(count for _, count in runs) <= planned and (np.max([each for each, _ in runs], axis=0) <= rungs).all():
+            as_planned = HiddenSpending(self.coin, {promised.trust: ((rungs, planned),)})
+            if as_planned._furthest_over(promised, earlier_squared_mu) is None:
+                return None
+        return self._furthest_over(promised, earlier_squared_mu)
+
+    def _furthest_over(self, promised: Budget, earlier_squared_mu: FloatArray) -> tuple[int, float] | None:
         epsilon, asked = self.epsilon(promised.trust, promised.delta, earlier_squared_mu), np.isfinite(promised.epsilon)
         times = np.where(asked, epsilon / np.where(asked, promised.epsilon, 1.0), 0.0)
         device = int(np.argmax(times))
