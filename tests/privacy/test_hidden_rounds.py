@@ -172,6 +172,7 @@ def test_many_rungs_are_raised_to_few_and_none_above_the_highest(counts):
     assert max(after) == max(before)
     if len(counts) <= 8:
         assert dict(few) == counts
+    assert in_few_kinds(counts, 10_000) == ((max(before), len(before)),)
 
 
 class TestSpending:

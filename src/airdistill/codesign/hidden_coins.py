@@ -77,5 +77,5 @@ def amplified_epsilon(
         cost = divide_or(shift, np.broadcast_to(counted, shift.shape), np.inf)
         rungs.append(rung_of(np.sqrt(np.where(shift > 0, cost, 0.0).sum(axis=1))))
     rounds = np.stack(rungs)[np.arange(num_rounds) % len(rungs)]
-    paid = [in_few_kinds(Counter(column.tolist())) for column in rounds.T]
+    paid = [in_few_kinds(Counter(column.tolist()), len(delta)) for column in rounds.T]
     return np.array([coin.epsilon(kinds, float(each)) for kinds, each in zip(paid, delta, strict=True)])

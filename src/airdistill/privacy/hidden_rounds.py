@@ -18,7 +18,7 @@ from airdistill.privacy.loss_distribution import Composed, compose
 from airdistill.privacy.subsampling import OPPOSITE, ORTHOGONAL, delta_of_round
 
 _RUNGS_PER_OCTAVE = 128
-_MOST_KINDS = 8
+_MOST_KINDS, _MOST_OF_ALL = 8, 800
 _ROUNDING = 1e-6  # of a rung: what is planned for a rung stays on it
 _SILENT, _UNHIDDEN = -(2**13), 1280  # the rungs of μ = 0 and μ = ∞, or as good as that: 2^10
 
@@ -114,17 +114,18 @@ def _composed(coin: HiddenCoin, kinds: Kinds, earlier: int) -> Composed:
     return compose(rounds)
 
 
-def in_few_kinds(counts: Mapping[int, int]) -> Kinds:
+def in_few_kinds(counts: Mapping[int, int], num_devices: int = 1) -> Kinds:
     """Rounds by rung, and how many; where there are many rungs, lower ones are raised, and never above the highest.
 
-    Where a channel decides how loud rounds are no two are alike, and each kind takes its time to compose.
+    Where a channel decides how loud rounds are no two are alike, and each kind of each device takes its time to
+    compose: the more devices there are the fewer kinds each may have.
     """
-    highest, width = max(counts, default=0), 1
+    highest, width, most = max(counts, default=0), 1, min(_MOST_KINDS, max(1, _MOST_OF_ALL // num_devices))
     while True:
         found: dict[int, int] = {}
         for rung, count in counts.items():
-            raised = rung if rung == _SILENT else highest - (highest - rung) // width * width
+            raised = highest - (highest - rung) // width * width if rung > _SILENT or most == 1 else _SILENT
             found[raised] = found.get(raised, 0) + count
-        if len(found) <= _MOST_KINDS:
+        if len(found) <= most:
             return tuple(sorted(found.items()))
         width *= 2

@@ -62,10 +62,11 @@ class HiddenSpending:
         return (*runs, (rungs, 1))
 
     def epsilon_of(self, device: int, trust: str, delta: float, earlier_squared_mu: float) -> float:
-        kinds: dict[int, int] = {}
+        kinds, num_devices = Counter[int](), 1
         for rungs, count in self._runs[trust]:
-            kinds[int(rungs[device])] = kinds.get(int(rungs[device]), 0) + count
-        return self.coin.epsilon(in_few_kinds(kinds), float(delta), float(np.sqrt(earlier_squared_mu)))
+            kinds[int(rungs[device])] += count
+            num_devices = len(rungs)
+        return self.coin.epsilon(in_few_kinds(kinds, num_devices), float(delta), float(np.sqrt(earlier_squared_mu)))
 
     def epsilon(self, trust: str, delta: FloatArray, earlier_squared_mu: FloatArray) -> FloatArray:
         """Of every device so far, `[device]`."""
