@@ -137,6 +137,7 @@ def fleet_knobs(knobs: Knobs) -> None:
         return
     knobs.slider("fleet.devices", "Devices", positions.DEVICES)
     knobs.slider("fleet.participation", "Chance of a device to take part in a round", positions.PARTICIPATION)
+    knobs.switch("fleet.participation_hidden", "The server does not see who takes part")
     if scenario.fleet.devices is None:
         st.caption("Devices come in groups; they stay as they are.")
     if scenario.data.samples_per_device is None:
