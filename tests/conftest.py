@@ -1,6 +1,11 @@
 import os
 import tempfile
 
+# Cores are for tests beside each other. What is multiplied here is small, and the threads of a linear-algebra library
+# then mostly wait for each other, the more so where three workers share two cores. Before anything loads numpy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import HealthCheck, settings
 from small_worlds import write_few_digits
