@@ -57,17 +57,17 @@ class Parts:
 
 def filter_gain(variance: FloatArray, noise_var: FloatArray) -> FloatArray:
     """g = p/(p + v), `[...]`: 1 where nothing is noisy, 0 where nothing was heard (v infinite)."""
-    heard = np.isfinite(noise_var)
-    total = variance + np.where(heard, noise_var, 0.0)
-    gain = np.divide(variance, total, out=np.ones_like(total), where=total > 0)
-    return np.where(heard, np.where(noise_var == 0, 1.0, gain), 0.0)
+    total = variance + noise_var
+    return np.divide(variance, total, out=np.ones(total.shape), where=total > 0)
 
 
-def filter_step(variance: FloatArray, noise_var: FloatArray, drift: float) -> tuple[FloatArray, FloatArray]:
+def filter_step(
+    variance: FloatArray, noise_var: FloatArray, drift: float | FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """One round of the scalar Riccati recursion: the gain, and the variance of a coordinate after it."""
     before = variance + drift
     gain = filter_gain(before, noise_var)
-    return gain, np.asarray((1 - gain) * before)
+    return gain, (1 - gain) * before
 
 
 def noise_of_parts(noise_var: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -147,57 +147,56 @@ class TrackingError:
 
         A filter has settled long before `_MOST_ROUNDS`; rounds beyond are like the last ones, mean over all draws.
         """
-        noise, limits = np.stack(noise_vars), np.asarray(num_rounds, dtype=np.float64)[:, None]
-        num_draws, shape = noise.shape[1], (len(limits), noise.shape[2])
-        state = _Recursion(self.parts, shape)
-        sums, settled, heard = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+        noise, limits = np.stack(noise_vars, axis=1), np.asarray(num_rounds, dtype=np.float64)[:, None]
+        num_draws, state = len(noise), _Recursion(self.parts, noise, length)
+        heard_by_now = np.logical_or.accumulate(np.isfinite(noise), axis=0)
+        sums, settled = np.zeros(noise.shape[1:]), np.zeros(noise.shape[1:])
         for t in range(1, min(int(limits.max()), _MOST_ROUNDS) + 1):
             draw = (t - 1) % num_draws
-            state.follow(noise[:, draw])
-            heard |= np.isfinite(noise[:, draw])
             # Bias and noise are apart: a filter's weights sum to one at most, so that it averages squared biases.
-            error = np.minimum(state.squared_error(length) + squared_bias[draw], LARGEST_SQUARED_ERROR)
+            error = np.minimum(state.error_after(draw) + squared_bias[draw], LARGEST_SQUARED_ERROR)
             # Of a class that nobody has ever heard of nothing is known, whatever the filter thinks.
-            error = np.where(heard, error, LARGEST_SQUARED_ERROR)
+            error = np.where(heard_by_now[min(t, num_draws) - 1], error, LARGEST_SQUARED_ERROR)
             sums += np.where(t <= limits, t**power * error, 0.0)
-            settled += error if t > _MOST_ROUNDS - num_draws else 0.0
+            if t > _MOST_ROUNDS - num_draws:
+                settled += error
         return np.asarray(sums + _sum_of_powers(_MOST_ROUNDS, limits, power) * settled / num_draws)
 
 
 class _Recursion:
-    """Variances of a coordinate of each part, `[candidate, 1]` and `[candidate, class]`.
+    """Variances of a coordinate of each part: of c, `[candidate, 1]`, and of d and w together, `[2, candidate, class]`.
 
-    Beside c's variance stand its trend's and the covariance of the two.
+    Beside c's variance stand its trend's and the covariance of the two. A plan plays hundreds of thousands of rounds:
+    what follows from a draw's noise alone is found once and not in every round that meets it.
     """
 
-    def __init__(self, parts: Parts, shape: tuple[int, int]) -> None:
+    def __init__(self, parts: Parts, noise_var: FloatArray, length: int) -> None:
+        """For rounds of noise `[draw, candidate, class]` and vectors of K entries."""
         self._parts = parts
-        self._common = np.full((shape[0], 1), parts.common.initial_variance)
-        self._with_trend = np.zeros((shape[0], 1))
-        self._trend = np.full((shape[0], 1), parts.trend.initial_variance)
-        self._own = np.full(shape, parts.own.initial_variance)
-        self._rest = np.full(shape, parts.rest.initial_variance)
+        self._common_noise, own_noise = noise_of_parts(noise_var)
+        self._heard = np.isfinite(self._common_noise).astype(np.float64)
+        self._noise = np.stack([own_noise, noise_var], axis=1)
+        self._drift = np.array([parts.own.drift, parts.rest.drift])[:, None, None]
+        self._dimensions = max(length - 2, 0)  # of w
+        candidates, shape = (noise_var.shape[1], 1), noise_var.shape[1:]
+        self._common = np.full(candidates, parts.common.initial_variance)
+        self._with_trend = np.zeros(candidates)
+        self._trend = np.full(candidates, parts.trend.initial_variance)
+        self._apart = np.stack([np.full(shape, part.initial_variance) for part in (parts.own, parts.rest)])
 
-    def follow(self, noise_var: FloatArray) -> None:
-        """A round of this noise `[candidate, class]`."""
-        parts = self._parts
-        common_noise, own_noise = noise_of_parts(noise_var)
-        self._follow_common(common_noise)
-        _, self._own = filter_step(self._own, own_noise, parts.own.drift)
-        _, self._rest = filter_step(self._rest, noise_var, parts.rest.drift)
+    def error_after(self, draw: int) -> FloatArray:
+        """Of a class's whole vector, squared, `[candidate, class]`, after one more round, with the noise of this draw.
 
-    def _follow_common(self, noise_var: FloatArray) -> None:
-        """c ← c + g with variances as follow from it, where anything is heard; then what is heard of c tells of g."""
-        heard = np.isfinite(noise_var)
-        moved = self._common + np.where(heard, 2 * self._with_trend + self._trend, 0.0)
-        together = self._with_trend + np.where(heard, self._trend, 0.0)
-        gain, self._common = filter_step(moved, noise_var, self._parts.common.drift)
-        self._trend = self._trend + self._parts.trend.drift - gain * together**2 / (moved + self._parts.common.drift)
+        c ← c + g with variances as follow from it, where anything is heard; then what is heard of c tells of g.
+        """
+        parts, heard = self._parts, self._heard[draw]
+        moved = self._common + heard * (2 * self._with_trend + self._trend)
+        together = self._with_trend + heard * self._trend
+        gain, self._common = filter_step(moved, self._common_noise[draw], parts.common.drift)
+        self._trend = self._trend + parts.trend.drift - gain * together**2 / (moved + parts.common.drift)
         self._with_trend = (1 - gain) * together
-
-    def squared_error(self, length: int) -> FloatArray:
-        """Of a class's whole vector of K entries, `[candidate, class]`."""
-        return np.asarray(self._common + self._own + max(length - 2, 0) * self._rest)
+        _, self._apart = filter_step(self._apart, self._noise[draw], self._drift)
+        return np.asarray(self._common + self._apart[0] + self._dimensions * self._apart[1])
 
 
 def _sum_of_powers(after: int, last: FloatArray, power: float) -> FloatArray:
