@@ -374,18 +374,18 @@ def test_a_scheme_of_the_users_own_is_one_file(run, small_file, tmp_path, monkey
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    code, out, _ = run("run", small_file, "--scheme", "mine:Mine", "--out", tmp_path / "run", "--json")
+    code, out, _ = run("run", small_file, "--scheme", "own_scheme_in_a_file:Mine", "--out", tmp_path / "run", "--json")
     assert code == 0
     assert json.loads(out)["scheme"] == "mine"
     assert run("resume", tmp_path / "run")[0] == 0
     for scheme, words in [
-        ("mine:Other", "derived from"),
-        ("mine:None_", "has no None_"),
+        ("own_scheme_in_a_file:Other", "derived from"),
+        ("own_scheme_in_a_file:None_", "has no None_"),
         ("nothing", "must be one of"),
-        ("mine:Nameless", "must have a `name`"),
-        ("mine:Escaping", "must have a `name`"),
-        ("mine:Abstract", "must have a `name`"),
-        ("mine:Idle", "must return an Outcome"),
+        ("own_scheme_in_a_file:Nameless", "must have a `name`"),
+        ("own_scheme_in_a_file:Escaping", "must have a `name`"),
+        ("own_scheme_in_a_file:Abstract", "must have a `name`"),
+        ("own_scheme_in_a_file:Idle", "must return an Outcome"),
     ]:
         code, _, err = run("run", small_file, "--scheme", scheme)
         assert code == 2

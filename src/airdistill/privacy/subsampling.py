@@ -29,7 +29,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import log_ndtr, ndtr
-from scipy.stats import binom
 
 from airdistill.arrays import FloatArray
 from airdistill.privacy.accountant import gaussian_delta, gaussian_epsilon, paper_mu
@@ -109,6 +108,8 @@ def fewest_participants(num_devices: int, probability: float, failure: float, nu
     _check(probability, failure)
     if num_rounds < 1:
         raise ValueError(f"num_rounds = {num_rounds}: must be at least 1")
+    from scipy.stats import binom  # a third of a second to load, which few need
+
     # P(n < κ) ≤ δ'/T; ppf is the least n with P(≤ n) ≥ δ'/T, so that P(< ppf) is below it.
     return int(binom.ppf(failure / num_rounds, num_devices, probability))
 
@@ -171,6 +172,8 @@ def delta_with_noise_of_those_there(
     `mu_alone`/√n apart at most, in the noise of n, and so is it in the other world: by advanced joint convexity (Balle,
     Barthe and Gaboardi 2018) δ_n(ε) ≤ (n/M)·δ(ε_n, μ/√n), e^ε_n = 1 + (e^ε − 1)M/n. The server is told n: Σ_n P(n)·δ_n.
     """
+    from scipy.stats import binom
+
     _check(probability)
     eps = np.atleast_1d(np.asarray(epsilon, dtype=np.float64))
     counts = np.arange(1, num_devices + 1)
