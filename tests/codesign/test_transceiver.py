@@ -112,17 +112,20 @@ def test_no_design_has_less_noise(trust):
 @pytest.mark.filterwarnings("ignore:Values in x were outside bounds")  # SLSQP's own steps
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_generic_solver_never_beats_the_closed_form(trust):
-    """SLSQP in the paper's own variables, which knows nothing of the reformulation above."""
+    """SLSQP in the paper's own variables, which knows nothing of the reformulation above.
+
+    It is slow, and what it finds is only from one side: the first of the fleets for which both sides are proved.
+    """
     rng = np.random.default_rng(1)
     ratios = []
-    for seed in range(NUM_FLEETS):
+    for seed in range(NUM_FLEETS // 4):
         fleet = random_fleet(seed)
         klass = held_classes(fleet)[0]
         got = design(fleet, trust).effective_noise_var[klass]
         if got > 0:
             ratios.append(least_noise_by_slsqp(fleet, trust, klass, rng) / got)
     ratios = np.array(ratios)
-    assert len(ratios) > 0.9 * NUM_FLEETS
+    assert len(ratios) > 0.9 * NUM_FLEETS // 4
     assert ratios.min() > 1 - 1e-4
     # It does come near: a solver that never gets anywhere would prove nothing.
     assert np.mean(ratios < 1.01) > 0.6
