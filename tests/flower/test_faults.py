@@ -1,4 +1,7 @@
-"""Real federations in which devices and the server are killed (kill -9): the same result as without a network."""
+"""Real federations in which devices and the server are killed (kill -9): the same result as without a network.
+
+Three devices: one for each fault, and one that has none. Each more is three processes that import Flower and PyTorch.
+"""
 
 import time
 from pathlib import Path
@@ -35,7 +38,7 @@ def with_two_kills(folder, scenario, scheme):
         next(watched)
         cluster.kill_node(1)
         next(watched)
-        until_charged(3, [folders.devices[number] for number in (0, 2, 3)])
+        until_charged(3, [folders.devices[number] for number in (0, 2)])
         cluster.kill_server_app()
         run_id = cluster.submit(FAULTY_APP, settings)
         for _ in followed(cluster, run_id, rounds, 400, seen=2):
@@ -77,13 +80,13 @@ def check_same(seen, expected):
 
 def test_a_device_killed_one_that_sends_no_numbers_and_a_server_killed(tmp_path):
     scenario = small_scenario(
-        tmp_path, "fleet.devices=4", "data.samples_per_device=15", "learning.rounds=3", "privacy.trust=own_noise"
+        tmp_path, "fleet.devices=3", "data.samples_per_device=15", "learning.rounds=3", "privacy.trust=own_noise"
     )
     folders = with_two_kills(tmp_path / "run", scenario, "ota_fd")
     seen = records(folders.server)
-    expected, _ = expected_by(tmp_path / "near", scenario, "ota_fd", seen, {("signal", 2, 3): NO_NUMBER})
-    assert "3" in seen[1]["without_signal"]
-    assert "no number" in seen[1]["without_signal"]["3"]
+    expected, _ = expected_by(tmp_path / "near", scenario, "ota_fd", seen, {("signal", 2, 2): NO_NUMBER})
+    assert "2" in seen[1]["without_signal"]
+    assert "no number" in seen[1]["without_signal"]["2"]
     check_same(seen, expected)
     for mine, theirs in zip(seen, expected, strict=True):
         if "1" not in mine["without_signal"]:
@@ -92,7 +95,7 @@ def test_a_device_killed_one_that_sends_no_numbers_and_a_server_killed(tmp_path)
         assert mine["accuracy"]["mean"] == pytest.approx(theirs["accuracy"]["mean"], abs=1e-6)
     # Each device has paid for what it was asked: who was killed for fewer rounds, who sent nonsense for all.
     paid = [certify(folder).num_releases for folder in folders.devices]
-    assert paid[0] == paid[2] == paid[3] == 3
+    assert paid[0] == paid[2] == 3
     assert paid[1] in (1, 2)
     of_all = certify(folders.server)
     for number, folder in enumerate(folders.devices):
@@ -107,7 +110,7 @@ def test_a_device_killed_one_that_sends_no_numbers_and_a_server_killed(tmp_path)
 def test_a_secure_sum_goes_on_without_a_device_and_after_its_server(tmp_path):
     """With seeded noise, so that the sums can be compared: they are whole numbers and must be the same."""
     scenario = small_scenario(
-        tmp_path, "fleet.devices=4", "data.samples_per_device=15", "learning.rounds=3", "air.medium=secure_sum",
+        tmp_path, "fleet.devices=3", "data.samples_per_device=15", "learning.rounds=3", "air.medium=secure_sum",
         "fleet.expected_dropouts=1",
     )  # fmt: skip
     folders = with_two_kills(tmp_path / "run", scenario, "ota_fd")
@@ -115,4 +118,4 @@ def test_a_secure_sum_goes_on_without_a_device_and_after_its_server(tmp_path):
     expected, _ = expected_by(tmp_path / "near", scenario, "ota_fd", seen, {})
     check_same(seen, expected)
     assert all(record["loss"] is None for record in seen)
-    assert [certify(folder).num_releases for folder in folders.devices][2:] == [3, 3]
+    assert [certify(folders.devices[number]).num_releases for number in (0, 2)] == [3, 3]

@@ -1,4 +1,4 @@
-"""AirDistill's device; number 3 pays for round 2 as it should, and then sends what is no number."""
+"""AirDistill's device; number 2 pays for round 2 as it should, and then sends what is no number."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from airdistill.flower.records import packed
 class Faulty(Device):
     def answer(self, step, round_index, question):
         answer = super().answer(step, round_index, question)
-        if (self.number, step, round_index) == (3, "signal", 2):
+        if (self.number, step, round_index) == (2, "signal", 2):
             return {**answer, "signal": packed(np.full((3, 3), np.nan + 0j))}
         return answer
 
