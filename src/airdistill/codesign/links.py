@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.privacy.sensitivity import aggregation_weights
 
+_NUMBERS_AT_ONCE = 2**16  # of as many draws as a processor's cache holds: one by one takes long, all much memory
+
 
 @dataclass(frozen=True)
 class Links:
@@ -67,8 +69,10 @@ class Links:
 
         K is the energy slots.
         """
-        rows = self.power_w.reshape(-1, self.power_w.shape[-1])
-        limits = np.stack([self._inverse_cap_of(*pair) for pair in zip(self._weight_rows(), rows, strict=True)])
+        rows, weights = self.power_w.reshape(-1, self.power_w.shape[-1]), self._weight_rows()
+        at_once = max(1, _NUMBERS_AT_ONCE // max(rows.shape[1] * self.num_classes, 1))
+        parts = [slice(first, first + at_once) for first in range(0, len(rows), at_once)]
+        limits = np.concatenate([self._inverse_cap_of(weights[part], rows[part]) for part in parts])
         return limits.reshape(*self.power_w.shape[:-1], self.num_classes)
 
     def _weight_rows(self) -> FloatArray:
@@ -77,12 +81,13 @@ class Links:
         return np.broadcast_to(self.weights, shape).reshape(-1, *shape[-2:])
 
     def _inverse_cap_of(self, weights: FloatArray, power_w: FloatArray) -> FloatArray:
+        """Of some draws: weights `[draw, device, class]` and powers `[draw, device]`."""
         if np.all(power_w > 0):
-            per_device = weights / np.sqrt(power_w)[:, None]
+            per_device = weights / np.sqrt(power_w)[..., None]
         else:
-            per_device = divide_or(weights, np.broadcast_to(np.sqrt(power_w)[:, None], weights.shape), np.inf)
+            per_device = divide_or(weights, np.broadcast_to(np.sqrt(power_w)[..., None], weights.shape), np.inf)
             per_device[weights == 0] = 0.0
-        return np.asarray(per_device.max(axis=0) ** 2 / self.energy_slots)
+        return np.asarray(per_device.max(axis=-2) ** 2 / self.energy_slots)
 
     @property
     def channel_floor(self) -> FloatArray:
