@@ -1,5 +1,7 @@
 import os
+import shutil
 import tempfile
+from pathlib import Path
 
 # Cores are for tests beside each other. What is multiplied here is small, and the threads of a linear-algebra library
 # then mostly wait for each other, the more so where three workers share two cores. Before anything loads numpy.
@@ -21,16 +23,45 @@ settings.register_profile(
 )
 settings.load_profile("airdistill")
 
+TESTS = Path(__file__).parent
+MEMORY, ROOM = Path("/dev/shm"), 4 * 2**30  # a file system in memory, where there is one with so much room
+
+
+# Files that take a minute or more, the longest first: one of them that began last would keep one core busy alone.
+LONGEST = (
+    "learning/test_fused.py",  # compiles kernels that others then find
+    "flower/test_faults.py",
+    "web/test_browser.py",
+    "runs/test_killed.py",
+    "test_docs.py",
+    "runs/test_comparison.py",
+    "runs/test_accounts.py",
+)
+
 
 def pytest_configure(config):
     """Tests decode and compile into a cache of their own, one for all their processes, and leave the user's alone.
 
-    Before any module is imported: kernels are cached where the folder was then.
+    It stays for the next time: what lies there is found by the bytes that it was made from. Before any module is
+    imported: kernels are cached where the folder was then.
     """
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        cache = tempfile.TemporaryDirectory(prefix="airdistill-tests-", ignore_cleanup_errors=True)
-        os.environ["AIRDISTILL_CACHE"] = cache.name
-        config.add_cleanup(cache.cleanup)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    cache = getattr(config, "cache", None)
+    if cache is None:  # -p no:cacheprovider
+        folder = tempfile.TemporaryDirectory(prefix="airdistill-tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ["AIRDISTILL_CACHE"] = folder.name
+    else:
+        os.environ["AIRDISTILL_CACHE"] = str(cache.mkdir("airdistill"))
+    # Ledgers and records are synced to the disk, thousands of times in a second: a disk would be most of the wait.
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def pytest_collection_modifyitems(items):
+    ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture(scope="session")
