@@ -29,7 +29,10 @@ def write_few_digits(path, num_train=1500, num_test=200):
 
 
 def small_scenario(folder, *changes, base="quick"):
-    """Three devices with softmax regressions on blobs; the first changes can be overridden."""
+    """Three devices with softmax regressions on blobs; the first changes can be overridden.
+
+    A plan looks for the best T even where one is given, the longer the more rounds there may be.
+    """
     path = folder / "blobs.npz"
     if not path.exists():
         write_dataset(path)
@@ -37,6 +40,7 @@ def small_scenario(folder, *changes, base="quick"):
         base,
         [
             "fleet.devices=3", f"data.dataset={path}", "data.samples_per_device=20", "learning.rounds=6",
-            "learning.model=softmax_regression", "learning.local_epochs=0", "learning.initial_lr=0.1", *changes,
+            "learning.max_rounds=300", "learning.model=softmax_regression", "learning.local_epochs=0",
+            "learning.initial_lr=0.1", *changes,
         ],
     )  # fmt: skip

@@ -87,7 +87,7 @@ def killed_at_start(arguments, until):
 
 
 def test_a_run_killed_twenty_times_ends_in_the_same_bytes(tmp_path):
-    path = scenario_file(tmp_path, 600)
+    path = scenario_file(tmp_path, 400)
     options = ["--eval-every", 100, "--checkpoint-every", 7, "--threads", 1]
     whole = RunOptions(eval_every=100, checkpoint_every=7, threads=1)
     ad.run(ad.load(path), out=tmp_path / "whole", options=whole)
@@ -178,14 +178,14 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
 
 def test_a_full_disk_stops_the_run_with_a_line_and_keeps_what_was_there(tmp_path):
     """The largest file that the process may write stands in for the disk: the round file runs into it."""
-    path = scenario_file(tmp_path, 300)
+    path = scenario_file(tmp_path, 120)
     ad.run(ad.load(path), out=tmp_path / "whole", options=RunOptions(threads=1))
     cut = tmp_path / "cut"
     done = subprocess.run(
         command("run", path, "--out", cut, "--threads", 1),
         capture_output=True,
         text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)),
     )
     assert done.returncode == 2
     assert "cannot be written" in done.stderr
