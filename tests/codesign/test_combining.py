@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
@@ -108,6 +108,7 @@ def test_three_antennas_against_restarts(num_devices, num_classes):
     num_antennas=st.integers(1, 10),
     num_classes=st.integers(1, 4),
 )
+@example(seed=5, num_devices=1, num_antennas=7, num_classes=1)  # a draw was better by the last bit
 @settings(max_examples=40, deadline=None)
 def test_the_bound_is_never_above_what_is_found(seed, num_devices, num_antennas, num_classes):
     given_ = instance(seed, num_devices, num_antennas, num_classes)

@@ -74,8 +74,11 @@ def best_combiner(
         return Combiner(first, cost, cost, cost)
     kept = channel[matters], burden[np.ix_(matters, sendable)], importance[sendable]
     vector, randomised, bound = _solve(*kept, rng, num_starts)
+    cost, drawn_cost = _cost(*kept, vector), _cost(*kept, randomised)
+    if drawn_cost < cost:  # by rounding: among as many antennas as devices the draw was no better
+        vector, cost = randomised, drawn_cost
     lost = np.inf if (importance[(burden[deaf] > 0).any(axis=0)] > 0).any() else 0.0
-    return Combiner(vector, _cost(*kept, vector) + lost, bound + lost, _cost(*kept, randomised) + lost)
+    return Combiner(vector, cost + lost, bound + lost, drawn_cost + lost)
 
 
 def combiner_of_each_class(
