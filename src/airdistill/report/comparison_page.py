@@ -10,7 +10,15 @@ from airdistill import __version__
 from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
 from airdistill.report.accuracy_figure import accuracy_figure, accuracy_panels
-from airdistill.report.comparison_table import ALL_COLUMNS, NOTES, curves_csv, runs_csv, table_rows
+from airdistill.report.comparison_table import (
+    COLUMNS,
+    EPSILON_COLUMNS,
+    LINK_COLUMNS,
+    NOTES,
+    curves_csv,
+    parts_of_table,
+    runs_csv,
+)
 from airdistill.report.drawing import save, svg_of
 from airdistill.report.page import Block, Bullets, Command, DataTable, Drawing, Page, Paragraph, Section, render
 from airdistill.report.plan_page import plan_section, privacy_section
@@ -70,9 +78,10 @@ def comparison_page(record: ComparisonRecord) -> Page:
 
 
 def results_blocks(record: ComparisonRecord) -> list[Block]:
-    """The table, and what failed."""
-    rows = tuple(tuple(row) for row in table_rows(record))
-    blocks: list[Block] = [DataTable(ALL_COLUMNS, rows, notes=NOTES)]
+    """The table in two parts, and what failed."""
+    parts = parts_of_table(record, (*COLUMNS, *LINK_COLUMNS), EPSILON_COLUMNS)
+    results, privacy = [(columns, tuple(tuple(row) for row in rows)) for columns, rows in parts]
+    blocks: list[Block] = [DataTable(*results), DataTable(*privacy, notes=NOTES)]
     if record.failures:
         lines = [f"{task.label}, seed {task.seed}, failed: {reason}" for task, reason in record.failures.items()]
         blocks.append(Bullets(tuple(lines), "warning"))

@@ -26,7 +26,7 @@ from airdistill.runs.results import ArmResult, arm_results, received_noise
 COLUMNS = ("scheme", "accuracy", "gain over local", "worst device", "rounds", "uplink", "energy")
 LINK_COLUMNS = ("antennas", "taking part", "noise")
 EPSILON_COLUMNS = tuple(f"ε {model}" for model in SENSITIVITY_MODELS)
-ALL_COLUMNS = (*COLUMNS, *LINK_COLUMNS, *EPSILON_COLUMNS)
+_ALL_COLUMNS = (*COLUMNS, *LINK_COLUMNS, *EPSILON_COLUMNS)
 NOTES = (
     "Accuracy: of the devices' own models on the common test set, mean over devices, then over seeds ± 95 % interval.",
     "Gain over local: in points, against every device alone at the same round and seed.",
@@ -47,8 +47,15 @@ def table_rows(record: ComparisonRecord) -> list[list[str]]:
             rows.append(_row(results[arm.label], len(record.comparison.seeds)))
         else:
             failed = any(task.label == arm.label for task in record.failures)
-            rows.append([arm.label, "failed" if failed else "not run", *[""] * (len(ALL_COLUMNS) - 2)])
+            rows.append([arm.label, "failed" if failed else "not run", *[""] * (len(_ALL_COLUMNS) - 2)])
     return rows
+
+
+def parts_of_table(record: ComparisonRecord, *parts: tuple[str, ...]) -> list[tuple[tuple[str, ...], list[list[str]]]]:
+    """The table in parts that are not too wide, each with the schemes in front: columns and rows."""
+    rows = [dict(zip(_ALL_COLUMNS, row, strict=True)) for row in table_rows(record)]
+    wanted = [part if part[0] == COLUMNS[0] else (COLUMNS[0], *part) for part in parts]
+    return [(columns, [[row[name] for name in columns] for row in rows]) for columns in wanted]
 
 
 def _row(result: ArmResult, num_seeds: int) -> list[str]:
@@ -74,14 +81,13 @@ def _row(result: ArmResult, num_seeds: int) -> list[str]:
 
 def print_comparison(record: ComparisonRecord, console: Console) -> None:
     """The table in parts, so that it fits a terminal, and what failed."""
-    rows = table_rows(record)
-    link = len(COLUMNS) + len(LINK_COLUMNS)
+    results, link, privacy = parts_of_table(record, COLUMNS, LINK_COLUMNS, EPSILON_COLUMNS)
     console.print(f"[bold]{escape(record.comparison.name)}[/bold], seeds {_seeds(record)}")
-    console.print(_terminal_table(COLUMNS, [row[: len(COLUMNS)] for row in rows]))
+    console.print(_terminal_table(*results))
     console.print("[bold]Over the air[/bold]")
-    console.print(_terminal_table(("scheme", *LINK_COLUMNS), [[row[0], *row[len(COLUMNS) : link]] for row in rows]))
+    console.print(_terminal_table(*link))
     console.print("[bold]Privacy[/bold]: ε of the worst device under each sensitivity model")
-    console.print(_terminal_table(("scheme", *EPSILON_COLUMNS), [[row[0], *row[link:]] for row in rows]))
+    console.print(_terminal_table(*privacy))
     for note in NOTES:
         console.print(f"[dim]{escape(note)}[/dim]", highlight=False)
     for task, reason in record.failures.items():

@@ -20,6 +20,7 @@ from airdistill.privacy.promises import PUBLIC_KNOWLEDGE
 from airdistill.report.words import number
 from airdistill.units import with_prefix
 
+_AS_BEFORE = "the same (ε, δ) and air time"
 MOST_ROWS = 12  # more devices or classes than this are summed up
 
 
@@ -160,7 +161,7 @@ def _taking_part_rows(plan: Plan) -> list[tuple[str, str]]:
     )
     noise = plan.forecast.effective_noise / seen.effective_noise_of_all if seen.effective_noise_of_all else np.inf
     joules = plan.forecast.round_joules / seen.round_joules_of_all if seen.round_joules_of_all else np.inf
-    costs = f"{number(noise)} times the noise, {number(joules)} times the energy, the same air time"
+    costs = f"{number(noise)} times the noise, {number(joules)} times the energy, {_AS_BEFORE}"
     return [("Taking part", f"{devices}, {rounds}"), ("  beside everybody", costs)]
 
 
@@ -183,7 +184,7 @@ def _hidden_part_rows(plan: Plan) -> list[tuple[str, str]]:
         ("Taking part", f"each device with probability {hidden.probability:g} a round, seen by nobody; all send noise"),
         (
             "  beside everybody",
-            f"{beside(hidden.effective_noise_of_all)}, {number(joules)} times the energy, the same air time",
+            f"{beside(hidden.effective_noise_of_all)}, {number(joules)} times the energy, {_AS_BEFORE}",
         ),
         ("  beside seen coins", beside(hidden.effective_noise_if_seen)),
         ("  the published form", published),
@@ -202,8 +203,8 @@ def _antenna_rows(plan: Plan) -> list[tuple[str, str]]:
     noises = f"{number(found.noise_var)}, by the first antenna alone {number(found.noise_var_alone)}"
     return [
         ("Antennas", f"{found.num_antennas}, {one}: its cost is {within}; {took}"),
-        ("They buy", f"noise of the channel {floors}"),
-        ("They cost", f"noise with privacy {noises}: all that the antennas hear is counted"),
+        ("  they buy", f"noise of the channel {floors}"),
+        ("  they cost", f"noise with privacy {noises}: all that they hear is counted; {_AS_BEFORE}"),
     ]
 
 

@@ -6,7 +6,7 @@ import streamlit as st
 
 from airdistill.report.accuracy_figure import curves_of
 from airdistill.report.comparison_page import comparison_page
-from airdistill.report.comparison_table import ALL_COLUMNS, NOTES, table_rows
+from airdistill.report.comparison_table import COLUMNS, EPSILON_COLUMNS, LINK_COLUMNS, NOTES, parts_of_table
 from airdistill.reproduce.claims import Checked, claims_about
 from airdistill.runs.comparison import ComparisonRecord
 from airdistill.runs.finding import find_comparisons, find_runs
@@ -63,7 +63,9 @@ def _show_comparison(record: ComparisonRecord) -> None:
             st.subheader(title)
             st.plotly_chart(curves_figure(curves, against), key=f"curves-{against}", config=CHART, alt=title)
     st.subheader("Table")
-    show_table(ALL_COLUMNS, table_rows(record), note=" ".join(NOTES))
+    results, privacy = parts_of_table(record, (*COLUMNS, *LINK_COLUMNS), EPSILON_COLUMNS)
+    show_table(*results)
+    show_table(*privacy, note=" ".join(NOTES))
     _show_claims(claims_about(record))
 
 
