@@ -60,7 +60,7 @@ class HiddenCoin:
         earlier = int(rung_of(np.array(earlier_mu)))
         if _UNHIDDEN in (earlier, *(rung for rung, _ in kinds)):
             return float("inf")
-        return _composed(self, kinds, earlier).epsilon(delta)
+        return _epsilon(self, kinds, earlier, delta)
 
     def largest_round_mu(
         self, num_rounds: int, epsilon: FloatArray, delta: FloatArray, earlier_squared_mu: FloatArray
@@ -104,6 +104,12 @@ class _Round:
 
     def __call__(self, epsilon: FloatArray) -> FloatArray:
         return delta_of_round(epsilon, self.coin.probability, mu_of(self.rung), self.coin.geometry)
+
+
+@lru_cache(maxsize=2**16)
+def _epsilon(coin: HiddenCoin, kinds: Kinds, earlier: int, delta: float) -> float:
+    """Kept beside the distributions: a ledger asks for every device's in every round."""
+    return _composed(coin, kinds, earlier).epsilon(delta)
 
 
 @lru_cache(maxsize=4096)

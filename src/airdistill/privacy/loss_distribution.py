@@ -38,11 +38,9 @@ class Composed:
     def epsilon(self, delta: float) -> float:
         if self.distribution is None:
             return 0.0
-        return (
-            float("inf")
-            if delta <= self.reserve
-            else float(self.distribution.get_epsilon_for_delta(delta - self.reserve))
-        )
+        if delta <= self.reserve:
+            return float("inf")
+        return float(self.distribution.get_epsilon_for_delta(delta - self.reserve))
 
 
 @np.errstate(over="ignore")
