@@ -16,7 +16,7 @@ from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.codesign.constants import LearningConstants
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
-from airdistill.codesign.participation import MANY_ROUNDS, Coins, Participation, every_round_alike
+from airdistill.codesign.participation import MANY_ROUNDS, Coins, Participation, every_round_alike, variance_of_division
 from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var, noise_by_trust
 from airdistill.codesign.trust import trust_model
 from airdistill.privacy.accountant import paper_mu
@@ -107,8 +107,7 @@ class GradientUplink:
 
     @property
     def _divided(self) -> float:
-        """How many times as large dividing the sum by p makes its variances."""
-        return 1.0 if self.hidden_coins is None else self.hidden_coins.probability**-2
+        return variance_of_division(self.hidden_coins)
 
     def _weights_of_many(self) -> list[FloatArray]:
         count = 1 if self.participation.everybody else MANY_ROUNDS

@@ -12,6 +12,7 @@ from airdistill.codesign.fleet import RealisedFleet, realise_fleet
 from airdistill.codesign.forecast import RoundForecast
 from airdistill.codesign.hidden_coins import amplified_epsilon, published_grant
 from airdistill.codesign.knowledge_uplink import KnowledgeUplink
+from airdistill.codesign.participation import variance_of_division
 from airdistill.codesign.uplink import Uplink
 from airdistill.codesign.uplinks import Choices, uplink_for
 from airdistill.scenario.loading import changed
@@ -73,6 +74,5 @@ def _choices_of(uplink: Uplink, adapted: Scenario) -> Choices:
     """The plan's own, with the floor in the units of a sum that may not be divided by p."""
     if not isinstance(uplink, KnowledgeUplink):
         return Choices()
-    assert uplink.hidden_coins is not None
-    undivided = 1.0 if adapted.fleet.participation_hidden else uplink.hidden_coins.probability**2
-    return Choices(uplink.truncation, None if uplink.floor is None else uplink.floor * undivided)
+    divided = 1.0 if adapted.fleet.participation_hidden else variance_of_division(uplink.hidden_coins)
+    return Choices(uplink.truncation, None if uplink.floor is None else uplink.floor / divided)

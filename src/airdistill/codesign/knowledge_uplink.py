@@ -15,7 +15,7 @@ from airdistill.codesign.demand import Demand
 from airdistill.codesign.fleet import RealisedFleet
 from airdistill.codesign.links import Links
 from airdistill.codesign.paper_transceiver import design_round_paper, privacy_stringency
-from airdistill.codesign.participation import MANY_ROUNDS, Coins, every_round_alike
+from airdistill.codesign.participation import MANY_ROUNDS, Coins, every_round_alike, variance_of_division
 from airdistill.codesign.shared_knowledge import PublicRows, SharedKnowledge
 from airdistill.codesign.silence import speaks, squared_bias_bound, weights_of_speakers
 from airdistill.codesign.transceiver import RoundDesign, design_links, effective_noise_var, noise_by_trust
@@ -86,8 +86,7 @@ class KnowledgeUplink:
 
     @property
     def _divided(self) -> float:
-        """How many times as large dividing the sum by p makes its variances."""
-        return 1.0 if self.hidden_coins is None else self.hidden_coins.probability**-2
+        return variance_of_division(self.hidden_coins)
 
     @property
     def _counts_alone(self) -> bool:

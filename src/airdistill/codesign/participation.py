@@ -54,6 +54,11 @@ class Coins:
         return [np.zeros(self.num_devices)]
 
 
+def variance_of_division(hidden: Coins | None) -> float:
+    """How many times as large a server that divides the sum by p makes its variances; 1 where no coins are hidden."""
+    return 1.0 if hidden is None else hidden.probability**-2
+
+
 @dataclass(frozen=True)
 class Participation:
     """Everybody with weight B_i/B, or `num_draws` draws with replacement, p_i = B_i/B, and weight m_i/N; or those whom

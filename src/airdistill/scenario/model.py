@@ -85,8 +85,7 @@ class Fleet(_Section):
     )
     participation_hidden: StrictBool = Field(
         False,
-        description="the server does not see the coins: every device sends noise in every round, and what it has only "
-        "in those in which it takes part; that amplifies the privacy of whole devices",
+        description="the server does not see the coins: all send noise in every round; amplifies for whole devices",
     )
 
 
