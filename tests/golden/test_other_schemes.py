@@ -1,0 +1,12 @@
+"""Runs of the other schemes are what they were: see `golden.cases`. A file of its own, for a worker of its own."""
+
+import pytest
+from golden.cases import PUBLISHED, SCHEMES, cases_of
+from golden.comparing import differences
+from golden.recording import observe
+
+
+@pytest.mark.parametrize("case", cases_of(SCHEMES - PUBLISHED), ids=lambda case: case.name)
+def test_a_run_is_what_it_was(case, inputs, tmp_path):
+    found = differences(case, observe(case, inputs, tmp_path))
+    assert not found, "\n".join(found)
