@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from airdistill.data import load_dataset
+from airdistill.learning.evaluation import keep_freed_memory
 from airdistill.learning.fleet import Engine, LearnerMaker
-from airdistill.learning.memory import keep_freed_memory
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import to_tensor
 

@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-from airdistill.codesign.combining import best_combiner, combiner_of_each_class
-from airdistill.codesign.relaxation import relax
+from airdistill.planning.antennas.combining import best_combiner, combiner_of_each_class
+from airdistill.planning.antennas.relaxation import relax
 
 REPEATS = 3
 

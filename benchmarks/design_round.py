@@ -11,7 +11,7 @@ import tracemalloc
 
 import numpy as np
 
-from airdistill.codesign.transceiver import design_round
+from airdistill.planning.transceiver.design import design_round
 from airdistill.privacy.sensitivity import required_noise_var
 
 TRUSTS = ("receiver_noise", "fleet_noise", "own_noise")

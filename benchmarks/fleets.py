@@ -20,8 +20,8 @@ import torch
 from airdistill.data.datasets import load_dataset
 from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet
+from airdistill.learning.gradients import Target
 from airdistill.learning.samples import to_tensor
-from airdistill.learning.target import Target
 from airdistill.runs.options import RunOptions
 
 SIZES = [(50, 1200), (100, 1200), (250, 1200), (500, 1200), (500, 60), (1000, 60), (2500, 60), (5000, 60)]

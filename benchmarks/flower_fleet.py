@@ -39,7 +39,7 @@ def play(folder: Path, num_devices: int, num_rounds: int, medium: str) -> None:
 
     from airdistill.flower.client_app import client_app
     from airdistill.flower.coordinator import Coordinator
-    from airdistill.flower.preparing import prepare
+    from airdistill.flower.demo import prepare
     from airdistill.flower.server_app import GridDevices
     from airdistill.scenario import load
 

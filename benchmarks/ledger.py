@@ -6,7 +6,7 @@ from pathlib import Path
 
 import airdistill as ad
 from airdistill.channel import channel_source
-from airdistill.codesign.release import release_of
+from airdistill.planning.uplinks import release_of
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import Ledger
 from airdistill.runs.accounts import opening_of

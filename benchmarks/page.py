@@ -15,7 +15,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from airdistill.web.served import served
+from airdistill.web.serving import served
 
 MOVES = 20
 # Notes when a key goes down, and how long after it the energy that depends on it is shown anew.

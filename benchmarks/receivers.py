@@ -10,12 +10,12 @@ from functools import partial
 import numpy as np
 
 import airdistill as ad
-from airdistill.air.receivers import Projected, Receiver, Tracking
-from airdistill.codesign.tracking import Part, Parts
+from airdistill.planning.convergence.receiver_error import Part, Parts
+from airdistill.radio.receivers import Projected, Receiver, Tracking
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes.base import Outcome, Round
-from airdistill.schemes.fd_error_free import FdErrorFree
+from airdistill.schemes.distillation import FdErrorFree
 from airdistill.schemes.planning import as_run_by, plan_scheme
 
 RUNS = [("small-data", 20, 60, 100), ("paper", 4, 1200, 100)]

@@ -21,11 +21,10 @@ import numpy as np
 import torch
 
 import airdistill as ad
-from airdistill.air.signal import ideal_knowledge
-from airdistill.codesign.constants import LearningConstants
-from airdistill.codesign.convergence import convergence_gap, effective_noise
 from airdistill.data import load_dataset
-from airdistill.learning.target import Target
+from airdistill.learning.gradients import Target
+from airdistill.planning.convergence.gap import LearningConstants, convergence_gap, effective_noise
+from airdistill.radio.superposition import ideal_knowledge
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import load_scheme

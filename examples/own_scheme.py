@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 import airdistill as ad
-from airdistill.air import Estimate, over_the_air
+from airdistill.radio import Estimate, over_the_air
 from airdistill.schemes import Outcome, Round, Scheme
 
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
-from airdistill.schemes.airdistill import AirDistill
-from airdistill.schemes.ota_fd import OtaFd
+from airdistill.schemes.distillation import AirDistill, OtaFd
 from airdistill.schemes.planning import as_run_by, plan_scheme
 
 SCHEMES = {"airdistill": AirDistill, "ota_fd": OtaFd}

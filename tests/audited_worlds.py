@@ -2,8 +2,7 @@
 
 from small_worlds import small_scenario
 
-from airdistill.audit.link import Link
-from airdistill.audit.world import replay
+from airdistill.audit.context import Link, replay
 from airdistill.runs.options import RunOptions
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.registry import load_scheme

@@ -8,9 +8,9 @@ pytest.importorskip("flwr")
 
 from airdistill.errors import AirDistillError
 from airdistill.flower.coordinator import Introduction
+from airdistill.flower.demo import prepare
 from airdistill.flower.device import Device
 from airdistill.flower.media import NO_ANSWER
-from airdistill.flower.preparing import prepare
 
 
 def as_it_is(_kind, _round_index, _device, answer):

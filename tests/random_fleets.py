@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from airdistill.codesign.fleet import RealisedFleet
-from airdistill.codesign.knowledge_uplink import KnowledgeUplink
-from airdistill.codesign.shared_knowledge import ClassMeans
+from airdistill.planning.fleet import RealisedFleet
+from airdistill.planning.payloads import ClassMeans
+from airdistill.planning.transceiver.superposed import KnowledgeUplink
 from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
 
 DYNAMICS = TrajectoryDynamics(0.01, 1.0, 1.0, 1.0)

@@ -9,8 +9,8 @@ import pytest
 from small_worlds import small_scenario, write_dataset
 from torch import nn
 
-from airdistill.air import error_free, over_the_air
 from airdistill.errors import AirDistillError
+from airdistill.radio import error_free, over_the_air
 from airdistill.runs.options import RunOptions
 from airdistill.runs.runner import run
 from airdistill.schemes import Outcome, Scheme

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from airdistill.web.served import served
+from airdistill.web.serving import served
 
 COMPARED = "airdistill,ota_fd,fd_error_free,local_only"
 # Name, address, and how much of the page there is to see.

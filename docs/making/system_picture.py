@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 import airdistill as ad
-from airdistill.air import Heard
 from airdistill.data import load_dataset
 from airdistill.files import write_whole
+from airdistill.radio import Heard
 from airdistill.report.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import SCHEMES, Outcome, Round

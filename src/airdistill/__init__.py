@@ -20,9 +20,9 @@ DEFAULT_SCHEME = "airdistill"
 
 if TYPE_CHECKING:
     from airdistill.audit import Audit, AuditOptions, audit_run
-    from airdistill.codesign.outlook import Outlook, outlook_of
-    from airdistill.codesign.plan import Plan, plan
     from airdistill.errors import AirDistillError
+    from airdistill.planning.plan import Plan, plan
+    from airdistill.planning.what_if.steps import Outlook, outlook_of
     from airdistill.privacy.certificate import Certificate
     from airdistill.privacy.ledger import BudgetExceeded
     from airdistill.runs import ComparisonRecord, PilotRecord, RunRecord, certify, compare, pilot, resume, run
@@ -63,9 +63,9 @@ _HOMES = {
     "BudgetExceeded": "airdistill.privacy.ledger",
     "Certificate": "airdistill.privacy.certificate",
     "ComparisonRecord": "airdistill.runs.comparison",
-    "Outlook": "airdistill.codesign.outlook",
+    "Outlook": "airdistill.planning.what_if.steps",
     "PilotRecord": "airdistill.runs.piloting",
-    "Plan": "airdistill.codesign.plan",
+    "Plan": "airdistill.planning.plan",
     "RunOptions": "airdistill.runs.options",
     "RunRecord": "airdistill.runs.record",
     "Scenario": "airdistill.scenario",
@@ -73,9 +73,9 @@ _HOMES = {
     "certify": "airdistill.runs.accounts",
     "compare": "airdistill.runs.comparison",
     "load": "airdistill.scenario",
-    "outlook_of": "airdistill.codesign.outlook",
+    "outlook_of": "airdistill.planning.what_if.steps",
     "pilot": "airdistill.runs.piloting",
-    "plan": "airdistill.codesign.plan",
+    "plan": "airdistill.planning.plan",
     "plan_run": "airdistill.schemes.registry",
     "resume": "airdistill.runs.runner",
     "run": "airdistill.runs.runner",

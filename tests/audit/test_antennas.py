@@ -9,7 +9,7 @@ from audited_worlds import quiet, small_world
 from airdistill.audit.empirical import audit_empirically
 from airdistill.audit.neighbours import neighbours_of
 from airdistill.audit.options import AuditOptions
-from airdistill.codesign.transceiver import noise_by_trust
+from airdistill.planning.transceiver.design import noise_by_trust
 
 TRUSTS = ["receiver_noise", "fleet_noise", "own_noise"]
 

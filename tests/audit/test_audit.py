@@ -83,7 +83,7 @@ def test_a_fleet_that_cannot_be_heard_gives_nothing_away(tmp_path, scheme):
 
 def test_a_scheme_of_ones_own_is_audited_as_ota_fd(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
-        "from airdistill.schemes.ota_fd import OtaFd\n\n\nclass Mine(OtaFd):\n    name = 'mine'\n"
+        "from airdistill.schemes.distillation import OtaFd\n\n\nclass Mine(OtaFd):\n    name = 'mine'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     plan, _ = planned(tmp_path)

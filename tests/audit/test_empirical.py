@@ -7,10 +7,10 @@ import pytest
 from audited_worlds import quiet, small_world
 from scipy.stats import norm
 
-from airdistill.air.exchange import RoundNoise
 from airdistill.audit.empirical import audit_empirically
 from airdistill.audit.neighbours import neighbours_of
 from airdistill.audit.options import AuditOptions
+from airdistill.radio.superposition import RoundNoise
 
 TRUSTS = ["receiver_noise", "fleet_noise", "own_noise"]
 

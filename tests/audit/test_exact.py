@@ -13,10 +13,9 @@ import airdistill as ad
 from airdistill.audit import AuditOptions, audit
 from airdistill.audit.certificate import CLASS_MEAN, LEMMA_1, RECORD_GRADIENT, promise_of
 from airdistill.audit.exact import audit_exactly, measured_mu
-from airdistill.audit.neighbours import neighbours_of
-from airdistill.audit.twins import Twins, follow
+from airdistill.audit.neighbours import Twins, follow, neighbours_of
 from airdistill.learning.models import build_model
-from airdistill.privacy.accountant import gaussian_epsilon
+from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.runs.options import RunOptions
 from airdistill.streams import stream
 

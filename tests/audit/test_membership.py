@@ -3,9 +3,8 @@ import pytest
 from audited_worlds import quiet, small_world
 from scipy.stats import norm
 
-from airdistill.audit.membership import MembershipAudit, audit_membership, membership_scores
+from airdistill.audit.membership import MembershipAudit, auc, audit_membership, membership_scores, rate_at, roc
 from airdistill.audit.options import AuditOptions
-from airdistill.audit.scores import auc, rate_at, roc
 from airdistill.audit.shadows import pool_of, train_shadows
 from airdistill.errors import InputError
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 
 from airdistill.audit.empirical import variance_interval
-from airdistill.audit.scores import auc, proportion, rate_at, roc
+from airdistill.audit.membership import auc, proportion, rate_at, roc
 
 scores = st.lists(st.integers(-3, 3), min_size=2, max_size=20).map(lambda values: np.array(values, dtype=float))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from airdistill.data import load_dataset, load_train_labels
-from airdistill.data.cache import cache_folder
+from airdistill.data.datasets import cache_folder
 from airdistill.errors import AirDistillError, DataError, InputError
 
 NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from small_worlds import small_scenario, write_dataset
 
-from airdistill.data.assignment import assign_samples, class_counts
 from airdistill.data.datasets import load_dataset
+from airdistill.data.partition import assign_samples, class_counts
 from airdistill.data.public import load_data, private_labels
 from airdistill.errors import InputError
 from airdistill.scenario.loading import as_toml, load

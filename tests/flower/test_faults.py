@@ -16,9 +16,8 @@ pytest.importorskip("flwr")
 pytest.importorskip("opendp")
 
 from airdistill.flower.coordinator import Coordinator
-from airdistill.flower.demo import WARM, followed, node_settings
+from airdistill.flower.demo import WARM, followed, node_settings, prepare
 from airdistill.flower.machine.cluster import Cluster
-from airdistill.flower.preparing import prepare
 from airdistill.flower.records import packed
 from airdistill.privacy.ledger import Ledger
 from airdistill.runs.accounts import certify

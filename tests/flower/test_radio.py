@@ -8,13 +8,13 @@ from small_worlds import small_scenario
 
 pytest.importorskip("flwr")
 
-from airdistill.air.loopback import PORT, FrontEnd, Transmitter
 from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.coordinator import Coordinator
 from airdistill.flower.machine.processes import free_port
+from airdistill.radio.loopback import PORT, FrontEnd, Transmitter
 from airdistill.runs.accounts import certify
 
-FRONT_END, TRANSMITTER = "airdistill.air.loopback:FrontEnd", "airdistill.air.loopback:Transmitter"
+FRONT_END, TRANSMITTER = "airdistill.radio.loopback:FrontEnd", "airdistill.radio.loopback:Transmitter"
 
 
 @pytest.fixture(autouse=True)

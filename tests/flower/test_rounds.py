@@ -14,12 +14,12 @@ pytest.importorskip("flwr")
 
 from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.coordinator import Coordinator, Introduction
+from airdistill.flower.demo import prepare
 from airdistill.flower.device import Device
+from airdistill.flower.endpoint import Station, StationError
 from airdistill.flower.media import _check_signal
-from airdistill.flower.preparing import prepare
 from airdistill.flower.records import packed
 from airdistill.flower.senders import signal_of
-from airdistill.flower.station import Station, StationError
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.runs.accounts import certify
 from airdistill.runs.folder import RunError, locked

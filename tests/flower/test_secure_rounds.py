@@ -14,9 +14,8 @@ pytest.importorskip("opendp")
 from airdistill.errors import InputError
 from airdistill.flower.coordinator import Coordinator
 from airdistill.flower.device import Device
-from airdistill.flower.station import Station, StationError
-from airdistill.flower.sums.messages import keys_question, sum_terms
-from airdistill.flower.sums.roster import Roster
+from airdistill.flower.endpoint import Station, StationError
+from airdistill.flower.sums.messages import Roster, keys_question, sum_terms
 from airdistill.flower.sums.server_side import ServerSide
 from airdistill.privacy.targets import epsilon_of_mu
 from airdistill.runs.accounts import certify

@@ -17,10 +17,9 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from airdistill.errors import InputError
 from airdistill.flower.records import RecordError
 from airdistill.flower.sums.device_side import DeviceSide, RefusedError
-from airdistill.flower.sums.modulus import Modulus
-from airdistill.flower.sums.secret_keys import Identity, SecureSumError, mask
+from airdistill.flower.sums.keys import Identity, Modulus, SecureSumError, mask
+from airdistill.flower.sums.messages import Terms
 from airdistill.flower.sums.server_side import ServerSide
-from airdistill.flower.sums.terms import Terms
 
 IDENTITIES = {device: Identity() for device in range(8)}
 ROSTER = {device: identity.public for device, identity in IDENTITIES.items()}

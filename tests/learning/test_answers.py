@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airdistill.learning.answers import check_answers, sharpened, surest_answers, votes
+from airdistill.learning.public_predictions import check_answers, sharpened, surest_answers, votes
 from airdistill.privacy.sensitivity import public_rows_sensitivity
 
 

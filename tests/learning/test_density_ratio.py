@@ -4,7 +4,7 @@ from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 
 from airdistill.data.datasets import load_dataset
-from airdistill.learning.density_ratio import ClientSelector, DensityRatio, certain_rows
+from airdistill.learning.public_predictions import ClientSelector, DensityRatio, certain_rows
 
 WIDTH = 0.7
 

@@ -17,10 +17,10 @@ from airdistill.learning.evaluation import TestSet as EvaluationSet
 from airdistill.learning.fleet import Engine, LearnerMaker, LearningFleet
 from airdistill.learning.fused.form import form_of, logits_by_form
 from airdistill.learning.fused.learner import FusedLearner
+from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, predictions_of
 from airdistill.learning.mixed import MixedSteps, passes_in_batches
 from airdistill.learning.models import build_model
-from airdistill.learning.target import Target
 
 CPU, F32, F64 = torch.device("cpu"), torch.float32, torch.float64
 

@@ -15,11 +15,11 @@ from airdistill.learning.evaluation import TestSet as EvaluationSet
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.fused.cuda import FusedLogits, loss_slopes
 from airdistill.learning.fused.form import form_of, logits_by_form
+from airdistill.learning.gradients import Target
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.samples import to_tensor
 from airdistill.learning.stacked import _losses
 from airdistill.learning.stacking import AnyLogits
-from airdistill.learning.target import Target
 from airdistill.runs.options import RunOptions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

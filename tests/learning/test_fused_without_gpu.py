@@ -5,9 +5,9 @@ from importlib.resources import files
 import pytest
 import torch
 
+from airdistill.learning.deferred import LaterLosses
 from airdistill.learning.fused.cuda import _Sizes, fused_logits
 from airdistill.learning.fused.form import ConvBlock, form_of
-from airdistill.learning.later import LaterLosses
 from airdistill.learning.learner import Losses
 from airdistill.learning.models import MODELS
 

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from airdistill.learning.given_slopes import slopes_from
+from airdistill.learning.gradients import slopes_from
 
 
 def test_the_parameters_slopes_are_pytorchs_own_and_zero_where_nothing_depends_on_them():
@@ -24,7 +24,7 @@ def test_the_parameters_slopes_are_pytorchs_own_and_zero_where_nothing_depends_o
 
 def test_no_symbolic_mathematics_are_loaded_for_it():
     program = (
-        "import sys, torch; from airdistill.learning.given_slopes import slopes_from;"
+        "import sys, torch; from airdistill.learning.gradients import slopes_from;"
         "w = torch.ones(2, requires_grad=True); slopes_from(2 * w, torch.ones(2), [w]); print('sympy' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -9,10 +9,10 @@ from airdistill.data import load_dataset
 from airdistill.errors import InputError
 from airdistill.learning.evaluation import TestSet as EvaluationSet
 from airdistill.learning.fleet import Engine, LearningFleet, TrainingDivergedError, check_finite
+from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.models import build_model, num_parameters
 from airdistill.learning.samples import channels_last, input_shape, to_tensor
-from airdistill.learning.target import Target
 
 RNG = np.random.default_rng(0)
 CPU, F32, F64 = torch.device("cpu"), torch.float32, torch.float64

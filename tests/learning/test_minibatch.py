@@ -2,9 +2,9 @@ import logging
 
 import torch
 
-from airdistill.learning import minibatch
-from airdistill.learning.minibatch import MinibatchStep, recorded
-from airdistill.learning.target import Target
+from airdistill.learning import cuda_graphs
+from airdistill.learning.cuda_graphs import MinibatchStep, recorded
+from airdistill.learning.gradients import Target
 
 
 def test_what_cannot_be_recorded_leaves_no_trace(monkeypatch, caplog):
@@ -18,7 +18,7 @@ def test_what_cannot_be_recorded_leaves_no_trace(monkeypatch, caplog):
         trial()
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr(minibatch, "_graph_of", fails_at_last)
+    monkeypatch.setattr(cuda_graphs, "_graph_of", fails_at_last)
     with caplog.at_level(logging.INFO):
         assert recorded(work, weights) is None
     assert "no such luck" in caplog.text

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from airdistill.learning.augmenting import bent, moved
 from airdistill.learning.fleet import Engine, LearningFleet
+from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner
 from airdistill.learning.mixed import MixedSteps, passes_in_batches
 from airdistill.learning.models import build_model
-from airdistill.learning.target import Target
+from airdistill.learning.samples import bent, moved
 
 CLASSES, PUBLIC = 4, 30
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ from torch import nn
 from airdistill.data.datasets import Dataset
 from airdistill.errors import AirDistillError
 from airdistill.learning.fleet import Engine, LearningFleet
+from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner
 from airdistill.learning.pilot import Largest, Watch, output_slopes, watched_round
-from airdistill.learning.target import Target
 
 DOUBLE = torch.float64
 CPU = torch.device("cpu")

@@ -5,8 +5,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from airdistill.data.datasets import load_dataset
-from airdistill.learning.patches import features_of
-from airdistill.learning.smoothing import Modes, likeliest_signal, neighbour_graph, smoothed
+from airdistill.learning.patches import Modes, features_of, likeliest_signal, neighbour_graph, smoothed
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import airdistill as ad
 from airdistill.data.datasets import Dataset
 from airdistill.learning.evaluation import TestSet as EvaluationSet
 from airdistill.learning.fleet import Engine, LearningFleet
+from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner
 from airdistill.learning.samples import to_tensor
 from airdistill.learning.stacking import can_stack, stackable
-from airdistill.learning.target import Target
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import load_scheme

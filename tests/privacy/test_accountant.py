@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from airdistill.privacy.accountant import gaussian_delta, gaussian_epsilon, gaussian_mu, paper_mu
+from airdistill.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu, paper_mu
 from airdistill.privacy.targets import target_mu
 
 EPSILONS = np.logspace(-4, 3, 15)

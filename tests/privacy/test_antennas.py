@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from random_fleets import TRUSTS, random_fleet
 from scipy.special import ndtr
 
-from airdistill.codesign.transceiver import design_round, noise_by_trust
+from airdistill.planning.transceiver.design import design_round, noise_by_trust
 from airdistill.privacy.antennas import Heard
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from random_releases import TERMS, opening, random_release
 
-from airdistill.privacy.accountant import gaussian_epsilon
 from airdistill.privacy.certificate import certificate_of
+from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.release import TRUST_MODELS, Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS

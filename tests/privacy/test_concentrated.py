@@ -10,12 +10,12 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airdistill.privacy.accountant import gaussian_epsilon
 from airdistill.privacy.concentrated import (
     concentrated_epsilon,
     concentrated_mu,
     sum_closeness,
 )
+from airdistill.privacy.gaussian import gaussian_epsilon
 
 # Several discrete Gaussians that are added up, by their standard deviations in grid units.
 SUMS = [(1.0,), (2.5,), (0.75, 0.75), (1.0, 1.0, 1.0), (0.8, 1.7), (1.0, 2.0, 4.0), (4.0, 4.0), (0.75,) * 6]

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
-from airdistill.privacy.accountant import gaussian_mu
-from airdistill.privacy.forecast import epsilon_after, spent_squared_mu
+from airdistill.privacy.gaussian import gaussian_mu
 from airdistill.privacy.sensitivity import required_noise_var
+from airdistill.privacy.targets import epsilon_after, spent_squared_mu
 
 COUNTS = np.array([[10, 30, 5], [20, 10, 50]])
 DELTA = np.array([1e-5, 1e-6])

@@ -7,20 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airdistill.privacy.accountant import gaussian_epsilon, gaussian_mu, paper_mu
-from airdistill.privacy.hidden_rounds import HiddenCoin, in_few_kinds, mu_of, rung_of
-from airdistill.privacy.hidden_spending import HiddenSpending
-from airdistill.privacy.loss_distribution import composed_epsilon
-from airdistill.privacy.release import TRUST_MODELS, Release
-from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
-from airdistill.privacy.subsampling import (
+from airdistill.privacy.gaussian import gaussian_epsilon, gaussian_mu, paper_mu
+from airdistill.privacy.pld import composed_epsilon
+from airdistill.privacy.poisson_sampling import (
     OPPOSITE,
     ORTHOGONAL,
+    HiddenCoin,
     delta_of_round,
+    in_few_kinds,
+    mu_of,
     published_fewest,
     published_mu,
     published_round,
+    rung_of,
 )
+from airdistill.privacy.release import TRUST_MODELS, HiddenSpending, Release
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 
 HALF_RUNG = 2 ** (1 / 256)
 

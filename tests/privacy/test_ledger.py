@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from random_releases import opening, random_release
 
 from airdistill.channel import channel_source
-from airdistill.codesign.plan import plan
-from airdistill.codesign.release import release_of
+from airdistill.planning.plan import plan
+from airdistill.planning.uplinks import release_of
 from airdistill.privacy import chain
-from airdistill.privacy.accountant import gaussian_epsilon
 from airdistill.privacy.chain import LedgerError
+from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.privacy.ledger import BudgetExceeded, Ledger, spent_before
 from airdistill.privacy.release import TRUST_MODELS, Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airdistill.privacy.accountant import paper_mu
+from airdistill.privacy.gaussian import paper_mu
 from airdistill.privacy.sensitivity import (
     AccumulatedShift,
     TrajectoryDynamics,

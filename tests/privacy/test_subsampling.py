@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from airdistill.privacy.accountant import gaussian_delta, gaussian_epsilon
-from airdistill.privacy.loss_distribution import composed_epsilon
-from airdistill.privacy.subsampling import (
+from airdistill.privacy.gaussian import gaussian_delta, gaussian_epsilon
+from airdistill.privacy.pld import composed_epsilon
+from airdistill.privacy.poisson_sampling import (
     OPPOSITE,
     ORTHOGONAL,
     delta_of_round,

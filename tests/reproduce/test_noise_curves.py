@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import airdistill as ad
-from airdistill.codesign.plan import plan
+from airdistill.planning.plan import plan
 from airdistill.reproduce.noise_curves import DELTA, EPSILONS, curves_as_rows, noise_curve, noise_curves
 from airdistill.reproduce.recipes import figure_scenario, on_fd_terms, on_fl_terms
 from airdistill.scenario.loading import changed

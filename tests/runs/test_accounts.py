@@ -14,14 +14,14 @@ from rich.console import Console
 from small_worlds import small_scenario, write_dataset
 
 import airdistill as ad
-from airdistill.air.secure_release import secure_grid
 from airdistill.channel import channel_source
-from airdistill.codesign.plan import Plan
+from airdistill.planning.plan import Plan
 from airdistill.privacy import chain
 from airdistill.privacy.ledger import Ledger
+from airdistill.radio.discrete_noise import secure_grid
 from airdistill.report.progress import print_run
 from airdistill.runs import runner
-from airdistill.runs.audits import note_audit
+from airdistill.runs.accounts import note_audit
 from airdistill.runs.folder import locked
 from airdistill.runs.options import RunOptions
 from airdistill.schemes.base import Round
@@ -33,7 +33,7 @@ FINAL = ("rounds.jsonl", "ledger.jsonl", "ledger.head", "summary.json", "certifi
 DYING = '''
 import os, signal
 from pathlib import Path
-from airdistill.air import over_the_air
+from airdistill.radio import over_the_air
 from airdistill.schemes import Outcome, Round, Scheme
 
 class Dying(Scheme):
@@ -170,7 +170,7 @@ def test_secure_noise_is_refused_where_the_devices_make_none(tmp_path):
 
 
 TOO_LOUD = '''
-from airdistill.air import over_the_air
+from airdistill.radio import over_the_air
 from airdistill.schemes import Outcome, Round, Scheme
 
 class TooLoud(Scheme):
@@ -188,7 +188,7 @@ class Forgetful(TooLoud):
     name = "forgetful"
 
     def play(self, this: Round) -> Outcome:
-        from airdistill.air.exchange import error_free
+        from airdistill.radio.superposition import error_free
         heard = error_free(this.plan.fleet.class_counts, this.local_knowledge(), this.scenario.radio.slot)
         return Outcome(this.learn(heard.received), heard)
 '''

@@ -13,10 +13,9 @@ from small_worlds import small_scenario
 import airdistill as ad
 from airdistill.errors import AirDistillError
 from airdistill.reproduce.claims import claims_about
-from airdistill.runs.finding import find_comparisons, find_runs
+from airdistill.runs.finding import find_comparisons, find_runs, picked_comparison
 from airdistill.runs.folder import LOCK, locked, process_in
 from airdistill.runs.options import RunOptions
-from airdistill.runs.picking import picked_comparison
 from airdistill.runs.results import arm_results
 
 

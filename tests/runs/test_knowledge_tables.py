@@ -5,9 +5,9 @@ import pytest
 from small_worlds import small_scenario
 
 import airdistill as ad
-from airdistill.air.exchange import Heard
-from airdistill.runs.knowledge_tables import MOST_CLASSES, class_mean_tables, public_tables
+from airdistill.radio.superposition import Heard
 from airdistill.runs.options import RunOptions
+from airdistill.runs.record import MOST_CLASSES, class_mean_tables, public_tables
 
 
 def heard(ideal, received=None):

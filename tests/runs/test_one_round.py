@@ -8,10 +8,10 @@ import torch
 from small_worlds import small_scenario
 
 import airdistill as ad
-from airdistill.air.exchange import RoundNoise
 from airdistill.channel import channel_source
 from airdistill.data import assign_samples, load_dataset
-from airdistill.privacy.accountant import gaussian_mu
+from airdistill.privacy.gaussian import gaussian_mu
+from airdistill.radio.superposition import RoundNoise
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import load_scheme

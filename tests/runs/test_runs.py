@@ -11,7 +11,7 @@ from small_worlds import small_scenario, write_dataset
 import airdistill as ad
 from airdistill.errors import InputError
 from airdistill.learning.fleet import TrainingDivergedError
-from airdistill.privacy.accountant import gaussian_epsilon
+from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.runs.checkpoint import newest_checkpoint
 from airdistill.runs.folder import RunError, locked
 from airdistill.runs.options import RunOptions

@@ -12,7 +12,7 @@ from airdistill.audit.auditing import audit
 from airdistill.audit.options import AuditOptions
 from airdistill.channel.csi import round_estimate
 from airdistill.channel.sources import channel_source
-from airdistill.codesign.plan import Plan
+from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import Ledger
 from airdistill.runs.options import RunOptions
 from airdistill.schemes.registry import load_scheme

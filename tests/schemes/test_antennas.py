@@ -6,7 +6,7 @@ from small_worlds import small_scenario
 
 import airdistill as ad
 from airdistill.errors import InputError
-from airdistill.flower.station import check_playable
+from airdistill.flower.endpoint import check_playable
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import Ledger
 from airdistill.schemes.planning import as_run_by

@@ -10,7 +10,7 @@ import airdistill as ad
 from airdistill.channel import channel_source
 from airdistill.data import assign_samples, load_dataset
 from airdistill.errors import AirDistillError, InputError
-from airdistill.privacy.accountant import gaussian_epsilon
+from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.scenario.loading import for_scheme

@@ -9,29 +9,27 @@ from hypothesis import strategies as st
 from small_worlds import small_scenario, write_dataset
 
 import airdistill as ad
-from airdistill.air.exchange import vector_over_the_air
-from airdistill.air.receivers import project_on_simplex
 from airdistill.audit.auditing import audit
-from airdistill.audit.neighbours import neighbours_of
+from airdistill.audit.neighbours import follow, neighbours_of
 from airdistill.audit.options import AuditOptions
-from airdistill.audit.twins import follow
-from airdistill.codesign.public_outlook import public_outlook_of
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, InputError
-from airdistill.learning.density_ratio import ClientSelector
 from airdistill.learning.fleet import Engine, TrainingDivergedError
+from airdistill.learning.public_predictions import ClientSelector
+from airdistill.planning.what_if.public_set import public_outlook_of
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
+from airdistill.radio.receivers import project_on_simplex
+from airdistill.radio.superposition import vector_over_the_air
 from airdistill.report.page import render
 from airdistill.report.run_page import run_page
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
-from airdistill.schemes import public_sharing
-from airdistill.schemes.ota_proxy_fd import OtaProxyFd
+from airdistill.schemes import payloads
+from airdistill.schemes.payloads import rows_of_round, sharing_of
 from airdistill.schemes.planning import as_run_by, plan_scheme
-from airdistill.schemes.public_sharing import rows_of_round
-from airdistill.schemes.receiving import receiver_of
+from airdistill.schemes.public_set import OtaProxyFd
+from airdistill.schemes.receivers import receiver_of
 from airdistill.schemes.registry import load_scheme
-from airdistill.schemes.sharing import sharing_of
 from airdistill.streams import stream
 
 FAST = RunOptions(threads=1, eval_every=100, dtype="float64")
@@ -343,7 +341,7 @@ def test_the_server_selector_leaves_rows_out(tmp_path):
 
 
 def test_answers_are_checked_before_they_are_sent(tmp_path, monkeypatch):
-    monkeypatch.setattr(public_sharing, "surest_answers", lambda said, _sureness, _most: said)
+    monkeypatch.setattr(payloads, "surest_answers", lambda said, _sureness, _most: said)
     with pytest.raises(ValueError, match="answers 60 samples, where 30 were agreed"):
         answers_of(tmp_path, "ota_proxy_fd")
 

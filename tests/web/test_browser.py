@@ -16,7 +16,7 @@ from small_worlds import small_scenario
 import airdistill as ad
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.loading import as_toml, load
-from airdistill.web.served import served
+from airdistill.web.serving import served
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the page was seen by nobody")

@@ -14,8 +14,8 @@ import airdistill.web
 from airdistill.runs.options import RunOptions
 from airdistill.runs.results import Curve
 from airdistill.scenario.loading import load, preset_names
-from airdistill.web.run_figures import curves_figure
-from airdistill.web.site import LOOK_ONLY
+from airdistill.web.figures import curves_figure
+from airdistill.web.serving import LOOK_ONLY
 
 SCRIPT = Path(airdistill.web.__file__).with_name("app.py")
 

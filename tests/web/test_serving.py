@@ -10,7 +10,7 @@ from streamlit.web.server import server_util
 
 from airdistill.errors import AirDistillError
 from airdistill.web import quiet_server, serving
-from airdistill.web.site import LOOK_ONLY
+from airdistill.web.serving import LOOK_ONLY
 
 
 def arguments(tmp_path, address="localhost", port=0):

@@ -1,26 +1,34 @@
-"""The audit as a whole: which attacks are made on which device, and whether a promise was broken."""
+"""The audit as a whole: which attacks are made on which device, and whether a promise was broken.
+
+What is audited: a run as it was planned, or a scenario as it would be.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from airdistill import DEFAULT_SCHEME
 from airdistill.audit.certificate import promise_of
+from airdistill.audit.context import Link, NoiseSource, World, replay
 from airdistill.audit.empirical import EmpiricalAudit, audit_empirically
 from airdistill.audit.exact import ExactAudit, audit_exactly, choose_worst
-from airdistill.audit.link import Link, NoiseSource
 from airdistill.audit.membership import MembershipAudit, audit_membership
 from airdistill.audit.neighbours import neighbours_of
 from airdistill.audit.options import AuditOptions, OnProgress
-from airdistill.audit.world import World, replay
-from airdistill.codesign.plan import Plan
 from airdistill.errors import InputError
-from airdistill.jsonable import jsonable
+from airdistill.files import jsonable
+from airdistill.planning.plan import Plan
+from airdistill.runs.accounts import note_audit, trusted_ledger
+from airdistill.runs.folder import RUN, read_sealed, simulated
 from airdistill.runs.options import RunOptions
-from airdistill.runs.simulation import check_has_data
+from airdistill.runs.simulation import check_has_data, check_inputs
+from airdistill.scenario.loading import load
 from airdistill.schemes.base import Scheme
+from airdistill.schemes.registry import load_scheme, plan_run
 
 _REPLAYED = (
     "What the other devices send is replayed from one simulation: the guarantee must hold whatever they send. "
@@ -172,3 +180,43 @@ def _notes_on_trials(empirical: EmpiricalAudit | None, options: AuditOptions, nu
 
 def _silent(_stage: str, _done: int, _total: int) -> None:
     pass
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`folder` is where the run lies, and None for a scenario that nobody has run."""
+
+    plan: Plan
+    scheme: Scheme
+    run_options: RunOptions
+    folder: Path | None
+
+
+def subject_of(
+    name: str, scheme: str | None = None, changes: list[str] | None = None, device: str | None = None
+) -> Subject:
+    """A run's folder, or a scenario with a scheme and changes; `device` is cpu, cuda or auto."""
+    folder = Path(name)
+    if not (folder / RUN).is_file():
+        chosen = scheme or DEFAULT_SCHEME
+        plan = plan_run(load(name, changes or []), chosen)
+        return Subject(plan, load_scheme(chosen), RunOptions(device=device or "cpu").resolved(), None)
+    for option, given in [("--scheme", scheme), ("--set", changes)]:
+        if given:
+            raise InputError(option, str(given), f"{name} is a run: it is audited as it was run")
+    trusted_ledger(simulated(folder))  # a run whose ledger cannot be trusted is no subject
+    stored, planned = read_sealed(folder)
+    options = RunOptions(**stored["options"]) if device is None else RunOptions(device=device).resolved()
+    plan = Plan.from_dict(planned)
+    check_inputs(folder, plan, stored, "audited")  # an attack on other data says nothing of this run
+    return Subject(plan, load_scheme(stored["scheme"]), options, folder)
+
+
+def audit_run(folder: str | Path, options: AuditOptions | None = None, on_progress: OnProgress | None = None) -> Audit:
+    """Attacks a run as it was run; its certificate takes note of what was found from then on."""
+    if not (Path(folder) / RUN).is_file():
+        raise InputError("RUN", str(folder), "is no run's folder")
+    subject = subject_of(str(folder))
+    found = audit(subject.plan, subject.scheme, options or AuditOptions(), subject.run_options, on_progress)
+    note_audit(Path(folder), found.to_dict())
+    return found

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from airdistill.arrays import FloatArray
-from airdistill.audit.world import World
-from airdistill.codesign.release import release_of
+from airdistill.audit.context import World
+from airdistill.planning.uplinks import release_of
+from airdistill.privacy.release import Spending
 from airdistill.privacy.sensitivity import knowledge_sensitivity
-from airdistill.privacy.spending import Spending
 from airdistill.privacy.targets import epsilon_of_mu
 
 LEMMA_1, CLASS_MEAN, RECORD_GRADIENT = "Lemma 1, √2/B_i", "class mean, √2/B_i^k", "one record, 2C/B_i"

@@ -20,13 +20,11 @@ import numpy as np
 from scipy.special import chdtri, ndtr, ndtri
 
 from airdistill.arrays import FloatArray, IntArray
+from airdistill.audit.context import AirRound, NoiseSource, World
 from airdistill.audit.exact import transcript_seed
-from airdistill.audit.link import AirRound, NoiseSource
-from airdistill.audit.neighbours import Neighbour
+from airdistill.audit.membership import LEVEL, Interval, Roc, auc, roc
+from airdistill.audit.neighbours import Neighbour, follow
 from airdistill.audit.options import AuditOptions, OnProgress
-from airdistill.audit.scores import LEVEL, Interval, Roc, auc, roc
-from airdistill.audit.twins import follow
-from airdistill.audit.world import World
 
 TESTED_MU = 1.5
 _MOST_STREAMS = 600_000  # generators that all trials together may start: one for each device and round

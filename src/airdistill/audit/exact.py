@@ -17,11 +17,10 @@ import torch
 
 from airdistill.arrays import FloatArray, divide_or
 from airdistill.audit.certificate import Promise, declared_name, promise_of, reference_bounds
-from airdistill.audit.neighbours import Neighbour
+from airdistill.audit.context import World
+from airdistill.audit.neighbours import Followed, Neighbour, Twins
 from airdistill.audit.options import AuditOptions, OnProgress
-from airdistill.audit.twins import Followed, Twins
-from airdistill.audit.world import World
-from airdistill.privacy.accountant import gaussian_epsilon
+from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.streams import stream
 
 TOLERANCE = 1e-6  # relative, for limits that can be met exactly but for rounding

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from airdistill.codesign.plan import Plan
 from airdistill.errors import Described, InputError
+from airdistill.planning.plan import Plan
 
 PARTS = ("exact", "empirical", "membership")
 _MOST_ROUNDS_BY_DEFAULT = 50

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
+from airdistill.audit.context import World, learn
 from airdistill.audit.options import AuditOptions, OnProgress
-from airdistill.audit.world import World, learn
 from airdistill.data.partition import partition_dirichlet, partition_iid, partition_shards
 from airdistill.errors import InputError
 from airdistill.learning.fleet import LearnerMaker, LearningFleet

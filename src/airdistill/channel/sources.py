@@ -1,23 +1,69 @@
-"""Where a round's channel comes from: a model of fading, 3GPP's channels, fixed gains, or a recorded trace.
+"""Recorded channels: complex gains, rounds × devices, from `.npz` or CSV.
+
+Where a round's channel comes from: a model of fading, 3GPP's channels, fixed gains, or a recorded trace.
 
 Every source answers two questions: which gains has round t, and which rounds shall the planner think of?
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from airdistill.arrays import ComplexArray, FloatArray
-from airdistill.channel.fading import draw_fading
-from airdistill.channel.path_loss import path_gain
+from airdistill.channel.propagation import draw_fading, path_gain
 from airdistill.channel.threegpp import threegpp_channel
-from airdistill.channel.trace import load_trace
+from airdistill.data.formats import read_npz
+from airdistill.errors import Described, InputError
 from airdistill.scenario.model import Scenario
-from airdistill.scenario.threegpp import is_threegpp
+from airdistill.scenario.rules import is_threegpp
 from airdistill.streams import stream
+
+_FIELD = "radio.trace"
+
+
+def load_trace(source: str, num_devices: int) -> ComplexArray:
+    """The gains `[round, device]`.
+
+    An .npz holds them as `channel` (or as its only array); a CSV has one round a line and entries like
+    `1.2e-6-3e-7j`.
+    """
+    path = Path(source)
+    if not path.is_file():
+        raise InputError(_FIELD, source, "no such file")
+    if path.suffix not in (".npz", ".csv"):
+        raise InputError(_FIELD, source, "must be an .npz or a .csv file")
+    gains = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
+    if gains.ndim != 2 or len(gains) == 0 or gains.shape[1] != num_devices:
+        shape = Described(f"{source} of shape {gains.shape}")
+        raise InputError(_FIELD, shape, f"must be rounds × {num_devices} devices")
+    if gains.dtype.kind not in "iufc" or not np.isfinite(gains).all():
+        raise InputError(_FIELD, source, "has gains that are no finite numbers")
+    return gains.astype(np.complex128)
+
+
+def _read_npz(path: Path) -> NDArray[Any]:
+    def choose(names: list[str]) -> list[str]:
+        if "channel" in names or len(names) == 1:
+            return ["channel" if "channel" in names else names[0]]
+        raise InputError(_FIELD, str(path), f"has no array named channel, but {', '.join(names) or 'none at all'}")
+
+    (gains,) = read_npz(path, choose).values()
+    return gains
+
+
+def _read_csv(path: Path) -> NDArray[Any]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an empty file is refused by its shape
+            return np.loadtxt(path, dtype=np.complex128, delimiter=",", ndmin=2)
+    except (ValueError, OSError, UnicodeDecodeError) as error:
+        raise InputError(_FIELD, str(path), f"cannot be read: {error}") from None
 
 
 class ChannelSource(Protocol):

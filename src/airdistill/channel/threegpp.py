@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
-from airdistill.channel.conventions import narrowband_gains
-from airdistill.channel.path_loss import SPEED_OF_LIGHT_M_S, path_gain
+from airdistill.channel.propagation import SPEED_OF_LIGHT_M_S, narrowband_gains, path_gain
 from airdistill.errors import InputError
 from airdistill.scenario.model import Radio, Scenario
-from airdistill.scenario.threegpp import CELLS
+from airdistill.scenario.rules import CELLS
 from airdistill.streams import stream
 
 # Sionna takes only about twice as long for 20 rounds among the same rays as for one.

@@ -6,10 +6,8 @@ Imports stand inside the commands, so that `--help` answers at once.
 from airdistill.cli import (  # noqa: F401 - registers the commands
     comparing,
     federating,
-    piloting,
     planning,
     running,
-    serving,
     trusting,
 )
 from airdistill.cli.app import app, main

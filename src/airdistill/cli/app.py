@@ -1,18 +1,51 @@
-"""The application itself: how a command starts, fails and prints."""
+"""Help as plain text and in full, with typer 0.20 and click 8.5 together.
+
+Typer escapes brackets for rich even where rich prints nothing. It sets an argument's help before it calls click's
+constructor, which since 8.5 has one of its own and takes typer's away; and then both would list the arguments.
+
+The application itself: how a command starts, fails and prints.
+
+Arguments and options that several commands share.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from click.exceptions import Abort, ClickException, NoArgsIsHelpError
+from typer import core
 
 from airdistill import __version__
-from airdistill.cli.plain_help import print_plain_help
 from airdistill.errors import AirDistillError
+
+_make_argument = core.TyperArgument.__init__
+
+
+def _argument_with_help(self: core.TyperArgument, *, help: str | None = None, **given: Any) -> None:
+    _make_argument(self, help=help, **given)
+    self.help = help
+
+
+def _list_no_arguments(_command: core.TyperCommand, _context: click.Context, _formatter: click.HelpFormatter) -> None:
+    """Typer lists them among the options."""
+
+
+def print_plain_help() -> None:
+    """To be called before the first command is looked up, which is when typer makes its arguments."""
+    changes: list[tuple[Any, str, Any]] = [
+        (core, "HAS_RICH", False),
+        (core.TyperArgument, "__init__", _argument_with_help),
+        (core.TyperCommand, "format_arguments", _list_no_arguments),
+    ]
+    for owner, name, stand_in in changes:
+        setattr(owner, name, stand_in)
+
 
 print_plain_help()
 app = typer.Typer(
@@ -77,10 +110,34 @@ def print_summaries(summaries: dict[str, str], as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    from airdistill.jsonable import json_text
+    from airdistill.files import json_text
 
     print_text(json_text(value).rstrip("\n"))
 
 
 def print_text(text: str) -> None:
     typer.echo(text)
+
+
+ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A preset's name or a TOML file.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help='Change a field: --set radio.peak_power="10 mW". Repeatable.'),
+]
+LedgerOption = Annotated[
+    Path | None,
+    typer.Option("--ledger", metavar="RUN", help="An earlier run of the same devices: go on from what they spent."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+SchemeOption = Annotated[
+    str, typer.Option("--scheme", metavar="NAME", help="A scheme's name, or your own as package.module:Scheme.")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="fused: kernels for the paper's kind of network; torch: any model; auto.")
+]
+Tf32Option = Annotated[bool, typer.Option("--tf32", help="On a GPU: faster products of ten-bit factors.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", help="Devices worked on at once; 0: one for each core.")]
+EvalEveryOption = Annotated[int, typer.Option("--eval-every", help="Rounds between two evaluations.")]
+CheckpointEveryOption = Annotated[int, typer.Option("--checkpoint-every", help="Rounds between checkpoints.")]
+JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Runs at once; 0: one for each core.")]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from airdistill.cli.app import app, print_json, print_text
-from airdistill.cli.options import (
+from airdistill.cli.app import (
     CheckpointEveryOption,
     DeviceOption,
     EngineOption,
@@ -21,6 +20,9 @@ from airdistill.cli.options import (
     ScenarioArgument,
     SetOption,
     Tf32Option,
+    app,
+    print_json,
+    print_text,
 )
 
 if TYPE_CHECKING:

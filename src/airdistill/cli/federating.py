@@ -1,4 +1,7 @@
-"""Federations of real processes, with Flower."""
+"""Federations of real processes, with Flower.
+
+The page in the browser.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airdistill import DEFAULT_SCHEME
-from airdistill.cli.app import app, print_json, print_text
-from airdistill.cli.options import JsonOption, ScenarioArgument, SchemeOption, SetOption
+from airdistill.cli.app import JsonOption, ScenarioArgument, SchemeOption, SetOption, app, print_json, print_text
 from airdistill.errors import AirDistillError
 
 if TYPE_CHECKING:
     from airdistill.flower.demo import Demonstration
     from airdistill.scenario.model import Scenario
+
 
 _MEDIA = {
     "secure_sum": "The server sees sums of their noised signals and nothing else; accuracy is from the devices' own "
@@ -97,7 +100,7 @@ def prepare_command(
     Example: airdistill flower prepare quick --out federation --set fleet.devices=2 --set air.medium=secure_sum
     """
     _need_flower()
-    from airdistill.flower.preparing import prepare, prepare_keys
+    from airdistill.flower.demo import prepare, prepare_keys
     from airdistill.runs.folder import new_folder
     from airdistill.scenario.loading import load
 
@@ -143,3 +146,22 @@ def _print_end(shown: Demonstration) -> None:
         f"Flower and the medium add; the {traffic.num_numbers} numbers are {traffic.payload_bytes:,} bytes, "
         f"and the model would be {traffic.model_bytes:,}"
     )
+
+
+@app.command("serve")
+def serve_command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Whose runs are shown.")] = Path("runs"),
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where the page is.")] = 8501,
+    address: Annotated[
+        str,
+        typer.Option("--address", help="Another than localhost opens the page to a network, to be looked at only."),
+    ] = "localhost",
+    open_browser: Annotated[bool, typer.Option("--open", help="Open a browser, too.")] = False,
+) -> None:
+    """One page in the browser: plan under sliders, watch runs, compare them. Ctrl-C ends it; runs go on.
+
+    Example: airdistill serve runs --port 8600
+    """
+    from airdistill.web.serving import serve
+
+    serve(folder, address, port, open_browser)

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from airdistill import DEFAULT_SCHEME
-from airdistill.cli.app import app, print_json, print_summaries, print_text
-from airdistill.cli.comparing import follow_comparison
-from airdistill.cli.options import (
+from airdistill.cli.app import (
     CheckpointEveryOption,
     DeviceOption,
     EngineOption,
@@ -25,7 +23,12 @@ from airdistill.cli.options import (
     SetOption,
     Tf32Option,
     ThreadsOption,
+    app,
+    print_json,
+    print_summaries,
+    print_text,
 )
+from airdistill.cli.comparing import follow_comparison
 
 if TYPE_CHECKING:
     from airdistill.runs.record import RunRecord

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from airdistill.cli.app import app, print_json, print_text
-from airdistill.cli.options import JsonOption, SetOption
+from airdistill.cli.app import JsonOption, SetOption, app, print_json, print_text
 
 
 @app.command("certify")
@@ -70,12 +69,12 @@ def audit_command(
     Example: airdistill audit runs/quick-ota_fd --rounds 10
     """
     from airdistill.audit import AuditOptions, audit
-    from airdistill.audit.subject import subject_of
+    from airdistill.audit.auditing import subject_of
     from airdistill.report.audit_page import write_audit
     from airdistill.report.audit_table import print_audit
     from airdistill.report.progress import stage_bar
     from airdistill.report.terminal import Terminal
-    from airdistill.runs.audits import check_not_anothers
+    from airdistill.runs.accounts import check_not_anothers
 
     chosen = tuple(part.strip() for part in parts.split(","))
     options = AuditOptions(audited, rounds, transcripts, candidates, trials, shadows, shadow_devices, seed, chosen)

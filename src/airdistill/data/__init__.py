@@ -1,7 +1,6 @@
 """Datasets as arrays, and how their samples fall to devices."""
 
-from airdistill.data.assignment import assign_samples, class_counts
 from airdistill.data.datasets import Dataset, load_dataset, load_train_labels
-from airdistill.data.partition import Partition
+from airdistill.data.partition import Partition, assign_samples, class_counts
 
 __all__ = ["Dataset", "Partition", "assign_samples", "class_counts", "load_dataset", "load_train_labels"]

@@ -1,20 +1,117 @@
-"""Where samples come from: the embedded MNIST, a folder of IDX files, or an `.npz` file."""
+"""Decoded arrays, kept on disk under the digest of the file that they came from.
+
+`AIRDISTILL_CACHE` names the folder; else it lies in the user's cache folder. A cache that cannot be written or
+read is never an error: the source is decoded again.
+
+Samples made from public facts alone: their shape, their kind of number and their labels.
+
+They stand in for data that nobody may look at. Each class has a smooth random pattern, and every sample is its class's
+pattern mixed with a smooth one of its own. Bytes look like handwriting from afar: dark, with about as much bright area
+as MNIST, so that `learning` scales them as it does real images. Floats have mean 0 and variance 1.
+
+Where samples come from: the embedded MNIST, a folder of IDX files, or an `.npz` file.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import logging
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from airdistill.arrays import IntArray
-from airdistill.data.cache import decoded_once
-from airdistill.data.idx import decompress, parse_idx, read_file
-from airdistill.data.npz import read_npz
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.data.formats import decompress, parse_idx, read_file, read_npz
 from airdistill.errors import DataError, InputError
+from airdistill.files import write_whole
+
+logger = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    chosen = os.environ.get("AIRDISTILL_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "airdistill"
+
+
+def decoded_once(source: bytes, decode: Callable[[], NDArray[np.generic]]) -> NDArray[np.generic]:
+    """What `decode` makes of a file's content: from the cache if it was made before, else now and cached."""
+    entry = cache_folder() / f"{hashlib.sha256(source).hexdigest()}.npy"
+    cached = _read(entry)
+    if cached is not None:
+        return cached
+    array = decode()
+    _write(entry, array)
+    return array
+
+
+def _read(entry: Path) -> NDArray[np.generic] | None:
+    """The cached array if its content still has the digest that was stored beside it."""
+    try:
+        content = entry.read_bytes()
+        if hashlib.sha256(content).hexdigest() != entry.with_suffix(".sha256").read_text():
+            logger.warning("%s: damaged, made anew", entry)
+            return None
+    except OSError:
+        return None
+    array: NDArray[np.generic] = np.load(io.BytesIO(content), allow_pickle=False)
+    return array
+
+
+def _write(entry: Path, array: NDArray[np.generic]) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(entry.with_suffix(".sha256"), digest.encode())
+        write_whole(entry, buffer.getbuffer())
+    except OSError as error:
+        logger.warning("%s: not cached: %s", entry, error)
+
+
+_OWN_SHARE = 0.5  # of a sample's variance; devices then learn in a few rounds and not at once, as on MNIST
+_BLUR = 1 / 12  # of an axis; on 28 pixels, about the width of a stroke
+_SHORTEST_AXIS = 8  # shorter ones are colours, or features with no order
+_BRIGHT_ABOVE, _EDGE = 1.1, 0.2  # standard deviations
+
+
+def synthetic_samples(
+    labels: IntArray, patterns: FloatArray, dtype: DTypeLike, rng: np.random.Generator
+) -> NDArray[np.generic]:
+    """A sample for every label `[sample, ...]`, from the patterns `[class, ...]` that `class_patterns` draws."""
+    own = _smooth(len(labels), patterns.shape[1:], rng)
+    field = np.sqrt(1 - _OWN_SHARE) * patterns[labels] + np.sqrt(_OWN_SHARE) * own
+    if np.dtype(dtype) != np.uint8:
+        return np.asarray(field, dtype=np.float32)
+    brightness = 1 / (1 + np.exp((_BRIGHT_ABOVE - field) / _EDGE))
+    return np.asarray(np.rint(255 * brightness), dtype=np.uint8)
+
+
+def class_patterns(num_classes: int, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """A smooth random pattern for each class, `[class, ...]`."""
+    return _smooth(num_classes, shape, rng)
+
+
+def _smooth(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """Gaussian fields of mean 0 and variance 1, smooth along long axes, `[field, ...]`."""
+    from scipy.ndimage import gaussian_filter
+
+    noise = rng.standard_normal((count, *shape))
+    # A single long axis is a list of features, which have no neighbours.
+    images = sum(length >= _SHORTEST_AXIS for length in shape) > 1
+    blur = [0.0, *(_BLUR * length if images and length >= _SHORTEST_AXIS else 0.0 for length in shape)]
+    smoothed = gaussian_filter(noise, sigma=blur, mode="wrap")
+    return np.asarray(smoothed / smoothed.std())
+
 
 # Of the decompressed official files.
 _MNIST_MD5 = {

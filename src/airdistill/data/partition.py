@@ -2,6 +2,8 @@
 
 `iid` deals a shuffled deck. `dirichlet` draws every device's class shares from a Dirichlet distribution.
 `shards` gives every device exactly so many classes. Each sample goes to one device at most.
+
+What every device of a scenario holds.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
+from airdistill.data.public import private_labels
 from airdistill.errors import Described, InputError
+from airdistill.scenario.model import Scenario
+from airdistill.streams import stream
 
 
 @dataclass(frozen=True)
@@ -158,3 +163,34 @@ def _check_supply(labels: IntArray, sizes: IntArray) -> None:
     if sizes.sum() > len(labels):
         asked = Described(f"{sizes.sum()} in all")
         raise InputError("data.samples_per_device", asked, f"the training set has {len(labels)}")
+
+
+def class_counts(scenario: Scenario) -> IntArray:
+    """Samples by device and class `[device, class]`: as declared, or as the partition of the data gives them."""
+    if scenario.data.class_counts is not None:
+        return np.array(scenario.data.class_counts, dtype=np.int64)
+    return assign_samples(scenario, private_labels(scenario)).class_counts
+
+
+def assign_samples(scenario: Scenario, labels: IntArray) -> Partition:
+    """Shares the training set out as the scenario says; the same seed gives the same shares."""
+    data = scenario.data
+    sizes = _sizes(scenario, len(labels))
+    rng = stream(scenario.seed, "partition")
+    if data.partition == "dirichlet":
+        assert data.alpha is not None  # the scenario checked it
+        return partition_dirichlet(labels, sizes, data.alpha, rng)
+    if data.partition == "shards":
+        assert data.classes_per_device is not None  # the scenario checked it
+        return partition_shards(labels, sizes, data.classes_per_device, rng)
+    return partition_iid(labels, sizes, rng)
+
+
+def _sizes(scenario: Scenario, num_samples: int) -> IntArray:
+    if scenario.data.samples_per_device is not None:
+        rng = stream(scenario.seed, "data.samples_per_device")
+        return scenario.data.samples_per_device.draw_integers(scenario.num_devices, rng)
+    if scenario.num_devices > num_samples:
+        rule = f"more devices than the {num_samples} training samples"
+        raise InputError("fleet.devices", scenario.num_devices, rule)
+    return np.full(scenario.num_devices, num_samples // scenario.num_devices)

@@ -18,9 +18,9 @@ from flwr.clientapp import ClientApp
 
 from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.device import LEARN, Device
+from airdistill.flower.endpoint import StationError
 from airdistill.flower.records import Record, RecordError, integer
 from airdistill.flower.senders import EmulatedSender, RadioSender, SecureSumSender
-from airdistill.flower.station import StationError
 from airdistill.flower.sums.device_side import RefusedError
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.runs.folder import locked

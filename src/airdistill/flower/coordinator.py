@@ -13,22 +13,22 @@ import numpy as np
 import torch
 
 from airdistill import __version__
-from airdistill.air.receivers import Estimate
 from airdistill.arrays import FloatArray
-from airdistill.flower.collected_answers import CollectedAnswers
+from airdistill.files import jsonable
 from airdistill.flower.device import LEARN
+from airdistill.flower.endpoint import PaidRound, Station, StationError
 from airdistill.flower.media import NO_ANSWER, Asker, Collected, medium_of
 from airdistill.flower.records import Record, packed
-from airdistill.flower.station import PaidRound, Station, StationError
-from airdistill.jsonable import jsonable
+from airdistill.flower.reply_cache import CollectedAnswers
+from airdistill.privacy.assumptions import EMULATED
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import BudgetExceeded
-from airdistill.privacy.promises import EMULATED
+from airdistill.radio.receivers import Estimate
 from airdistill.runs.accounts import mark_of
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from airdistill.runs.folder import CERTIFICATE, ROUNDS, SUMMARY, RoundFile, write_json
-from airdistill.schemes.receiving import receiver_of
-from airdistill.schemes.sharing import step_size
+from airdistill.schemes.payloads import step_size
+from airdistill.schemes.receivers import receiver_of
 
 logger = logging.getLogger(__name__)
 _TOLD = ("training", "distillation")

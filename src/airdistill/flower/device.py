@@ -16,22 +16,22 @@ import torch
 from safetensors.torch import load as load_tensors
 
 from airdistill.arrays import FloatArray, IntArray
-from airdistill.data.assignment import assign_samples
 from airdistill.data.datasets import Dataset, load_dataset
+from airdistill.data.partition import assign_samples
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.files import write_whole
-from airdistill.flower.answers import Answers
+from airdistill.flower.endpoint import Station, StationError
 from airdistill.flower.records import Record, unpacked
+from airdistill.flower.reply_cache import Answers
 from airdistill.flower.senders import Sender, sender_of
-from airdistill.flower.station import Station, StationError
 from airdistill.learning.evaluation import Accuracy, TestSet
 from airdistill.learning.fleet import LearnerMaker, LearningFleet, TrainingDivergedError
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.runs.checkpoint import serialized
 from airdistill.runs.simulation import check_has_data, seed_torch
-from airdistill.schemes.sharing import sharing_of
+from airdistill.schemes.payloads import sharing_of
 from airdistill.streams import stream
 
 WEIGHTS, LESSONS = "weights.safetensors", "lessons.jsonl"

@@ -12,18 +12,17 @@ from typing import Protocol
 
 import numpy as np
 
-from airdistill.air.radio import FrontEnd
-from airdistill.air.secure_noise import SecureNoise
-from airdistill.air.signal import receive, superpose
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray, divide_or
-from airdistill.codesign.transceiver import RoundDesign
 from airdistill.errors import AirDistillError, InputError
+from airdistill.flower.endpoint import PaidRound, Station
 from airdistill.flower.records import Record, integer, unpacked
-from airdistill.flower.station import PaidRound, Station
-from airdistill.flower.sums.messages import keys_question, sum_terms
-from airdistill.flower.sums.roster import Roster
+from airdistill.flower.sums.messages import Roster, keys_question, sum_terms
 from airdistill.flower.sums.server_side import ServerSide
+from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.plugins import load_object
+from airdistill.radio.discrete_noise import SecureNoise
+from airdistill.radio.front_ends import FrontEnd
+from airdistill.radio.superposition import receive, superpose
 
 NO_ANSWER = "no answer in time"
 _SLACK = 1e-9  # relative: what rounding may take of noise

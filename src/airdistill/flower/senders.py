@@ -7,17 +7,16 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from airdistill.air.radio import Transmitter
-from airdistill.air.secure_noise import SecureNoise, transmit_on_grid
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.errors import InputError
 from airdistill.files import write_whole
+from airdistill.flower.endpoint import PaidRound, Station
 from airdistill.flower.records import Record, packed
-from airdistill.flower.station import PaidRound, Station
 from airdistill.flower.sums.device_side import DeviceSide
-from airdistill.flower.sums.messages import keys_in, sum_terms
-from airdistill.flower.sums.roster import Roster, own_identity
+from airdistill.flower.sums.messages import Roster, keys_in, own_identity, sum_terms
 from airdistill.plugins import load_object
+from airdistill.radio.discrete_noise import SecureNoise, transmit_on_grid
+from airdistill.radio.front_ends import Transmitter
 
 SUM_STATE = "secure-sum.json"
 

@@ -18,13 +18,13 @@ from airdistill.data.public import PublicSet
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.clipping import check_samples_apart, trainable
 from airdistill.learning.fused.form import NetworkForm, form_of
+from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses, predictions_of
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.models import build_model, draws_at_random, num_parameters
 from airdistill.learning.samples import channels_last, input_shape, to_tensor
 from airdistill.learning.stacked import StackedLearners
 from airdistill.learning.stacking import can_stack, same_code, stackable
-from airdistill.learning.target import Target
 from airdistill.stages import tell
 from airdistill.streams import stream
 

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.clipping import clipped_sum, trainable
+from airdistill.learning.gradients import Target
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
 from airdistill.learning.samples import channels_last
-from airdistill.learning.target import Target
 
 # Samples whose per-sample gradients of a convolution stay in the processor's cache; measured.
 _CLIPPED_AT_ONCE = 120

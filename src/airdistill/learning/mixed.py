@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, nll_loss
 
 from airdistill.arrays import FloatArray, IntArray
-from airdistill.learning.augmenting import moved
-from airdistill.learning.target import Target
+from airdistill.learning.gradients import Target
+from airdistill.learning.samples import moved
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 
 from airdistill.learning.clipping import check_samples_apart, gradient_norms, trainable
 from airdistill.learning.fleet import LearningFleet
+from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses, distillations
-from airdistill.learning.target import Target
 
 _PROBES = 4  # secants a round besides the run's own
 _SHORTEST_SECANT = 1e-4  # of the length of all weights; over less, rounding would decide

@@ -17,14 +17,12 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
-from airdistill.learning.augmenting import bent
 from airdistill.learning.fleet import Engine
 from airdistill.learning.learner import logits_of, predictions_of
 from airdistill.learning.mixed import descend, passes_in_batches, rise_and_fall
 from airdistill.learning.models import build_model
-from airdistill.learning.patches import features_of
-from airdistill.learning.samples import channels_last, input_shape, to_tensor
-from airdistill.learning.smoothing import Modes, smoothed
+from airdistill.learning.patches import Modes, features_of, smoothed
+from airdistill.learning.samples import bent, channels_last, input_shape, to_tensor
 from airdistill.scenario.model import Scenario
 from airdistill.stages import tell
 from airdistill.streams import stream

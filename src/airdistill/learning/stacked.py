@@ -17,16 +17,14 @@ from torch.nn.functional import log_softmax, nll_loss, one_hot
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.errors import InputError
 from airdistill.learning.clipping import clipped_sum
+from airdistill.learning.cuda_graphs import MinibatchStep, RecordedPass
+from airdistill.learning.deferred import LaterLosses
 from airdistill.learning.fused.cuda import FusedLogits, fused_logits, loss_slopes
 from airdistill.learning.fused.form import form_of
-from airdistill.learning.given_slopes import slopes_from
-from airdistill.learning.later import LaterLosses
+from airdistill.learning.gradients import Target, slopes_from
 from airdistill.learning.learner import Learner, Losses
-from airdistill.learning.minibatch import MinibatchStep
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
-from airdistill.learning.recorded_pass import RecordedPass
 from airdistill.learning.stacking import AnyLogits, plain, plain_stack, stacked_parameters
-from airdistill.learning.target import Target
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,13 @@
 """What is promised and what it costs in noise: sensitivity models, accountants, whose noise counts."""
 
-from airdistill.privacy.accountant import gaussian_epsilon, gaussian_mu, paper_mu
-from airdistill.privacy.forecast import epsilon_after
+from airdistill.privacy.gaussian import gaussian_epsilon, gaussian_mu, paper_mu
 from airdistill.privacy.sensitivity import (
     TrajectoryDynamics,
     aggregation_weights,
     knowledge_sensitivity,
     required_noise_var,
 )
-from airdistill.privacy.targets import target_mu
+from airdistill.privacy.targets import epsilon_after, target_mu
 
 __all__ = [
     "TrajectoryDynamics",

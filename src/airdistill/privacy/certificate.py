@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from airdistill import __version__
-from airdistill.jsonable import jsonable
-from airdistill.privacy.ledger import Ledger, Opening
-from airdistill.privacy.promises import (
+from airdistill.files import jsonable
+from airdistill.privacy.assumptions import (
     EMULATED,
     JUDGED_BY_CLASS_MEAN,
     NOISE,
@@ -26,6 +25,7 @@ from airdistill.privacy.promises import (
     taking_part_in_words,
     trust_in_words,
 )
+from airdistill.privacy.ledger import Ledger, Opening
 from airdistill.privacy.release import TRUST_MODELS
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import paper_epsilon

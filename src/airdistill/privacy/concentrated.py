@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from airdistill.arrays import FloatArray
-from airdistill.privacy.accountant import checked, increasing_root, unwrap
+from airdistill.privacy.gaussian import checked, increasing_root, unwrap
 
 _LEAST_VARIANCE = 0.5  # of a summand, in squared grid units: below it the lemma says nothing
 _ROUNDING = 16 * np.finfo(np.float64).eps  # covers the dozen roundings in the conversion

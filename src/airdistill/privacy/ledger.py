@@ -18,12 +18,10 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
-from airdistill.jsonable import jsonable
+from airdistill.files import jsonable
+from airdistill.privacy.assumptions import Terms
 from airdistill.privacy.chain import Chain, LedgerError, digest_of_body, ends_with
-from airdistill.privacy.hidden_spending import HiddenSpending
-from airdistill.privacy.promises import Terms
-from airdistill.privacy.release import Release
-from airdistill.privacy.spending import Spending
+from airdistill.privacy.release import HiddenSpending, Release, Spending
 from airdistill.privacy.targets import epsilon_of_mu
 
 logger = logging.getLogger(__name__)

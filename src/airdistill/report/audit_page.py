@@ -16,8 +16,7 @@ from airdistill.report.certificate_page import write_certificate
 from airdistill.report.drawing import svg_of
 from airdistill.report.page import Block, Bullets, DataTable, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.run_page import write_run_page
-from airdistill.runs.accounts import certify
-from airdistill.runs.audits import note_audit
+from airdistill.runs.accounts import certify, note_audit
 from airdistill.runs.folder import AUDIT, SUMMARY, write_json
 from airdistill.runs.record import RunRecord
 

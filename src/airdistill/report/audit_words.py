@@ -5,8 +5,7 @@ from __future__ import annotations
 from airdistill.audit.auditing import Audit
 from airdistill.audit.empirical import TESTED_MU, EmpiricalAudit
 from airdistill.audit.exact import ExactAudit, PairAudit
-from airdistill.audit.membership import MembershipAudit
-from airdistill.audit.scores import LEVEL, Interval
+from airdistill.audit.membership import LEVEL, Interval, MembershipAudit
 from airdistill.report.words import number
 
 Row = tuple[str, ...]

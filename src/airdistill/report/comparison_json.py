@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from airdistill.jsonable import jsonable
+from airdistill.files import jsonable
 from airdistill.runs.comparison import ComparisonRecord
 from airdistill.runs.results import arm_results
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import tomli_w
 
 from airdistill import __version__
-from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
+from airdistill.planning.plan import Plan
 from airdistill.report.accuracy_figure import accuracy_figure, accuracy_panels
 from airdistill.report.comparison_table import (
     COLUMNS,

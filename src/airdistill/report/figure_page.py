@@ -7,8 +7,7 @@ import io
 from pathlib import Path
 
 from airdistill import __version__
-from airdistill.files import write_whole
-from airdistill.jsonable import json_text
+from airdistill.files import json_text, write_whole
 from airdistill.report.comparison_page import asked_table, results_blocks
 from airdistill.report.comparison_table import curves_csv, runs_csv
 from airdistill.report.drawing import save, svg_of

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
-from airdistill.codesign.plan import Plan, gap_objective, planning_draws
 from airdistill.errors import InputError
 from airdistill.files import write_whole
+from airdistill.planning.plan import Plan, gap_objective, planning_draws
 from airdistill.report.drawing import BLUE, ORANGE, RED, legend_below, new_figure, rendered
 
 _FORMATS = (".png", ".svg", ".pdf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airdistill.codesign.plan import Plan
+from airdistill.planning.plan import Plan
 from airdistill.report.page import Block, Bullets, DataTable, Facts, Paragraph, Section
 from airdistill.report.plan_table import fleet_in_words, privacy_rows, summary_rows
 

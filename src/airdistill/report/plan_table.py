@@ -11,12 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from airdistill.arrays import FloatArray
-from airdistill.codesign.antenna_outlook import antenna_outlook
-from airdistill.codesign.knowledge_uplink import KnowledgeUplink, public_rows_of
-from airdistill.codesign.outlook import Outlook
-from airdistill.codesign.plan import Plan
-from airdistill.codesign.public_outlook import PublicOutlook
-from airdistill.privacy.promises import PUBLIC_KNOWLEDGE
+from airdistill.planning.plan import Plan
+from airdistill.planning.transceiver.superposed import KnowledgeUplink, public_rows_of
+from airdistill.planning.what_if.public_set import PublicOutlook
+from airdistill.planning.what_if.steps import Outlook, antenna_outlook
+from airdistill.privacy.assumptions import PUBLIC_KNOWLEDGE
 from airdistill.report.words import number
 from airdistill.units import with_prefix
 

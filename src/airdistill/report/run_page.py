@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from airdistill import __version__
-from airdistill.codesign.plan import Plan
 from airdistill.files import write_whole
+from airdistill.planning.plan import Plan
 from airdistill.report.certificate_page import certificate_section, devices_section
 from airdistill.report.drawing import BLUE, GREEN, ORANGE, count_rounds, looks_for, new_figure, svg_of
 from airdistill.report.page import Command, Drawing, Facts, Page, Paragraph, Section, render

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
-from airdistill.codesign.constants import LearningConstants
-from airdistill.codesign.fleet import RealisedFleet, realise_fleet
-from airdistill.codesign.plan import choose_uplink, gap_objective, planning_draws
-from airdistill.codesign.rounds import GapObjective
+from airdistill.planning.convergence.gap import LearningConstants
+from airdistill.planning.convergence.rounds import GapObjective
+from airdistill.planning.fleet import RealisedFleet, realise_fleet
+from airdistill.planning.plan import choose_uplink, gap_objective, planning_draws
 from airdistill.privacy.targets import target_mu
 from airdistill.reproduce.recipes import on_fd_terms
 from airdistill.scenario.loading import changed

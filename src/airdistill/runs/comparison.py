@@ -20,8 +20,7 @@ from typing import Any
 
 from airdistill import __version__
 from airdistill.errors import InputError
-from airdistill.files import write_whole
-from airdistill.jsonable import json_text
+from airdistill.files import json_text, write_whole
 from airdistill.runs.folder import SUMMARY, RunError, digest_of, locked, new_folder, write_json, writing
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord

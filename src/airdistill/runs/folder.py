@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from airdistill.errors import AirDistillError, InputError
-from airdistill.files import write_whole
-from airdistill.jsonable import json_text
+from airdistill.files import json_text, write_whole
 from airdistill.privacy.chain import ends_with
 
 SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from airdistill.errors import InputError
+from airdistill.learning.evaluation import keep_freed_memory
 from airdistill.learning.fleet import KERNELS, Engine
-from airdistill.learning.memory import keep_freed_memory
 
 # On a CPU, what its cache holds; on a GPU, of every device at once, what keeps it busy without filling its memory.
 _CHUNK_SAMPLES = {"cpu": 300, "cuda": 400}

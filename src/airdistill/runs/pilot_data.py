@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airdistill.arrays import IntArray
-from airdistill.data.assignment import assign_samples
-from airdistill.data.datasets import Dataset, load_dataset
+from airdistill.data.datasets import Dataset, class_patterns, load_dataset, synthetic_samples
+from airdistill.data.partition import assign_samples
 from airdistill.data.public import load_data
-from airdistill.data.synthetic import class_patterns, synthetic_samples
 from airdistill.errors import InputError
 from airdistill.learning.samples import input_shape
 from airdistill.runs.simulation import check_has_data

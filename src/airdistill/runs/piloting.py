@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 
 from airdistill import __version__
-from airdistill.air.signal import ideal_knowledge
 from airdistill.arrays import IntArray
-from airdistill.codesign.plan import rounds_with
-from airdistill.data.assignment import class_counts
+from airdistill.data.partition import class_counts
 from airdistill.errors import AirDistillError, InputError
-from airdistill.jsonable import jsonable
+from airdistill.files import jsonable
 from airdistill.learning.fleet import LearningFleet, check_finite
+from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Losses
 from airdistill.learning.pilot import Largest, Watch, watched_round
-from airdistill.learning.target import Target
+from airdistill.planning.plan import rounds_with
+from airdistill.radio.superposition import ideal_knowledge
 from airdistill.runs.options import RunOptions
 from airdistill.runs.pilot_data import PilotData, Source, pilot_data
 from airdistill.runs.simulation import seed_torch
 from airdistill.scenario.loading import as_toml, changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.sharing import learn_from
+from airdistill.schemes.payloads import learn_from
 from airdistill.streams import stream
 
 SYMBOLS = {"grad_lipschitz": "L1", "model_lipschitz": "L2", "grad_norm_bound": "S", "loss_bound": "f_max"}

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from airdistill import DEFAULT_SCHEME, __version__
-from airdistill.codesign.plan import Plan
-from airdistill.files import write_whole
-from airdistill.jsonable import jsonable
+from airdistill.files import jsonable, write_whole
+from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.runs.accounts import begin_ledger, certify, mark_of, spent_by_earlier_runs, trusted_ledger

@@ -11,27 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from airdistill.air.exchange import Heard
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.channel.sources import ChannelSource, channel_source
-from airdistill.codesign.plan import Plan
-from airdistill.codesign.uplinks import declared_public
-from airdistill.data.assignment import assign_samples
 from airdistill.data.datasets import Dataset
+from airdistill.data.partition import assign_samples
 from airdistill.data.public import PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet, check_finite
 from airdistill.learning.samples import to_tensor
+from airdistill.planning.plan import Plan
+from airdistill.planning.uplinks import declared_public
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
+from airdistill.radio.superposition import Heard
 from airdistill.runs.accounts import opening_of
 from airdistill.runs.folder import RunError
-from airdistill.runs.knowledge_tables import class_mean_tables, public_tables
 from airdistill.runs.options import RunOptions
+from airdistill.runs.record import class_mean_tables, public_tables
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
-from airdistill.schemes.public_sharing import rows_of_round
-from airdistill.schemes.receiving import receiver_of
+from airdistill.schemes.payloads import rows_of_round
+from airdistill.schemes.receivers import receiver_of
 from airdistill.streams import stream
 
 _ITERATE, _RECEIVER = "iterate.", "receiver."

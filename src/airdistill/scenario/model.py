@@ -20,7 +20,6 @@ from pydantic import (
 )
 
 from airdistill.errors import NOT_GIVEN, Described, InputError
-from airdistill.scenario.antennas import check_antennas
 from airdistill.scenario.fields import (
     LARGEST_COUNT,
     DeltaPerDevice,
@@ -38,10 +37,15 @@ from airdistill.scenario.fields import (
     Truncation,
     WattsPerDevice,
 )
-from airdistill.scenario.media import check_medium, check_noise, check_participation
-from airdistill.scenario.paper_transceiver import check_paper_transceiver
 from airdistill.scenario.per_device import PerDevice
-from airdistill.scenario.threegpp import check_threegpp
+from airdistill.scenario.rules import (
+    check_antennas,
+    check_medium,
+    check_noise,
+    check_paper_transceiver,
+    check_participation,
+    check_threegpp,
+)
 
 MOST_DEVICES = 10**7
 NAME_PATTERN = r"^\w[\w.-]{0,99}$"

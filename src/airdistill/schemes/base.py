@@ -7,22 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from airdistill.air.exchange import Heard, Noise, RoundNoise, receiver_noise
-from airdistill.air.receivers import Receiver
-from airdistill.air.secure_noise import SecureNoise
-from airdistill.air.secure_release import release_on_grid, secure_grid
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray
 from airdistill.channel.csi import round_estimate
 from airdistill.channel.sources import ChannelSource
-from airdistill.codesign.plan import Plan
-from airdistill.codesign.release import bare_release, release_of
-from airdistill.codesign.taking_part import hidden_coins_of
-from airdistill.codesign.transceiver import RoundDesign
 from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Losses
+from airdistill.planning.plan import Plan
+from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.planning.uplinks import bare_release, release_of
+from airdistill.planning.what_if.participation import hidden_coins_of
 from airdistill.privacy.ledger import Ledger
+from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid
+from airdistill.radio.receivers import Receiver
+from airdistill.radio.superposition import Heard, Noise, RoundNoise, receiver_noise
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.sharing import Sharing, learn_from, sharing_of, step_size
+from airdistill.schemes.payloads import Sharing, learn_from, sharing_of, step_size
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from airdistill.arrays import FloatArray
-from airdistill.codesign.plan import Plan, plan
-from airdistill.codesign.uplinks import declared_public
 from airdistill.data.public import load_data
 from airdistill.errors import Described, InputError
 from airdistill.learning.models import count_parameters
 from airdistill.learning.samples import input_shape
+from airdistill.planning.plan import Plan, plan
+from airdistill.planning.uplinks import declared_public
 from airdistill.scenario.loading import changed, for_scheme
 from airdistill.scenario.model import Radio, Scenario
 from airdistill.schemes.base import Scheme

@@ -6,28 +6,23 @@ import inspect
 import re
 
 from airdistill import DEFAULT_SCHEME
-from airdistill.codesign.plan import Plan
 from airdistill.errors import InputError
+from airdistill.planning.plan import Plan
 from airdistill.plugins import load_object
 from airdistill.scenario.model import NAME_PATTERN, Scenario
-from airdistill.schemes.airdistill import AirDistill
-from airdistill.schemes.airdistill_proxy import AirDistillProxy
 from airdistill.schemes.base import Scheme
-from airdistill.schemes.fd_error_free import FdErrorFree
-from airdistill.schemes.fedavg import FedAvg
-from airdistill.schemes.fedsgd import FedSgd
-from airdistill.schemes.local_only import LocalOnly
-from airdistill.schemes.orthogonal_fd import OrthogonalFd
-from airdistill.schemes.ota_fd import OtaFd
-from airdistill.schemes.ota_fd_antennas import OtaFdAntennas
-from airdistill.schemes.ota_fd_fixed import OtaFdFixed
-from airdistill.schemes.ota_fl import OtaFl
-from airdistill.schemes.ota_fl_fixed import OtaFlFixed
-from airdistill.schemes.ota_fl_sampled import OtaFlSampled
-from airdistill.schemes.ota_proxy_fd import OtaProxyFd
+from airdistill.schemes.distillation import (
+    AirDistill,
+    FdErrorFree,
+    LocalOnly,
+    OrthogonalFd,
+    OtaFd,
+    OtaFdAntennas,
+    OtaFdFixed,
+)
+from airdistill.schemes.federated import FedAvg, FedSgd, OtaFl, OtaFlFixed, OtaFlSampled
 from airdistill.schemes.planning import as_run_by, plan_scheme
-from airdistill.schemes.proxy_fd import ProxyFd
-from airdistill.schemes.selective_fd import SelectiveFd
+from airdistill.schemes.public_set import AirDistillProxy, OtaProxyFd, ProxyFd, SelectiveFd
 
 SCHEMES: dict[str, type[Scheme]] = {
     scheme.name: scheme

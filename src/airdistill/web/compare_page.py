@@ -9,14 +9,10 @@ from airdistill.report.comparison_page import comparison_page
 from airdistill.report.comparison_table import COLUMNS, EPSILON_COLUMNS, LINK_COLUMNS, NOTES, parts_of_table
 from airdistill.reproduce.claims import Checked, claims_about
 from airdistill.runs.comparison import ComparisonRecord
-from airdistill.runs.finding import find_comparisons, find_runs
-from airdistill.runs.picking import picked_comparison
-from airdistill.web.figures import CHART
-from airdistill.web.reports import show_report
-from airdistill.web.run_figures import curves_figure
-from airdistill.web.sentences import errors_as_sentences, listed, plain
-from airdistill.web.site import this_site
-from airdistill.web.tables import show_table
+from airdistill.runs.finding import find_comparisons, find_runs, picked_comparison
+from airdistill.web.figures import CHART, curves_figure
+from airdistill.web.serving import this_site
+from airdistill.web.tables import errors_as_sentences, listed, plain, show_report, show_table
 
 BY_HAND = "runs picked by hand"
 _SIGNS = {"holds": ":green[✓ holds]", "does not hold": ":red[✗ does not hold]", "undecided": ":gray[? undecided]"}

@@ -12,8 +12,8 @@ from typing import Any
 
 import tomli_w
 
-from airdistill.codesign.plan import Plan, plan
 from airdistill.errors import InputError
+from airdistill.planning.plan import Plan, plan
 from airdistill.scenario.loading import as_toml, for_scheme, load, load_text
 from airdistill.scenario.model import Scenario
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import streamlit as st
 
-from airdistill.web.address import PAGE, named_in_address
 from airdistill.web.compare_page import show_compare
 from airdistill.web.plan_page import show_plan
 from airdistill.web.runs_page import show_runs
-from airdistill.web.sentences import errors_as_sentences
+from airdistill.web.tables import PAGE, errors_as_sentences, named_in_address
 
 _PAGES = {"Plan": show_plan, "Runs": show_runs, "Compare": show_compare}
 

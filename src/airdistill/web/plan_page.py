@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import streamlit as st
 
-from airdistill.codesign.outlook import outlook_of
-from airdistill.codesign.plan import Plan
 from airdistill.errors import AirDistillError
+from airdistill.planning.plan import Plan
+from airdistill.planning.what_if.steps import outlook_of
 from airdistill.report.plan_table import (
     RECEIVERS_NOTE,
     fleet_in_words,
@@ -29,13 +29,11 @@ from airdistill.web.draft import (
     check_names_no_files,
     planned,
 )
-from airdistill.web.figures import CHART, METRIC_PX
+from airdistill.web.figures import CHART, METRIC_PX, epsilon_figure, gap_figure, noise_figure
 from airdistill.web.knobs import SHEETS, Knobs
-from airdistill.web.plan_figures import epsilon_figure, gap_figure, noise_figure
-from airdistill.web.sentences import errors_as_sentences, listed, plain
-from airdistill.web.site import this_site
-from airdistill.web.start_form import scheme_names, show_start_form
-from airdistill.web.tables import show_facts, show_table
+from airdistill.web.runs_page import scheme_names, show_start_form
+from airdistill.web.serving import this_site
+from airdistill.web.tables import errors_as_sentences, listed, plain, show_facts, show_table
 
 _UPLOAD, _OPENED = "upload", "opened"
 

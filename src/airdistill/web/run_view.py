@@ -8,7 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from airdistill.codesign.plan import Plan
+from airdistill.planning.plan import Plan
 from airdistill.privacy.certificate import FAILS, HOLDS, Certificate
 from airdistill.report.certificate_table import account_rows, assumption_lines, model_rows
 from airdistill.report.run_page import run_page
@@ -18,13 +18,18 @@ from airdistill.runs.finding import FoundRun, found_run
 from airdistill.runs.folder import PLAN, TIMINGS
 from airdistill.runs.record import RunRecord
 from airdistill.units import with_prefix
-from airdistill.web.figures import CHART, METRIC_PX
-from airdistill.web.reports import show_report
-from airdistill.web.run_figures import accuracy_figure, knowledge_figure, noise_figure, off_by, privacy_figure
-from airdistill.web.sentences import errors_as_sentences, listed, plain
-from airdistill.web.site import this_site
+from airdistill.web.figures import (
+    CHART,
+    METRIC_PX,
+    accuracy_figure,
+    knowledge_figure,
+    off_by,
+    privacy_figure,
+    run_noise_figure,
+)
+from airdistill.web.serving import this_site
 from airdistill.web.started import go_on, is_starting, last_words, stop_run
-from airdistill.web.tables import show_table
+from airdistill.web.tables import errors_as_sentences, listed, plain, show_report, show_table
 
 _LOOK_S = 1.0  # between two looks at a run that goes on
 _CERTIFY_S = 10.0  # between two certificates of it, which take longer
@@ -79,7 +84,7 @@ def _show_progress(run: FoundRun) -> None:
         else:
             _chart(spent, "privacy", "ε of the worst device against rounds")
     _show_knowledge(record)
-    noise = noise_figure(record)
+    noise = run_noise_figure(record)
     if noise is not None:
         st.subheader("Noise")
         _chart(noise, "noise", "Squared error of what was received and broadcast against rounds")

@@ -21,10 +21,9 @@ from types import TracebackType
 import tomli_w
 
 from airdistill.flower.machine.certificates import LOOPBACK, Authority, make_node_key, write_secret
-from airdistill.flower.machine.connection import write_connection
-from airdistill.flower.machine.control import Control, RunState, Setting, sign_off
-from airdistill.flower.machine.leash import NO_HASTE
+from airdistill.flower.machine.control import Control, RunState, Setting, sign_off, write_connection
 from airdistill.flower.machine.processes import ClusterError, Program, free_port
+from airdistill.flower.machine.watchdog import NO_HASTE
 
 
 @dataclass(frozen=True)

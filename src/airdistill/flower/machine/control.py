@@ -1,4 +1,6 @@
-"""What `flwr run`, `flwr supernode register` and `flwr list` do, without a second of start-up for each.
+"""Where Flower's own commands find a federation.
+
+What `flwr run`, `flwr supernode register` and `flwr list` do, without a second of start-up for each.
 
 The one file that reaches into Flower's insides: the commands are thin around the same client.
 """
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
+import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.build import build_fab_from_disk
@@ -31,6 +34,17 @@ from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpI
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+CONNECTION = "cluster"
+
+
+def write_connection(home: Path, address: str, authority_certificate: Path) -> None:
+    """With FLWR_HOME set to `home`, `flwr run APP cluster` and its sisters speak to the SuperLink at that address."""
+    home.mkdir(parents=True)
+    connection = {"address": address, "root-certificates": str(authority_certificate.resolve())}
+    content = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+    (home / "config.toml").write_text(tomli_w.dumps(content))
+
 
 Setting = str | int | float | bool
 

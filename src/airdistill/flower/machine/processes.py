@@ -29,7 +29,7 @@ class Program:
         self.name = name
         self.log = folder / "logs" / f"{name}.log"
         self._home = folder / "homes" / name
-        self._command = [sys.executable, "-m", "airdistill.flower.machine.leash", haste, *command]
+        self._command = [sys.executable, "-m", "airdistill.flower.machine.watchdog", haste, *command]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

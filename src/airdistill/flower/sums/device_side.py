@@ -26,10 +26,11 @@ from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from numpy.typing import NDArray
 
 from airdistill.flower.records import Record, by_device, integer, octets, ordered
-from airdistill.flower.sums.modulus import Modulus, Words
-from airdistill.flower.sums.secret_keys import (
+from airdistill.flower.sums.keys import (
     Identity,
+    Modulus,
     SecureSumError,
+    Words,
     agreed_key,
     commitment,
     digest,
@@ -40,7 +41,7 @@ from airdistill.flower.sums.secret_keys import (
     signed_by,
     unseal,
 )
-from airdistill.flower.sums.terms import Terms, number
+from airdistill.flower.sums.messages import Terms, number
 
 SHARE_INDEX_BYTES = 4  # Flower puts the index of a share before it
 

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from airdistill.flower.records import Record, by_device, integer, octets
 from airdistill.flower.sums.device_side import check_keys, pairwise_mask
-from airdistill.flower.sums.modulus import Words
-from airdistill.flower.sums.secret_keys import KEY_BYTES, SecureSumError, commitment, mask, public_key
-from airdistill.flower.sums.terms import Terms
+from airdistill.flower.sums.keys import KEY_BYTES, SecureSumError, Words, commitment, mask, public_key
+from airdistill.flower.sums.messages import Terms
 
 _MOST_TRIES = 1000
 

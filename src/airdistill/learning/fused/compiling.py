@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from numba import config, njit
 
-from airdistill.data.cache import cache_folder
+from airdistill.data.datasets import cache_folder
 
 
 def _digest() -> str:

@@ -1,4 +1,6 @@
-"""Networks of the paper's form on a GPU, all devices at once, with kernels that are compiled for their sizes.
+"""CUDA kernels compiled when they are needed: the only place that knows how PyTorch compiles and launches them.
+
+Networks of the paper's form on a GPU, all devices at once, with kernels that are compiled for their sizes.
 
 PyTorch's own convolutions take the devices as groups, for which its libraries have no fast kernels, and write every
 output of a convolution to memory, of which pooling keeps one in four.
@@ -7,17 +9,37 @@ output of a convolution to memory, of which pooling keeps one in four.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from airdistill.learning.fused.compiled_cuda import Launch, compiled_kernel
 from airdistill.learning.fused.form import ConvBlock, NetworkForm, logits_by_form
-from airdistill.learning.given_slopes import slopes_from
-from airdistill.learning.target import Target
+from airdistill.learning.gradients import Target, slopes_from
+
+Launch = Callable[[tuple[int, int, int], list[Any]], None]
+
+
+@cache
+def compiled_kernel(file: str, name: str, threads: int, constants: tuple[tuple[str, int], ...]) -> Launch:
+    """A kernel of one of this package's files, to launch on a grid of blocks of so many threads.
+
+    Raises where PyTorch has no compiler, or another way to it.
+    """
+    source = "".join(f"#define {constant} {value}\n" for constant, value in constants)
+    source += files("airdistill.learning.fused").joinpath(file).read_text()
+    kernel = torch.cuda._compile_kernel(source, name)
+
+    def launch(grid: tuple[int, int, int], arguments: list[Any]) -> None:
+        kernel(grid, (threads, 1, 1), arguments)
+
+    return launch
+
 
 logger = logging.getLogger(__name__)
 

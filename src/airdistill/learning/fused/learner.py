@@ -17,9 +17,9 @@ from airdistill.learning.fused.form import NetworkForm
 from airdistill.learning.fused.lanes import LANES
 from airdistill.learning.fused.layout import TILE_ROWS, Network, Tilings, layout_of, padding_of, tilings_of
 from airdistill.learning.fused.winograd import kernel_values
+from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps
-from airdistill.learning.target import Target
 
 logger = logging.getLogger(__name__)
 _Floats = NDArray[np.float32]

@@ -1,0 +1,1 @@
+"""Designs for a server with several antennas."""

@@ -1,0 +1,206 @@
+"""How many rounds: the exact optimum over whole numbers.
+
+More rounds learn longer but each must be noisier: Σ_iΩ_i(T) falls, then rises. Under full channel inversion the
+mean of 1/|h|² does not exist, so the planner leaves out the worst `outage` share of the channel draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray
+from airdistill.planning.convergence.gap import LearningConstants, biased_gap, fleet_gap, misalignment_gap
+from airdistill.planning.convergence.receiver_error import ReceiverError
+from airdistill.planning.fleet import RealisedFleet
+from airdistill.planning.payloads import ClassMeans
+from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.uplink import Uplink
+from airdistill.privacy.sensitivity import TrajectoryDynamics
+
+DEFAULT_OUTAGE = 0.05
+_COARSE_STEPS = 40
+_FINE_STEPS = 12
+
+
+@dataclass(frozen=True)
+class RoundsChoice:
+    """T under each rule. `paper` and `privacy_limited` are not held to `largest`, and may be infinite.
+
+    `exact_smaller_constants` is the optimum if L1 and L2 were ten times smaller than declared.
+    """
+
+    chosen: int
+    rule: str
+    exact: int
+    exact_smaller_constants: int
+    paper: float
+    privacy_limited: float
+    largest: int
+
+
+def exact_rounds(
+    class_counts: ArrayLike,
+    mu: ArrayLike,
+    channels: ComplexArray,
+    peak_power_w: ArrayLike,
+    channel_noise_var: float,
+    constants: Any,
+    model: str,
+    trust: str,
+    max_rounds: int,
+    relabel: bool = False,
+    dynamics: Any = None,
+    outage: float = DEFAULT_OUTAGE,
+) -> int:
+    """The T in 1..max_rounds with the least Σ_iΩ_i(T) over the channel draws `[draw, device]`.
+
+    Without `dynamics` the `trajectory` model takes one full-batch step a round with the constants given, the case that
+    the gap is a bound for.
+    """
+    constants = LearningConstants.of(constants)
+    mu = np.asarray(mu, dtype=np.float64)
+    unknown = np.full(mu.shape, np.nan)  # ε and δ are in μ already
+    power_w = np.broadcast_to(np.asarray(peak_power_w, dtype=np.float64), mu.shape)
+    fleet = RealisedFleet(np.asarray(class_counts), power_w, unknown, unknown, mu)
+    uplink = KnowledgeUplink(
+        fleet=fleet,
+        channel_noise_var=channel_noise_var,
+        trust=trust,
+        shared=ClassMeans(fleet, model, relabel, TrajectoryDynamics.of(constants if dynamics is None else dynamics)),
+    )
+    return GapObjective.over(uplink, np.atleast_2d(channels), constants, outage).best_rounds(max_rounds)
+
+
+@dataclass(frozen=True)
+class GapObjective:
+    """Σ_iΩ_i as a function of the number of rounds, for one uplink; `noise_var(T)` is v `[draw, row]`.
+
+    `squared_bias` `[draw, row]` is that of leaving silent devices out. `receiver` says what becomes of noise and bias;
+    without one the estimate is as received, which has no bias of its own: Theorem 1.
+    """
+
+    uplink: Uplink
+    constants: LearningConstants
+    noise_var: Callable[[int], FloatArray]
+    outage: float = DEFAULT_OUTAGE
+    squared_bias: FloatArray = field(default_factory=lambda: np.zeros((1, 1)))
+    receiver: ReceiverError | None = None
+
+    @classmethod
+    def over(
+        cls,
+        uplink: Uplink,
+        channels: ComplexArray,
+        constants: LearningConstants,
+        outage: float = DEFAULT_OUTAGE,
+        receiver: ReceiverError | None = None,
+    ) -> GapObjective:
+        """For channel draws `[draw, device]`."""
+        noise_var = cache(uplink.noise_over(channels))
+        return cls(uplink, constants, noise_var, outage, uplink.squared_bias(channels), receiver)
+
+    def with_constants_scaled(self, factor: float) -> GapObjective:
+        """The same fleet if L1 and L2 were so many times as large."""
+        constants = replace(
+            self.constants,
+            grad_lipschitz=factor * self.constants.grad_lipschitz,
+            model_lipschitz=factor * self.constants.model_lipschitz,
+        )
+        return replace(self, constants=constants)
+
+    def gap(self, num_rounds: int) -> float:
+        """Σ_iΩ_i after T rounds."""
+        return self.gaps([num_rounds])[0]
+
+    def gaps(self, candidates: Sequence[int]) -> list[float]:
+        """Σ_iΩ_i for each of several T, which a filter is followed through together."""
+        if self.receiver is None:
+            return [self._unbiased_gap(num_rounds) for num_rounds in candidates]
+        noise_vars = [self.noise_var(num_rounds) for num_rounds in candidates]
+        sums = self.receiver.weighted_sums(noise_vars, self.squared_bias, candidates, self.uplink.vector_length)
+        errors = self.uplink.over_fleet(sums)
+        return [
+            biased_gap(num_rounds, self.constants, self._num_devices, float(error))
+            for num_rounds, error in zip(candidates, errors, strict=True)
+        ]
+
+    def _unbiased_gap(self, num_rounds: int) -> float:
+        noise = self.uplink.fleet_noise(self.noise_var(num_rounds))
+        # The mean square of a bias over classes: never less than the Φ1² of (29), and what the records measure.
+        per_draw = noise + self.uplink.over_fleet(self.squared_bias)
+        kept = below_outage(per_draw, self.outage)
+        return self.gap_at(num_rounds, float(per_draw[kept].mean())) + self._bias_gap(num_rounds, kept)
+
+    def squared_error(self, num_rounds: int) -> float:
+        """Σ_k (B_i^k/B_i) E‖r̂^k − q^k‖², mean over devices and rounds; of a receiver with a bias, a bound on it."""
+        noise_var = self.noise_var(num_rounds)
+        if self.receiver is None:
+            per_draw = self.uplink.fleet_noise(noise_var) + self.uplink.over_fleet(self.squared_bias)
+            return float(per_draw[below_outage(per_draw, self.outage)].mean()) / self._num_devices
+        error = self.receiver.mean_error(noise_var, self.squared_bias, num_rounds, self.uplink.vector_length)
+        return float(self.uplink.over_fleet(error)) / self._num_devices
+
+    def _bias_gap(self, num_rounds: int, kept: BoolArray) -> float:
+        if not self.squared_bias.any():
+            return 0.0
+        first = float(self.uplink.over_fleet(np.sqrt(self.squared_bias))[kept].mean())
+        return misalignment_gap(num_rounds, self.constants, first)
+
+    def gap_at(self, num_rounds: float, fleet_noise: float) -> float:
+        """Σ_iΩ_i after T rounds that each have this Σ_iΦ_i, received as it is."""
+        factor = self.uplink.noise_factor(self.constants)
+        return fleet_gap(num_rounds, self.constants, self._num_devices, fleet_noise, factor)
+
+    def privacy_limited_rounds(self) -> float:
+        """T̂ = (3Σf_max/η0)/(A2 Σ_iΦ_i(1)), the continuous optimum when privacy alone asks for noise.
+
+        Infinite where nothing limits it, and for `trajectory`, which has none.
+        """
+        if self.uplink.linear_from(2) > 1:
+            return float("inf")
+        noise = float(self.uplink.fleet_noise(self.uplink.privacy_noise_var(1)))
+        growth = self.constants.initial_lr * self.uplink.noise_factor(self.constants) * noise
+        return 3 * self.constants.total_loss_bound(self._num_devices) / growth if growth > 0 else float("inf")
+
+    @property
+    def _num_devices(self) -> int:
+        return len(self.uplink.weights(1))
+
+    def best_rounds(self, max_rounds: int) -> int:
+        """Searched where the requirement grows linearly, for there the gap is convex in √T; scanned before that."""
+        linear_from = self.uplink.linear_from(max_rounds)
+        best_later = least_integer(self.gaps, linear_from, max_rounds)
+        candidates: list[int] = [*range(1, linear_from), best_later]
+        return min(zip(self.gaps(candidates), candidates, strict=True))[1]
+
+
+def below_outage(noise_per_draw: FloatArray, outage: float) -> BoolArray:
+    """Which draws stay: those up to the (1 − outage) quantile of the fleet's noise, at least one."""
+    num_kept = int(np.floor((len(noise_per_draw) - 1) * (1 - outage))) + 1
+    kept = np.zeros(len(noise_per_draw), dtype=np.bool_)
+    kept[np.argsort(noise_per_draw, kind="stable")[:num_kept]] = True
+    return kept
+
+
+def least_integer(objective: Callable[[Sequence[int]], Sequence[float]], smallest: int, largest: int) -> int:
+    """The whole number in smallest..largest where the objective is least; the smallest of several.
+
+    The objective is asked about several at once. A coarse geometric grid finds the valley, so that a small dent in a
+    nearly convex curve cannot catch the search; finer grids around the least point follow until nothing is left out.
+    """
+    grid: list[int] = sorted(set(np.geomspace(smallest, largest, _COARSE_STEPS).round().astype(np.int64).tolist()))
+    while True:
+        values = objective(grid)
+        best = min(range(len(grid)), key=lambda index: (values[index], index))
+        around = grid[max(0, best - 1) : best + 2]
+        low, high = around[0], around[-1]
+        if high - low < len(around):
+            return grid[best]
+        finer = np.linspace(low, high, _FINE_STEPS).round().astype(np.int64).tolist()
+        grid = sorted({*finer, grid[best]})

@@ -1,0 +1,85 @@
+"""A scenario's fleet in numbers: what every device holds, may transmit and was promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.data.partition import class_counts
+from airdistill.privacy.ledger import BudgetExceeded
+from airdistill.privacy.sensitivity import TrajectoryDynamics
+from airdistill.privacy.targets import ROUNDING, target_mu
+from airdistill.scenario.model import Scenario
+from airdistill.streams import stream
+
+
+@dataclass(frozen=True)
+class RealisedFleet:
+    """Counts `[device, class]`, and per device `[device]`: power limit, target (ε, δ) and the μ to plan with."""
+
+    class_counts: IntArray
+    peak_power_w: FloatArray
+    epsilon: FloatArray
+    delta: FloatArray
+    mu: FloatArray
+
+    @property
+    def num_devices(self) -> int:
+        return int(self.class_counts.shape[0])
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.class_counts.shape[1])
+
+
+def realise_fleet(scenario: Scenario, spent_squared_mu: FloatArray | None = None) -> RealisedFleet:
+    """Draws what the scenario leaves to chance; the same seed gives the same fleet."""
+    num_devices, seed = scenario.num_devices, scenario.seed
+    epsilon = scenario.privacy.epsilon.draw(num_devices, stream(seed, "privacy.epsilon"))
+    delta = scenario.privacy.delta.draw(num_devices, stream(seed, "privacy.delta"))
+    return RealisedFleet(
+        class_counts=class_counts(scenario),
+        peak_power_w=scenario.radio.peak_power.draw(num_devices, stream(seed, "radio.peak_power")),
+        epsilon=epsilon,
+        delta=delta,
+        mu=_mu_to_plan_with(scenario, epsilon, delta, spent_squared_mu),
+    )
+
+
+def _mu_to_plan_with(
+    scenario: Scenario, epsilon: FloatArray, delta: FloatArray, spent_squared_mu: FloatArray | None
+) -> FloatArray:
+    """What the target grants, less what was spent before, less what rounding to a grid may add.
+
+    In a secure sum it is planned with the noise of all devices, of which those that may drop out are not counted.
+    """
+    privacy = scenario.privacy
+    granted = target_mu(epsilon, delta, privacy.accountant, privacy.noise)
+    spent = np.zeros(len(granted)) if spent_squared_mu is None else spent_squared_mu
+    left = np.where(np.isinf(granted), np.inf, granted**2 - np.where(np.isinf(granted), 0.0, spent))
+    if not (left > 0).all():
+        device = int(np.argmin(left))
+        raise BudgetExceeded(f"device {device} has spent its ε = {epsilon[device]:g}: it can pay for no more rounds")
+    on_grid = privacy.noise == "secure" or scenario.air.medium == "secure_sum"
+    return np.asarray(np.sqrt(left * counted_share(scenario)) / (1 + (ROUNDING if on_grid else 0.0)))
+
+
+def counted_share(scenario: Scenario) -> float:
+    """Of the fleet's noise: that of the devices which cannot be missing from a sum."""
+    return 1 - scenario.fleet.expected_dropouts / scenario.num_devices
+
+
+def channel_noise_var(scenario: Scenario) -> float:
+    """The receiver's noise on the decision axis: half of a complex noise's power, all of a real one's."""
+    return scenario.radio.noise_power * (0.5 if scenario.radio.noise == "complex" else 1.0)
+
+
+def training_dynamics(scenario: Scenario) -> TrajectoryDynamics:
+    """What the `trajectory` model must know of the scenario's local training."""
+    return TrajectoryDynamics.of(scenario.learning_numbers())
+
+
+def unheld_classes(fleet: RealisedFleet) -> list[int]:
+    return [int(klass) for klass in np.flatnonzero(fleet.class_counts.sum(axis=0) == 0)]

@@ -1,0 +1,300 @@
+"""From a scenario to a plan: how many rounds, which gains in each, what binds, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.csi import planning_estimates
+from airdistill.channel.sources import channel_source
+from airdistill.planning.amplification import amplified_epsilon, fleet_for_rounds
+from airdistill.planning.convergence.gap import LearningConstants
+from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, ReceiverError, TrackingError
+from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice
+from airdistill.planning.convergence.truncation import best_truncation, typical_floor
+from airdistill.planning.fleet import RealisedFleet, channel_noise_var
+from airdistill.planning.forecast import RoundForecast, forecast_round
+from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.uplink import Uplink
+from airdistill.planning.uplinks import Choices, uplink_for
+from airdistill.planning.warnings import assumptions_of, warnings_of
+from airdistill.planning.what_if.participation import HiddenPart, TakingPart, hidden_part, taking_part
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.targets import epsilon_of_mu, epsilon_of_shift
+from airdistill.scenario.loading import changed
+from airdistill.scenario.model import Scenario
+
+NUM_DRAWS = 200
+NUM_DRAWS_OF_ANTENNAS = 24  # a combiner takes a good part of a second, and several antennas fade less than one
+# The other end of what pilots measure for the paper's network: L1 2 to 22, L2 0.7 to 7.7.
+SMALLER_CONSTANTS = 0.1
+_MOST_TRIES = 4  # to find rounds that hidden coins and the gap agree on
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The choices made for a scenario, and what they promise."""
+
+    scenario: Scenario
+    fleet: RealisedFleet
+    rounds: RoundsChoice
+    forecast: RoundForecast
+    convergence_gap: float
+    epsilon_by_model: dict[str, FloatArray]
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+    uplink: Uplink
+    taking_part: TakingPart | None = None
+    hidden_part: HiddenPart | None = None
+
+    @property
+    def num_rounds(self) -> int:
+        return self.rounds.chosen
+
+    @property
+    def uplink_seconds(self) -> float:
+        return self.num_rounds * self.uplink.num_slots * self.scenario.radio.slot
+
+    @property
+    def uplink_joules(self) -> float:
+        """Of the whole fleet over the whole run, planned."""
+        return self.num_rounds * self.forecast.round_joules
+
+    def required_noise_var(self) -> FloatArray:
+        """The counted noise per entry that every round must have, `[device, class]`."""
+        return self.uplink.required(self.num_rounds)
+
+    def design(self, channel: ComplexArray, round_index: int = 1, spent: FloatArray | None = None) -> RoundDesign:
+        """The gains of a round with this channel `[device]` as it is known; with device sampling, of that very round.
+
+        `spent` `[device, row]` is what the rounds before have cost, where that is carried over.
+        """
+        return self.uplink.design(channel, self.num_rounds, round_index, spent)
+
+    def power_slack(self, channel: ComplexArray) -> FloatArray:
+        """1 − power/limit in a round with this channel, `[device, class]`."""
+        return self.design(channel).power_slack(self.fleet.peak_power_w)
+
+    def privacy_slack(self, channel: ComplexArray) -> FloatArray:
+        """Counted over required noise, less one, in a round with this channel, `[device, class]`."""
+        return self.design(channel).privacy_slack(self.required_noise_var())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON: lists for arrays, null for infinite."""
+        from airdistill.planning.plan_json import plan_to_dict
+
+        return plan_to_dict(self)
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Plan:
+        """The plan that `to_dict` wrote."""
+        from airdistill.planning.plan_json import plan_from_dict
+
+        return plan_from_dict(stored)
+
+
+def plan(
+    scenario: Scenario,
+    uplink: str = "knowledge",
+    num_parameters: int | None = None,
+    spent_squared_mu: FloatArray | None = None,
+) -> Plan:
+    """Plans a scenario:
+
+    1. draw the fleet: counts, powers, privacy targets and the μ that they grant;
+    2. draw the channels to plan with, from a stream of their own, and say who is silent in which;
+    3. find the number of rounds under each rule, and choose;
+    4. design every drawn round for that number, and sum up noise, power and time;
+    5. forecast every device's ε at the end under each sensitivity model;
+    6. say what all this assumes and what to beware of.
+
+    `uplink` says what is sent: "knowledge", "public_knowledge", "orthogonal_knowledge", or the "gradient" of a model of
+    `num_parameters`.
+    `spent_squared_mu` `[device]` is what earlier runs of the same devices have spent: the plan has the rest.
+    """
+    channels = planning_draws(scenario)
+    fleet, objective, rounds = _fleet_and_rounds(scenario, uplink, num_parameters, spent_squared_mu, channels)
+    sent, radio = objective.uplink, scenario.radio
+
+    def forecast_of(of: Uplink) -> RoundForecast:
+        noise_var = channel_noise_var(scenario)
+        return forecast_round(of, fleet, channels, rounds.chosen, noise_var, radio.outage, radio.slot)
+
+    forecast = forecast_of(sent)
+    epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen, channels)
+    return Plan(
+        scenario=scenario,
+        fleet=fleet,
+        rounds=rounds,
+        forecast=forecast,
+        convergence_gap=_gap(objective, rounds.chosen, forecast, fleet),
+        epsilon_by_model=epsilon_by_model,
+        assumptions=assumptions_of(scenario, sent),
+        warnings=(
+            *_about_earlier_runs(scenario, fleet, spent_squared_mu),
+            *warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),
+        ),
+        uplink=sent,
+        taking_part=taking_part(sent, rounds.chosen, forecast_of),
+        hidden_part=hidden_part(scenario, sent, channels, rounds.chosen, forecast_of),
+    )
+
+
+def _fleet_and_rounds(
+    scenario: Scenario,
+    kind: str,
+    num_parameters: int | None,
+    spent_squared_mu: FloatArray | None,
+    channels: ComplexArray,
+) -> tuple[RealisedFleet, GapObjective, RoundsChoice]:
+    """The rounds, and the fleet that they were chosen for.
+
+    Hidden coins grant a fleet more for some T than for others: rounds are chosen as if it had at every T what it has at
+    the one chosen before, until they stay.
+    """
+
+    def chosen_with(num_rounds: int) -> tuple[RealisedFleet, GapObjective, RoundsChoice]:
+        fleet = fleet_for_rounds(scenario, kind, num_rounds, spent_squared_mu)
+        sent = choose_uplink(scenario, fleet, kind, num_parameters, channels)
+        objective = gap_objective(scenario, sent, channels)
+        return fleet, objective, _choose_rounds(scenario, objective)
+
+    asked, largest = scenario.learning.rounds, scenario.learning.max_rounds
+    tried = asked if isinstance(asked, int) else largest
+    fleet, objective, rounds = chosen_with(tried)
+    if not scenario.fleet.participation_hidden:
+        return fleet, objective, rounds
+    for _ in range(_MOST_TRIES):
+        if rounds.chosen == tried:
+            break
+        tried = rounds.chosen
+        fleet, objective, rounds = chosen_with(tried)
+    # What the fleet was granted is for these; where it and the gap go back and forth they are a neighbour's.
+    exact = tried if rounds.rule == "optimal" else rounds.exact
+    return fleet, objective, replace(rounds, chosen=tried, exact=exact)
+
+
+def _about_earlier_runs(
+    scenario: Scenario, fleet: RealisedFleet, spent_squared_mu: FloatArray | None
+) -> tuple[str, ...]:
+    if spent_squared_mu is None:
+        return ()
+    most = float(epsilon_of_mu(np.sqrt(spent_squared_mu), fleet.delta, scenario.privacy.noise).max())
+    return (
+        f"Earlier runs have spent up to ε = {most:.3g}; this plan has the rest of every device's budget, and the ε "
+        "that it shows are of its own rounds alone.",
+    )
+
+
+def planning_draws(scenario: Scenario) -> ComplexArray:
+    """The channels to plan with, as they would be known, `[draw, device]` or `[draw, device, antenna]`."""
+    num_draws = NUM_DRAWS if scenario.radio.antennas == 1 else NUM_DRAWS_OF_ANTENNAS
+    return planning_estimates(scenario, channel_source(scenario).planning_channels(num_draws))
+
+
+def choose_uplink(
+    scenario: Scenario, fleet: RealisedFleet, kind: str, num_parameters: int | None, channels: ComplexArray
+) -> Uplink:
+    """The uplink with what the scenario leaves to the planner: who is silent when, and how a budget is shared out."""
+
+    def choice(truncation: float, draws: ComplexArray) -> Uplink:
+        made = uplink_for(kind, scenario, fleet, num_parameters, Choices(truncation))
+        # Where the receiver's noise counts, classes have some anyway.
+        if isinstance(made, KnowledgeUplink) and made.split_budget and privacy.trust == "receiver_noise":
+            return replace(made, floor=typical_floor(made, draws))
+        return made
+
+    privacy, learning, asked = scenario.privacy, scenario.learning, scenario.radio.truncation
+    if asked != "optimal" or kind not in ("knowledge", "public_knowledge"):
+        return choice(asked if isinstance(asked, float) else 0.0, channels)
+    fixed = learning.rounds if isinstance(learning.rounds, int) else None
+    if learning.rounds == "paper":
+        by_paper = choice(0.0, channels).paper_rounds(LearningConstants.of_scenario(scenario))
+        fixed = int(min(by_paper, learning.max_rounds))
+    threshold = best_truncation(
+        channels,
+        lambda threshold, draws: gap_objective(scenario, choice(threshold, draws), draws),
+        choice(0.0, channels).num_rows,
+        fixed,
+        learning.max_rounds,
+    )
+    return choice(threshold, channels)
+
+
+def gap_objective(
+    scenario: Scenario, uplink: Uplink, channels: ComplexArray, receiver: str | None = None
+) -> GapObjective:
+    """The gap as a function of T for these draws `[draw, device]`, with the scenario's receiver or another."""
+    constants, learning = LearningConstants.of_scenario(scenario), scenario.learning
+    name = receiver or learning.receiver
+    errors: dict[str, ReceiverError] = {
+        "projected": ProjectedError(),
+        "tracking": TrackingError(Parts.for_drift(learning.knowledge_drift)),
+    }
+    error = errors.get(name) if uplink.payload == "knowledge" else None
+    return GapObjective.over(uplink, channels, constants, scenario.radio.outage, error)
+
+
+def _gap(objective: GapObjective, num_rounds: int, forecast: RoundForecast, fleet: RealisedFleet) -> float:
+    """Of the very rounds that were forecast, where nothing but their mean noise counts."""
+    if objective.receiver is not None or objective.squared_bias.any():
+        return objective.gap(num_rounds)
+    return objective.gap_at(num_rounds, forecast.effective_noise * fleet.num_devices)
+
+
+def rounds_with(scenario: Scenario, choices: Iterable[Mapping[str, float]]) -> list[RoundsChoice]:
+    """The rounds of knowledge for each choice of constants, by their names in a scenario; fleet and channels stay."""
+    channels = planning_draws(scenario)
+    varied = [changed(scenario, {"constants": constants}) for constants in choices]
+    return [_fleet_and_rounds(each, "knowledge", None, None, channels)[2] for each in varied]
+
+
+def _choose_rounds(scenario: Scenario, objective: GapObjective) -> RoundsChoice:
+    largest, asked = scenario.learning.max_rounds, scenario.learning.rounds
+    exact = objective.best_rounds(largest)
+    by_paper = objective.uplink.paper_rounds(objective.constants)
+    answers = {"optimal": exact, "paper": int(min(by_paper, largest))}
+    return RoundsChoice(
+        chosen=asked if isinstance(asked, int) else answers[asked],
+        rule="fixed" if isinstance(asked, int) else asked,
+        exact=exact,
+        exact_smaller_constants=objective.with_constants_scaled(SMALLER_CONSTANTS).best_rounds(largest),
+        paper=by_paper,
+        privacy_limited=objective.privacy_limited_rounds(),
+        largest=largest,
+    )
+
+
+def _epsilon_by_model(
+    scenario: Scenario,
+    fleet: RealisedFleet,
+    uplink: Uplink,
+    forecast: RoundForecast,
+    num_rounds: int,
+    channels: ComplexArray,
+) -> dict[str, FloatArray]:
+    """ε at the end, by the exact accountant whatever the plan's own, `[device]` for each sensitivity model.
+
+    Of one record no more is told than of its device, which hidden coins protect.
+    """
+    most = np.array(np.inf)
+    if scenario.fleet.participation_hidden:
+        most = amplified_epsilon(scenario, uplink, channels, fleet.delta, num_rounds)
+    in_full = {
+        model: epsilon_of_shift(
+            uplink.shift(model),
+            forecast.inverse_counted_noise,
+            fleet.delta,
+            num_rounds,
+            model,
+            scenario.privacy.relabel,
+            scenario.privacy.noise,
+        )
+        for model in SENSITIVITY_MODELS
+    }
+    return {model: np.minimum(epsilon, most) for model, epsilon in in_full.items()}

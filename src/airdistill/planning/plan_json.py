@@ -1,0 +1,122 @@
+"""A plan as JSON, and back. JSON has no infinity: null stands for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+import numpy as np
+
+from airdistill import __version__
+from airdistill.arrays import FloatArray
+from airdistill.files import jsonable
+from airdistill.planning.convergence.rounds import RoundsChoice
+from airdistill.planning.fleet import RealisedFleet
+from airdistill.planning.forecast import RoundForecast
+from airdistill.planning.plan import Plan
+from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.uplinks import Choices, uplink_for
+from airdistill.planning.what_if.participation import HiddenPart, TakingPart
+from airdistill.scenario.loading import validated
+
+_Numbers = TypeVar("_Numbers")
+# What outside readers look for stands at the top level; the rest of the forecast in a table of its own.
+_AT_TOP = ("regime", "required_noise_var", "effective_noise_var", "effective_noise")
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    forecast = {field.name: getattr(plan.forecast, field.name) for field in fields(RoundForecast)}
+    privacy = plan.scenario.privacy
+    devices = [
+        {
+            "epsilon": plan.fleet.epsilon[device],
+            "delta": plan.fleet.delta[device],
+            "mu": plan.fleet.mu[device],
+            "epsilon_at_end": {model: values[device] for model, values in plan.epsilon_by_model.items()},
+        }
+        for device in range(plan.fleet.num_devices)
+    ]
+    written: dict[str, Any] = jsonable(
+        {
+            "airdistill": __version__,
+            "name": plan.scenario.name,
+            "uplink": {"kind": plan.uplink.kind, "vector_length": plan.uplink.vector_length, **_choices_of(plan)},
+            "rounds": asdict(plan.rounds),
+            **{name: forecast.pop(name) for name in _AT_TOP},
+            "convergence_gap": plan.convergence_gap,
+            "uplink_seconds": plan.uplink_seconds,
+            "uplink_joules": plan.uplink_joules,
+            "forecast": forecast,
+            **({} if plan.taking_part is None else {"taking_part": asdict(plan.taking_part)}),
+            **({} if plan.hidden_part is None else {"hidden_part": asdict(plan.hidden_part)}),
+            "privacy": {
+                "sensitivity": privacy.sensitivity,
+                "relabel": privacy.relabel,
+                "accountant": privacy.accountant,
+                "trust": privacy.trust,
+                "devices": devices,
+            },
+            "fleet": {"class_counts": plan.fleet.class_counts, "peak_power_w": plan.fleet.peak_power_w},
+            "assumptions": plan.assumptions,
+            "warnings": plan.warnings,
+            "scenario": plan.scenario.model_dump(mode="json"),
+        }
+    )
+    return written
+
+
+def plan_from_dict(stored: dict[str, Any]) -> Plan:
+    devices = stored["privacy"]["devices"]
+    fleet = RealisedFleet(
+        class_counts=np.array(stored["fleet"]["class_counts"], dtype=np.int64),
+        peak_power_w=_array(stored["fleet"]["peak_power_w"]),
+        epsilon=_array([device["epsilon"] for device in devices]),
+        delta=_array([device["delta"] for device in devices]),
+        mu=_array([device["mu"] for device in devices]),
+    )
+    forecast = {**stored["forecast"], **{name: stored[name] for name in _AT_TOP}}
+    models = devices[0]["epsilon_at_end"]
+    scenario, sent = validated(stored["scenario"]), stored["uplink"]
+    return Plan(
+        scenario=scenario,
+        fleet=fleet,
+        rounds=RoundsChoice(**{name: _number(value) for name, value in stored["rounds"].items()}),
+        forecast=RoundForecast(**{name: _number(value) for name, value in forecast.items()}),
+        convergence_gap=_number(stored["convergence_gap"]),
+        epsilon_by_model={model: _array([device["epsilon_at_end"][model] for device in devices]) for model in models},
+        assumptions=tuple(stored["assumptions"]),
+        warnings=tuple(stored["warnings"]),
+        uplink=uplink_for(sent["kind"], scenario, fleet, sent["vector_length"], _stored_choices(sent)),
+        taking_part=_numbers_of(TakingPart, stored.get("taking_part")),
+        hidden_part=_numbers_of(HiddenPart, stored.get("hidden_part")),
+    )
+
+
+def _numbers_of(kind: Callable[..., _Numbers], stored: dict[str, Any] | None) -> _Numbers | None:
+    return None if stored is None else kind(**{name: _number(value) for name, value in stored.items()})
+
+
+def _choices_of(plan: Plan) -> dict[str, Any]:
+    if not isinstance(plan.uplink, KnowledgeUplink):
+        return {}
+    return {"truncation": plan.uplink.truncation, "floor": [] if plan.uplink.floor is None else plan.uplink.floor}
+
+
+def _stored_choices(sent: dict[str, Any]) -> Choices:
+    """Plans of before there was a choice have none."""
+    floor = sent.get("floor") or None
+    return Choices(sent.get("truncation", 0.0), None if floor is None else _array(floor))
+
+
+def _number(value: Any) -> Any:
+    """A stored value as the plan holds it: null is infinite, a list an array."""
+    if isinstance(value, list):
+        return _array(value)
+    return math.inf if value is None else value
+
+
+def _array(values: list[Any]) -> FloatArray:
+    filled = [[_number(entry) for entry in row] if isinstance(row, list) else _number(row) for row in values]
+    return np.array(filled, dtype=np.float64)

@@ -1,0 +1,1 @@
+"""Gains of one round: required noise, trust models, closed-form designs."""

@@ -1,0 +1,381 @@
+"""Rounds as the design sees them: who weighs how much, and how much power can arrive from whom.
+
+Whose noise may be counted as protection, and the optimal design under each answer.
+
+In units of the estimate r̂ = Re(r)/λ a device needs counted noise `required[device, class]`. Each rule below answers
+four questions with the closed form that minimises v_k = (Σ_j|h_jP2_j|² + σ_n²)/λ_k² under the power limits (K in the
+formulas stands for `Links.energy_slots`):
+
+1. `inverse_scale_sq`: 1/λ_k², `[..., class]`;
+2. `artificial_noise_var`: how much of v_k the devices add, `[class]`, or `[..., class]` for requirements by draw;
+3. `received_noise`: who adds it, |h_jP2_j|² `[device, class]`;
+4. `counted_noise_var`: what each device may count, `[device, class]`.
+
+One round's gains: how loud each device sends its knowledge, how much noise it adds, how the server scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.privacy.sensitivity import aggregation_weights
+
+_NUMBERS_AT_ONCE = 2**16  # of as many draws as a processor's cache holds: one by one takes long, all much memory
+
+
+@dataclass(frozen=True)
+class Links:
+    """One round or many at once: a leading `...` axis counts channel draws.
+
+    `weights` w_i^k `[device, class]`, or `[..., device, class]` where they differ; `power_w` |h_i|²P_i `[..., device]`;
+    `channel_noise_var` is the variance of the receiver's noise on the decision axis. `energy_slots` is how many slots
+    share the energy of one sent vector, in units of its largest squared norm: K for knowledge, D/C² for a gradient of D
+    entries clipped at C. A gradient is one vector, so that its class axis has length 1. `noise_axes` is 2 where devices
+    must add their noise on both axes: it then costs twice the power.
+    """
+
+    weights: FloatArray
+    power_w: FloatArray
+    channel_noise_var: float
+    energy_slots: float
+    noise_axes: int = 1
+
+    @classmethod
+    def of(
+        cls, class_counts: ArrayLike, channel: ComplexArray, peak_power_w: ArrayLike, channel_noise_var: float
+    ) -> Links:
+        """From counts `[device, class]`, channels `[..., device]` and power limits (one, or `[device]`)."""
+        weights = aggregation_weights(class_counts)
+        return cls.weighted(weights, float(weights.shape[1]), channel, peak_power_w, channel_noise_var)
+
+    @classmethod
+    def weighted(
+        cls,
+        weights: FloatArray,
+        energy_slots: float,
+        channel: ComplexArray,
+        peak_power_w: ArrayLike,
+        channel_noise_var: float,
+        noise_axes: int = 1,
+    ) -> Links:
+        """From weights that are given."""
+        power_w = np.abs(np.asarray(channel)) ** 2 * np.asarray(peak_power_w, dtype=np.float64)
+        if power_w.shape[-1] != weights.shape[-2]:
+            raise ValueError(f"channel of {power_w.shape[-1]} devices: the weights have {weights.shape[-2]}")
+        if not np.isfinite(power_w).all() or not (power_w >= 0).all():
+            raise ValueError("channel and peak_power_w: must be finite, and the power not negative")
+        if not channel_noise_var >= 0:
+            raise ValueError(f"channel_noise_var = {channel_noise_var}: must not be negative")
+        return cls(weights, power_w, float(channel_noise_var), energy_slots, noise_axes)
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.weights.shape[-1])
+
+    @cached_property
+    def inverse_cap(self) -> FloatArray:
+        """1/cap_k = max_i (w_i^k)²/(K|h_i|²P_i) over the class's holders, `[..., class]`; zero if it has none.
+
+        K is the energy slots.
+        """
+        rows, weights = self.power_w.reshape(-1, self.power_w.shape[-1]), self._weight_rows()
+        at_once = max(1, _NUMBERS_AT_ONCE // max(rows.shape[1] * self.num_classes, 1))
+        parts = [slice(first, first + at_once) for first in range(0, len(rows), at_once)]
+        limits = np.concatenate([self._inverse_cap_of(weights[part], rows[part]) for part in parts])
+        return limits.reshape(*self.power_w.shape[:-1], self.num_classes)
+
+    def _weight_rows(self) -> FloatArray:
+        """`[draw, device, class]`, without a copy."""
+        shape = (*self.power_w.shape, self.num_classes)
+        return np.broadcast_to(self.weights, shape).reshape(-1, *shape[-2:])
+
+    def _inverse_cap_of(self, weights: FloatArray, power_w: FloatArray) -> FloatArray:
+        """Of some draws: weights `[draw, device, class]` and powers `[draw, device]`."""
+        if np.all(power_w > 0):
+            per_device = weights / np.sqrt(power_w)[..., None]
+        else:
+            per_device = divide_or(weights, np.broadcast_to(np.sqrt(power_w)[..., None], weights.shape), np.inf)
+            per_device[weights == 0] = 0.0
+        return np.asarray(per_device.max(axis=-2) ** 2 / self.energy_slots)
+
+    @property
+    def channel_floor(self) -> FloatArray:
+        """σ_n²/cap_k, `[..., class]`: the noise that is left with all power on the signal."""
+        reachable = np.isfinite(self.inverse_cap)
+        return np.where(reachable, self.channel_noise_var * np.where(reachable, self.inverse_cap, 0.0), np.inf)
+
+    @cached_property
+    def signal_share(self) -> FloatArray:
+        """Σ_i (w_i^k)²/K, `[class]` or `[..., class]`: the received power that the signal takes at λ = 1."""
+        return np.asarray(np.einsum("...ik,...ik->...k", self.weights, self.weights) / self.energy_slots)
+
+
+_CHUNK = 1 << 20  # numbers that a temporary array over draws × devices × classes may hold
+
+
+class TrustModel(Protocol):
+    """A rule of your own needs these four methods."""
+
+    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray: ...
+
+    def artificial_noise_var(self, required: FloatArray) -> FloatArray: ...
+
+    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray: ...
+
+    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray: ...
+
+
+class ReceiverNoise:
+    """The paper's: all noise at the receiver counts. Backing the power off is enough, and cheapest: P2 = 0."""
+
+    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
+        # λ² = min(cap, σ_n²/req)
+        return np.asarray(np.maximum(links.inverse_cap, required.max(axis=-2) / links.channel_noise_var))
+
+    def artificial_noise_var(self, required: FloatArray) -> FloatArray:
+        return np.zeros(required.shape[-1])
+
+    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:  # noqa: ARG002
+        return np.broadcast_to(0.0, required.shape)
+
+    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
+        return np.broadcast_to(effective, required.shape)
+
+
+class FleetNoise:
+    """The server owns the receiver: only what the devices add counts, and everyone helps to add it."""
+
+    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
+        # λ² = min(cap, Σ_j|h_j|²P_j/(req + Σ_j w_j²/K)), with 2 req where noise goes on both axes.
+        noise = links.noise_axes * required.max(axis=-2)
+        needed = np.where(links.signal_share > 0, noise + links.signal_share, 0.0)
+        total_w = links.power_w.sum(axis=-1)[..., None]
+        return np.maximum(links.inverse_cap, _quotient(needed, total_w))
+
+    def artificial_noise_var(self, required: FloatArray) -> FloatArray:
+        return np.asarray(required.max(axis=-2))
+
+    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:
+        # In proportion to the power that its signal leaves a device: |h_j|²P_j − λ²w_j²/K.
+        headroom = links.weights**2
+        headroom *= -scale_sq / links.energy_slots
+        headroom += links.power_w[:, None]
+        np.maximum(headroom, 0.0, out=headroom)
+        headroom *= divide_or(required.max(axis=0) * scale_sq, headroom.sum(axis=0), 0.0)
+        return headroom
+
+    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
+        strictest = required.max(axis=0)
+        return np.broadcast_to(np.where(np.isfinite(effective), strictest, np.inf), required.shape)
+
+
+class OwnNoise:
+    """Nobody is trusted: only a device's own noise counts for it."""
+
+    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
+        # λ² = min_i K|h_i|²P_i/(w_i² + K req_ik)
+        needed = links.weights**2
+        needed /= links.energy_slots
+        needed = needed + required
+        rows = links.power_w.reshape(-1, links.power_w.shape[-1])
+        step = max(1, _CHUNK // (needed.shape[-1] * needed.shape[-2]))
+        chunks = [
+            _quotient(needed if needed.ndim == 2 else needed[part], rows[part, :, None]).max(axis=-2)
+            for part in (slice(start, start + step) for start in range(0, len(rows), step))
+        ]
+        return np.concatenate(chunks).reshape(*links.power_w.shape[:-1], links.num_classes)
+
+    def artificial_noise_var(self, required: FloatArray) -> FloatArray:
+        return np.asarray(required.sum(axis=-2))
+
+    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:  # noqa: ARG002
+        return required * scale_sq
+
+    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
+        sent = np.isfinite(effective)
+        return required if sent.all() else np.where(sent, required, np.inf)
+
+
+_RULES: dict[str, TrustModel] = {
+    "receiver_noise": ReceiverNoise(),
+    "fleet_noise": FleetNoise(),
+    "own_noise": OwnNoise(),
+}
+
+
+def trust_model(name: str, channel_noise_var: float) -> TrustModel:
+    """The rule of that name. A receiver without noise protects nobody: the fleet must make the noise then."""
+    if name not in _RULES:
+        raise ValueError(f"trust = {name!r}: must be one of {', '.join(_RULES)}")
+    if name == "receiver_noise" and channel_noise_var == 0:
+        return _RULES["fleet_noise"]
+    return _RULES[name]
+
+
+def _quotient(needed: FloatArray, available: FloatArray) -> FloatArray:
+    """needed/available, where nothing needed costs nothing even if nothing is available."""
+    if np.all(available > 0):
+        return np.asarray(needed / available)
+    shape = np.broadcast_shapes(needed.shape, available.shape)
+    ratio = divide_or(np.broadcast_to(needed, shape), np.broadcast_to(available, shape), np.inf)
+    return np.where(needed > 0, ratio, 0.0)
+
+
+TOLERANCE = 1e-9  # relative, for limits that a design meets exactly but for rounding
+
+
+@dataclass(frozen=True)
+class RoundDesign:
+    """A round's transceiver: weights w, P1, P2 `[device, class]`, λ, v `[class]`, counted noise c `[device, class]`.
+
+    `weights` are what each device's vector has in the sum of this very round, zero for who stays silent. A class that
+    cannot be sent (nobody holds it, or a holder has no channel) has scale 0 and infinite noise. `required_noise_var`
+    `[class]` is what privacy asked for: of the strictest device, or of all where each is apart. With two `noise_axes`
+    a device's noise is complex, as strong on either axis. `combiner` f `[class, antenna]` is there if the server has
+    several antennas. Where coins are hidden a device sends its vector with `chance_of_signal`, and noise always.
+    """
+
+    weights: FloatArray
+    signal_gain: ComplexArray
+    noise_gain: ComplexArray
+    rx_scale: FloatArray
+    effective_noise_var: FloatArray
+    counted_noise_var: FloatArray
+    required_noise_var: FloatArray
+    noise_axes: int = 1
+    combiner: ComplexArray | None = None
+    chance_of_signal: float = 1.0
+
+    def noise_power_w(self) -> FloatArray:
+        """|P2|² on the real axis, or on both, `[device, class]`."""
+        return np.asarray(self.noise_axes * np.abs(self.noise_gain) ** 2)
+
+    def mean_power_w(self) -> FloatArray:
+        """|P1|² + |P2|², the bound of eq. (8) on the power averaged over a class's slots, `[device, class]`."""
+        return np.asarray(np.abs(self.signal_gain) ** 2 + self.noise_power_w())
+
+    def with_hidden_coins(self, probability: float) -> RoundDesign:
+        """Nobody sends otherwise than before, but for the coin: the server divides the sum by p, and its noise too."""
+        return replace(
+            self,
+            weights=self.weights / probability,
+            rx_scale=self.rx_scale * probability,
+            effective_noise_var=self.effective_noise_var / probability**2,
+            required_noise_var=self.required_noise_var / probability**2,
+            chance_of_signal=probability,
+        )
+
+    def at_usual_weights(self, usual: FloatArray) -> RoundDesign:
+        """The same with c as if each device had its usual weight, so that rounds of other weights can be added up."""
+        relative = divide_or(self.weights, usual, 0.0) ** 2
+        counted = divide_or(np.broadcast_to(self.counted_noise_var, relative.shape), relative, np.inf)
+        return replace(self, counted_noise_var=counted)
+
+    def power_slack(self, peak_power_w: ArrayLike) -> FloatArray:
+        """1 − (|P1|² + |P2|²)/P_i of eq. (9), `[device, class]`: negative where the limit is broken."""
+        return 1.0 - self.mean_power_w() / np.reshape(np.asarray(peak_power_w, dtype=np.float64), (-1, 1))
+
+    def privacy_slack(self, required_noise_var: FloatArray) -> FloatArray:
+        """c/req − 1, eq. (17) in units of the estimate, `[device, class]`: negative where it is broken.
+
+        Infinite where nothing is required.
+        """
+        shape = self.counted_noise_var.shape
+        return divide_or(self.counted_noise_var, np.broadcast_to(required_noise_var, shape), np.inf) - 1.0
+
+
+def design_round(
+    class_counts: ArrayLike,
+    channel: ComplexArray,
+    peak_power_w: ArrayLike,
+    channel_noise_var: float,
+    required_noise_var: ArrayLike,
+    trust: str,
+) -> RoundDesign:
+    """The optimal gains for one round's channel `[device]` and required counted noise `[device, class]`."""
+    links = Links.of(class_counts, channel, peak_power_w, channel_noise_var)
+    return design_links(links, channel, required_noise_var, trust)
+
+
+def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayLike, trust: str) -> RoundDesign:
+    """The same for links whose weights may be others than the class counts'."""
+    rule = trust_model(trust, links.channel_noise_var)
+    required = np.asarray(required_noise_var, dtype=np.float64)
+    if required.shape != links.weights.shape:
+        raise ValueError(f"required_noise_var of shape {required.shape}: must be {links.weights.shape}")
+    if not (required >= 0).all() or np.isinf(required).any():
+        raise ValueError("required_noise_var: must be finite and not negative")
+    idle = links.weights == 0
+    if required[idle].any():
+        # Who does not hold a class has nothing to hide in it.
+        required = np.where(idle, 0.0, required)
+    del idle
+    inverse_scale = rule.inverse_scale_sq(links, required)
+    effective = effective_noise_var(links, required, rule, inverse_scale)
+    scale_sq = np.where(np.isfinite(effective), divide_or(np.ones(()), inverse_scale, 0.0), 0.0)
+    inverse_channel = inverse_of(np.asarray(channel, dtype=np.complex128))
+    # The noise first: its temporaries are gone before the signal's array is made.
+    noise_gain = _noise_gain(rule.received_noise(links, required, scale_sq), inverse_channel)
+    return RoundDesign(
+        weights=links.weights,
+        signal_gain=aligned_signal_gain(links, inverse_channel, scale_sq),
+        noise_gain=noise_gain,
+        rx_scale=np.sqrt(scale_sq),
+        effective_noise_var=effective,
+        counted_noise_var=rule.counted_noise_var(required, effective),
+        required_noise_var=np.asarray(required.max(axis=0)),
+        noise_axes=links.noise_axes,
+    )
+
+
+def effective_noise_var(
+    links: Links, required: FloatArray, rule: TrustModel, inverse_scale: FloatArray | None = None
+) -> FloatArray:
+    """v_k of the optimal design, `[..., class]`; infinite for a class that cannot be sent."""
+    if inverse_scale is None:
+        inverse_scale = rule.inverse_scale_sq(links, required)
+    sendable = (inverse_scale > 0) & np.isfinite(inverse_scale)
+    # 0 · inf is no number: what cannot be sent is marked, not multiplied.
+    from_channel = links.channel_noise_var * np.where(sendable, inverse_scale, 0.0)
+    return np.where(sendable, rule.artificial_noise_var(required) + from_channel, np.inf)
+
+
+def noise_by_trust(design: RoundDesign, channel: ComplexArray, channel_noise_var: float) -> dict[str, FloatArray]:
+    """What each trust model counts of the noise that the gains really send, `[device, class]`, in units of r̂.
+
+    With a scale for each device (one after the other) nobody else's noise is in its slots.
+    """
+    sent, scale_sq = design.rx_scale > 0, design.rx_scale**2
+    own = np.abs(design.noise_gain * channel[:, None]) ** 2
+    together = own if scale_sq.ndim == 2 else own.sum(axis=0)
+    at_receiver = {"receiver_noise": together + channel_noise_var, "fleet_noise": together, "own_noise": own}
+    return {
+        trust: np.broadcast_to(np.where(sent, noise / np.where(sent, scale_sq, 1.0), np.inf), own.shape)
+        for trust, noise in at_receiver.items()
+    }
+
+
+def aligned_signal_gain(links: Links, inverse_channel: ComplexArray, scale_sq: FloatArray) -> ComplexArray:
+    """Eq. (18): P1 = w λ h̄/(√K|h|²) = w λ/(√K h), `[device, class]`."""
+    gain = links.weights * inverse_channel[:, None]
+    gain *= np.sqrt(scale_sq / links.energy_slots)
+    return np.asarray(gain)
+
+
+def _noise_gain(received_noise: FloatArray, inverse_channel: ComplexArray) -> ComplexArray:
+    """P2 = |P2| h̄/|h| from |h P2|², `[device, class]`, so that the noise arrives on the real axis."""
+    if received_noise.strides == (0, 0):  # one number, zero, stands for all
+        return np.broadcast_to(np.complex128(0), received_noise.shape)
+    amplitude = np.sqrt(received_noise, out=received_noise)
+    return np.asarray(amplitude * inverse_channel[:, None])
+
+
+def inverse_of(channel: ComplexArray) -> ComplexArray:
+    """1/h, and zero for a device without a channel."""
+    return np.where(channel != 0, 1.0 / np.where(channel != 0, channel, 1.0), 0.0)

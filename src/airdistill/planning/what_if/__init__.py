@@ -1,0 +1,1 @@
+"""What other choices would change: receivers, steps, antennas, public sets, participation."""

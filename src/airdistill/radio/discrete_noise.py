@@ -1,0 +1,257 @@
+"""The grid on which signals with secure noise live, in units of the server's estimate r̂ = Re(r)/λ.
+
+Numbers with a decimal point leak through their last digits whatever noise is added. Here every device rounds its share
+of the sum to whole multiples of a public spacing g and adds whole multiples of g as noise (theory section 7).
+
+Noise that really protects: exact discrete Gaussians from the operating system's randomness, by OpenDP.
+
+Nothing here can be seeded or replayed. Seeded noise, for simulation, is in `exchange`.
+
+What a round with secure noise releases: rounding to the grid moves neighbours a little further apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray, divide_or
+from airdistill.errors import AirDistillError, Described, InputError
+from airdistill.planning.plan import Plan
+from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.planning.uplink import Uplink
+from airdistill.planning.uplinks import release_of
+from airdistill.privacy.concentrated import sum_closeness
+from airdistill.privacy.release import Release
+from airdistill.privacy.targets import ROUNDING
+
+LEAST_UNITS = 8.0  # grid units of noise from which a sum of discrete Gaussians is as good as one
+MOST_UNITS = 2.0**48  # grid units of noise up to which no draw ever leaves the exact integers of a float
+LARGEST_SIGNAL = 2.0**46  # grid units of a signal's entry up to which floats know it to 1/128 of a unit
+_FLOAT_SLACK = 1.02  # two neighbours' entries are each at most 1/2 + 1/128 of a unit off
+_NEGLIGIBLE = 1e-200
+_ALIGNED = 1e-9
+
+
+@dataclass(frozen=True)
+class SecureGrid:
+    """One round's grid. `spacing` g `[row]`, powers of two; the others `[device, row]`.
+
+    `unit` is what a value of 1 in r̂ is when transmitted, λ/h, and 0 where nothing is sent; `amplitude` is the weight
+    of a device's vector in r̂; `deviation` is the standard deviation of its noise in r̂, 0 or at least 8 g. With `own`
+    a device counts on its own noise alone: nobody else may be trusted with it, or is in the same slots.
+    """
+
+    spacing: FloatArray
+    amplitude: FloatArray
+    deviation: FloatArray
+    unit: ComplexArray
+    vector_length: int
+    own: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        design: RoundDesign,
+        channel: ComplexArray,
+        sensitivity: ArrayLike,
+        vector_length: int,
+        energy_slots: float,
+        own: bool = False,
+    ) -> SecureGrid:
+        """For a design, its channel `[device]` and the L2 sensitivity of what each device sends, `[device, row]`.
+
+        `energy_slots` is K for knowledge, D/C² for gradients. `own` must be set for own noise and for devices that
+        send one after the other.
+        """
+        unit = _unit(design, channel)
+        amplitude = _aligned(design.signal_gain * np.sqrt(energy_slots), unit)
+        spacing = _spacing(amplitude, np.asarray(sensitivity, dtype=np.float64), vector_length)
+        deviation = np.abs(_quotient(design.noise_gain, unit))
+        settle = _kept_apart if own else _moved_to_the_loud
+        return cls(spacing, amplitude, settle(deviation, spacing), unit, vector_length, own)
+
+    def only(self, device: int) -> SecureGrid:
+        """What of it concerns one device, as if there were no others."""
+        one = slice(device, device + 1)
+        return replace(self, amplitude=self.amplitude[one], deviation=self.deviation[one], unit=self.unit[one])
+
+    def added_shift(self) -> FloatArray:
+        """How much further rounding can move two neighbours' sums apart, in r̂, `[row]`: g√length and 2 % for floats."""
+        return np.asarray(_FLOAT_SLACK * self.spacing * np.sqrt(self.vector_length))
+
+    def noise_var(self) -> FloatArray:
+        """The variance of each device's noise in r̂, `[device, row]`."""
+        return np.asarray(self.deviation**2)
+
+    def closeness(self) -> float:
+        """τ of the rows' noise, the largest: how far its sum is from one discrete Gaussian. A device's own is one."""
+        if self.own or self.deviation.size == 0:
+            return 0.0
+        largest = float(np.max(sum_closeness(self.deviation / self.spacing)))
+        if not largest < _NEGLIGIBLE:
+            raise RuntimeError(f"closeness = {largest}: must be under {_NEGLIGIBLE} for the accounting to hold")
+        return largest
+
+
+def _unit(design: RoundDesign, channel: ComplexArray) -> ComplexArray:
+    """λ/h, `[device, row]`; 0 for a device without a channel and for a row that is not sent."""
+    heard = np.asarray(channel, dtype=np.complex128)[:, None]
+    scale = np.broadcast_to(design.rx_scale, design.signal_gain.shape)
+    return np.asarray(np.where(heard != 0, scale / np.where(heard != 0, heard, 1.0), 0.0))
+
+
+def _quotient(gain: ComplexArray, unit: ComplexArray) -> ComplexArray:
+    sent = unit != 0
+    return np.asarray(np.where(sent, gain / np.where(sent, unit, 1.0), 0.0))
+
+
+def _aligned(gain: ComplexArray, unit: ComplexArray) -> FloatArray:
+    """gain/unit, which must arrive on the real axis: on the other one no noise would hide it."""
+    ratio = _quotient(gain, unit)
+    if (np.abs(ratio.imag) > _ALIGNED * np.abs(ratio)).any() or (ratio.real < 0).any():
+        raise ValueError("signal_gain: must arrive in phase with the estimate")
+    return np.asarray(ratio.real)
+
+
+def _spacing(amplitude: FloatArray, sensitivity: FloatArray, vector_length: int) -> FloatArray:
+    """The largest power of two by which rounding adds at most `ROUNDING` of every device's shift, `[row]`."""
+    # What no neighbour can move is rounded alike; any grid will do for it, and for a silent row.
+    shift = amplitude * np.where(sensitivity > 0, sensitivity, 1.0)
+    least = np.where(shift > 0, shift, np.inf).min(axis=0, initial=np.inf)
+    limit = ROUNDING * np.where(np.isfinite(least), least, 1.0) / (_FLOAT_SLACK * np.sqrt(vector_length))
+    # limit = m·2^e with ½ ≤ m < 1.
+    _, exponent = np.frexp(limit)
+    return np.asarray(np.ldexp(1.0, exponent - 1))
+
+
+def _kept_apart(deviation: FloatArray, spacing: FloatArray) -> FloatArray:
+    """Nobody can make up for a device whose noise is too small for the grid."""
+    _refuse_small((deviation > 0) & (deviation < LEAST_UNITS * spacing), deviation / spacing)
+    return _not_too_loud(deviation, spacing)
+
+
+def _moved_to_the_loud(deviation: FloatArray, spacing: FloatArray) -> FloatArray:
+    """Noise too small for the grid is added by the others instead: a row's total variance stays."""
+    loud = np.where(deviation >= LEAST_UNITS * spacing, deviation, 0.0)
+    total, kept = (deviation**2).sum(axis=0), (loud**2).sum(axis=0)
+    _refuse_small((total > 0) & (kept == 0), np.sqrt(total) / spacing)
+    # A hair more, for the roundings on the way.
+    factor = np.where(kept < total, np.sqrt(divide_or(total, kept, 1.0)) * (1 + 1e-15), 1.0)
+    return _not_too_loud(loud * factor, spacing)
+
+
+def _refuse_small(small: BoolArray, units: FloatArray) -> None:
+    if small.any():
+        rule = f"too large for secure noise, which must be at least {LEAST_UNITS:g} grid units strong"
+        raise InputError("privacy.epsilon", Described("(as given)"), f"{rule}; it would be {units[small].min():.3g}")
+
+
+def _not_too_loud(deviation: FloatArray, spacing: FloatArray) -> FloatArray:
+    units = deviation / spacing
+    if (units > MOST_UNITS).any():
+        rule = f"too small for secure noise, which must be at most {MOST_UNITS:.3g} grid units strong"
+        raise InputError("privacy.epsilon", Described("(as given)"), f"{rule}; it would be {units.max():.3g}")
+    return deviation
+
+
+_EXACT = 2**53  # up to here a float holds every integer
+_SATURATED = np.iinfo(np.int64)
+
+
+def discrete_gaussian(deviation: float, shape: int | tuple[int, ...]) -> IntArray:
+    """Fresh draws of N_Z(0, deviation²), the deviation in grid units: P(z) ∝ exp(−z²/(2 deviation²)).
+
+    OpenDP samples without approximation, in whole and rational numbers (Canonne, Kamath and Steinke 2020, algorithm 3).
+    """
+    if not 0 <= deviation < np.inf:
+        raise ValueError(f"deviation = {deviation}: must be finite and not negative")
+    if deviation == 0:
+        return np.zeros(shape, dtype=np.int64)
+    count = int(np.prod(shape))
+    drawn = np.array(_mechanism()(float(deviation))([0] * count), dtype=np.int64)
+    # OpenDP cuts off what does not fit into 64 bits: that would be another distribution.
+    if ((drawn == _SATURATED.max) | (drawn == _SATURATED.min)).any():
+        raise AirDistillError(f"secure noise of {deviation:.3g} grid units does not fit into 64 bits")
+    return drawn.reshape(shape)
+
+
+@dataclass(frozen=True)
+class SecureNoise:
+    """One round's noise: the devices' is drawn when they transmit, n `[class, slot]` is the receiver's own."""
+
+    grid: SecureGrid
+    receiver: ComplexArray
+
+    def transmit(self, design: RoundDesign, vectors: FloatArray, energy_slots: float) -> ComplexArray:  # noqa: ARG002
+        return transmit_on_grid(self.grid, vectors)
+
+
+def transmit_on_grid(grid: SecureGrid, vectors: FloatArray) -> ComplexArray:
+    """x = unit·g·(round(amplitude·q/g) + Z), Z ~ N_Z(0, (deviation/g)²), from q `[device, row, entry]`, same shape.
+
+    A device sends nothing of a row in which its amplitude is 0, but may still add noise to it.
+    """
+    if vectors.shape[2] != grid.vector_length or vectors.shape[:2] != grid.amplitude.shape:
+        raise ValueError(f"vectors of shape {vectors.shape}: must be {(*grid.amplitude.shape, grid.vector_length)}")
+    whole = rounded_on_grid(grid, vectors) + _drawn(grid)
+    if not ((whole > -_EXACT) & (whole < _EXACT)).all():
+        raise AirDistillError("secure noise: signal and noise exceed 2^53 grid units, where the grid is not exact")
+    # g is a power of two, so that this is exact still; only the last product, a public factor, rounds.
+    on_grid = whole * grid.spacing[:, None]
+    return np.asarray(grid.unit[:, :, None] * on_grid)
+
+
+def rounded_on_grid(grid: SecureGrid, vectors: FloatArray) -> IntArray:
+    """round(amplitude·q/g), `[device, row, entry]`, and 0 where a device has nothing to say."""
+    amplitude = grid.amplitude[:, :, None]
+    share = amplitude * np.where(amplitude != 0, vectors, 0.0) / grid.spacing[:, None]
+    # Written so that what is no number is refused as well.
+    if not (np.abs(share) <= LARGEST_SIGNAL).all():
+        raise AirDistillError(f"secure noise: what is sent must be numbers of at most {LARGEST_SIGNAL:.3g} grid units")
+    return np.asarray(np.rint(share).astype(np.int64))
+
+
+def _drawn(grid: SecureGrid) -> IntArray:
+    noise = np.zeros((*grid.deviation.shape, grid.vector_length), dtype=np.int64)
+    units = grid.deviation / grid.spacing
+    for device, row in np.argwhere(units > 0):
+        noise[device, row] = discrete_gaussian(float(units[device, row]), grid.vector_length)
+    return noise
+
+
+@cache
+def _mechanism() -> Callable[[float], Any]:
+    """From a deviation to what adds that noise to a list of integers."""
+    try:
+        import opendp.prelude as dp
+    except ImportError as error:
+        raise AirDistillError("secure noise needs OpenDP: pip install 'airdistill[secure]'") from error
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="i64")
+    return lambda deviation: dp.m.make_gaussian(*space, scale=deviation)
+
+
+def secure_grid(plan: Plan, design: RoundDesign, channel: ComplexArray, round_index: int) -> SecureGrid:
+    """The grid of a round, fine enough for the sensitivity that the scenario declares."""
+    uplink, privacy = plan.uplink, plan.scenario.privacy
+    sensitivity = uplink.sensitivity(privacy.sensitivity, round_index)
+    alone = privacy.trust == "own_noise" or uplink.kind == "orthogonal_knowledge"
+    energy_slots = uplink.vector_length / uplink.largest_norm**2
+    return SecureGrid.of(design, channel, sensitivity, uplink.vector_length, energy_slots, own=alone)
+
+
+def release_on_grid(
+    uplink: Uplink, grid: SecureGrid, design: RoundDesign, channel: ComplexArray, round_index: int
+) -> Release:
+    """With the noise that the grid really sends, and every sensitivity raised by what rounding can add."""
+    grid.closeness()  # raises unless a sum of such noise is one discrete Gaussian to far below a float's last digit
+    planned = release_of(uplink, replace(design, noise_gain=grid.deviation * grid.unit), channel, round_index)
+    # In units of a device's own vector, whatever its weight.
+    added = divide_or(grid.added_shift(), grid.amplitude, 0.0)
+    return replace(planned, sensitivity={model: bound + added for model, bound in planned.sensitivity.items()})

@@ -1,0 +1,159 @@
+"""Rounds for several antennas: power and privacy hold, the prediction is right, and one antenna changes nothing."""
+
+import numpy as np
+import pytest
+from random_fleets import DYNAMICS, TRUSTS, random_fleet
+from scipy.optimize import linprog
+from small_worlds import small_scenario
+
+from airdistill.channel.sources import channel_source
+from airdistill.errors import InputError
+from airdistill.planning.antennas.uplink import AntennaUplink
+from airdistill.planning.fleet import RealisedFleet
+from airdistill.planning.payloads import ClassMeans
+from airdistill.planning.plan import Plan, plan
+from airdistill.planning.transceiver.common_noise import best_cover
+from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.uplinks import release_of
+from airdistill.planning.what_if.steps import antenna_outlook
+from airdistill.privacy.targets import spent_squared_mu
+from airdistill.radio.superposition import RoundNoise, over_the_air
+from airdistill.scenario import load
+
+
+def antenna_uplink(fleet, trust, **choices):
+    unknown = np.full(len(fleet.mu), np.nan)
+    realised = RealisedFleet(fleet.class_counts, fleet.peak_power_w, unknown, unknown, fleet.mu)
+    shared = ClassMeans(realised, fleet.model, False, DYNAMICS)
+    return AntennaUplink(realised, fleet.channel_noise_var, trust, shared, **choices)
+
+
+def antennas_of(fleet, num_antennas, seed):
+    gauss = np.random.default_rng(seed).standard_normal((2, len(fleet.mu), num_antennas))
+    return (gauss[0] + 1j * gauss[1]) * np.abs(fleet.channel)[:, None]
+
+
+@pytest.mark.parametrize("combining", ["joint", "per_class"])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_every_round_keeps_power_and_budget(trust, combining):
+    """The ledger's own cost of T such rounds, counted against all that the antennas hear, is at most μ²."""
+    for seed in range(12):
+        fleet = random_fleet(seed)
+        uplink = antenna_uplink(fleet, trust, combining=combining)
+        channel = antennas_of(fleet, 2 + seed % 3, seed)
+        made = uplink.design(channel, fleet.num_rounds, 1)
+        assert made.power_slack(fleet.peak_power_w).min() >= -1e-9
+        release = release_of(uplink, made, channel, 1)
+        # A noiseless receiver protects nobody: the fleet's noise counts then.
+        counts = trust if fleet.channel_noise_var > 0 or trust == "own_noise" else "fleet_noise"
+        spent = fleet.num_rounds * spent_squared_mu(release.cost(fleet.model, counts), fleet.model, False)
+        assert (spent <= fleet.mu**2 * (1 + 1e-9)).all(), f"fleet {seed}"
+        sent = made.weights > 0
+        assert np.allclose(made.counted_noise_var[sent], release.counted_noise_var[counts][sent])
+        planned = uplink.noise_over(channel[None])(fleet.num_rounds)[0]
+        assert planned == pytest.approx(made.effective_noise_var)
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_the_air_gives_what_the_design_predicts(trust):
+    """The mean of those who hold a class, and noise of variance v_k, over many drawn rounds."""
+    fleet = random_fleet(3)
+    uplink = antenna_uplink(fleet, trust)
+    channel = antennas_of(fleet, 3, 0)
+    made = uplink.design(channel, fleet.num_rounds, 1)
+    num_classes = fleet.class_counts.shape[1]
+    knowledge = np.random.default_rng(0).dirichlet(np.ones(num_classes), fleet.class_counts.shape)
+    errors = []
+    for draw in range(400):
+        noise = RoundNoise.seeded(draw, 1, made, num_classes, 2 * fleet.channel_noise_var, "complex")
+        heard = over_the_air(fleet.class_counts, knowledge, made, channel, noise, 1e-6)
+        errors.append(heard.received - heard.ideal)
+    sent = np.isfinite(made.effective_noise_var)
+    drawn = np.array(errors)[:, sent]
+    variance = made.effective_noise_var[sent]
+    assert (drawn**2).mean(axis=(0, 2)) == pytest.approx(variance, rel=0.15)
+    assert (np.abs(drawn.mean(axis=0)) <= 5 * np.sqrt(variance / 400)[:, None]).all()
+
+
+def test_with_few_devices_only_their_own_noise_covers_them():
+    """N antennas null 2N − 2 others: fleet_noise costs what own_noise does."""
+    fleet = random_fleet(5)
+    channel = antennas_of(fleet, 4, 1)
+    assert len(fleet.mu) <= 7  # 2N − 1
+    fleet_made, own_made = (
+        antenna_uplink(fleet, trust).design(channel, fleet.num_rounds, 1) for trust in ("fleet_noise", "own_noise")
+    )
+    assert fleet_made.effective_noise_var == pytest.approx(own_made.effective_noise_var, rel=1e-6)
+
+
+def test_the_cover_is_the_least_by_a_linear_programme():
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        asked, reaching = rng.uniform(0, 2, (6, 1)), rng.uniform(0, 0.9, (6, 1))
+        asked[rng.random(6) < 0.2] = 0.0
+        cover = best_cover(asked, reaching)[0]
+        found = cover + np.maximum(asked - reaching * cover, 0.0).sum()
+        # min R + Σδ, κR + δ ≥ req.
+        least = linprog(np.ones(7), A_ub=-np.column_stack([reaching, np.eye(6)]), b_ub=-asked[:, 0]).fun
+        assert found == pytest.approx(least, rel=1e-8)
+
+
+def test_one_antenna_is_the_uplink_that_always_was(tmp_path):
+    scenario = small_scenario(tmp_path, "radio.antennas=1")
+    assert type(plan(scenario).uplink) is KnowledgeUplink
+    assert channel_source(scenario).round_channel(2).shape == (3,)
+
+
+def test_the_first_antenna_hears_what_it_would_hear_alone(tmp_path):
+    alone = channel_source(small_scenario(tmp_path))
+    several = channel_source(small_scenario(tmp_path, "radio.antennas=3"))
+    assert several.round_channel(4)[:, 0].tobytes() == alone.round_channel(4).tobytes()
+    drawn = several.planning_channels(2)
+    assert drawn.shape == (2, 3, 3)
+    assert drawn[:, :, 0].tobytes() == alone.planning_channels(2).tobytes()
+    assert not np.isclose(drawn[:, :, 1], drawn[:, :, 0]).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        (["radio.csi_error_db=-30"], "radio.csi_error_db"),
+        (["radio.truncation=optimal"], "radio.truncation"),
+        (["radio.noise=real"], "radio.noise"),
+        (
+            [
+                "radio.transceiver=paper",
+                "privacy.sensitivity=paper",
+                "privacy.accountant=paper",
+                "privacy.trust=receiver_noise",
+            ],
+            "radio.transceiver",
+        ),
+        (["radio.fading=umi"], "radio.fading"),
+        (["fleet.participation=0.5"], "fleet.participation"),
+        (["privacy.noise=secure"], "privacy.noise"),
+        (["air.medium=radio"], "air.medium"),
+        (["radio.gains=[[1,0],[1,0],[1,0]]"], "radio.gains"),
+    ],
+)
+def test_what_is_not_worked_out_is_refused_by_name(tmp_path, changes, field):
+    with pytest.raises(InputError, match=rf"{field}.*radio.antennas = 2"):
+        small_scenario(tmp_path, "radio.antennas=2", *changes)
+
+
+@pytest.mark.parametrize("uplink", ["orthogonal_knowledge", "gradient"])
+def test_other_uplinks_have_one_antenna(uplink):
+    with pytest.raises(InputError, match=r"radio\.antennas"):
+        plan(load("quick", ["radio.antennas=2"]), uplink, 100)
+
+
+def test_a_plan_says_what_antennas_buy_and_cost(tmp_path):
+    made = plan(small_scenario(tmp_path, "radio.antennas=3"))
+    found = antenna_outlook(made)
+    assert found.num_antennas == 3
+    assert 0 <= found.gap <= found.largest_gap
+    assert found.floor < found.floor_alone
+    assert found.noise_var == pytest.approx(made.forecast.effective_noise / made.uplink.vector_length)
+    assert any("3 antennas hear is counted" in sentence for sentence in made.assumptions)
+    assert Plan.from_dict(made.to_dict()).to_dict() == made.to_dict()
+    assert antenna_outlook(plan(small_scenario(tmp_path))) is None

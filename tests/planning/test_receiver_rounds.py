@@ -1,0 +1,244 @@
+"""Rounds for receivers with a bias: the gap by hand, T against every T, the threshold of silence, the outlook."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_fleets import fleets, uplink_of
+
+import airdistill as ad
+from airdistill.planning.convergence.gap import (
+    LearningConstants,
+    biased_gap,
+    class_shares,
+    convergence_gap,
+    fleet_gap,
+    misalignment_gap,
+)
+from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, TrackingError
+from airdistill.planning.convergence.rounds import GapObjective
+from airdistill.planning.convergence.truncation import best_truncation, typical_floor
+from airdistill.planning.plan import Plan, choose_uplink, gap_objective, planning_draws
+from airdistill.planning.what_if.steps import RECEIVERS, outlook_of
+from airdistill.schemes.planning import as_run_by, plan_scheme
+from airdistill.schemes.registry import load_scheme
+
+CONSTANTS = LearningConstants(
+    distill_weight=0.7, initial_lr=0.03, grad_lipschitz=3.0, model_lipschitz=0.9, loss_bound=2.0, grad_norm_bound=1.7
+)
+PARTS = Parts.for_drift(1e-3)
+
+
+def drawn(fleet, seed, num_draws=15):
+    rng = np.random.default_rng(seed)
+    return fleet.channel * np.sqrt(rng.exponential(size=(num_draws, len(fleet.channel))))
+
+
+def gap_by_hand(fleet, noise_var, num_rounds):
+    """Theory section 2, round by round and device by device, with a scalar recursion for each part and class."""
+    num_devices, num_classes = fleet.class_counts.shape
+    shares = class_shares(fleet.class_counts)
+    own, rest, total, ever = [0.003] * num_classes, [0.001] * num_classes, 0.0, set()
+    spread = np.diag([0.1, 1e-4])
+    for t in range(1, num_rounds + 1):
+        noise = noise_var[(t - 1) % len(noise_var)]
+        heard = [k for k in range(num_classes) if np.isfinite(noise[k])]
+        ever |= {*heard}
+        mean = 1 / sum(1 / noise[k] for k in heard) if heard else np.inf
+        if heard:
+            # c and its trend: one step of time, then of Bayes' rule.
+            spread = np.array([[1, 1], [0, 1]]) @ spread @ np.array([[1, 0], [1, 1]])
+        spread = spread + np.diag([1e-5, 1e-6])
+        spread = np.linalg.inv(np.linalg.inv(spread) + np.diag([1 / mean, 0]))
+        common = spread[0, 0]
+        for k in range(num_classes):
+            own[k], rest[k] = own[k] + 1e-4, rest[k] + 1e-5
+            if k in heard:
+                if len(heard) > 1:
+                    own[k] = 1 / (1 / own[k] + 1 / (noise[k] - mean)) if noise[k] > mean else 0.0
+                rest[k] = 1 / (1 / rest[k] + 1 / noise[k])
+        for device in range(num_devices):
+            error = sum(
+                shares[device, k] * (min(2, common + own[k] + max(num_classes - 2, 0) * rest[k]) if k in ever else 2)
+                for k in range(num_classes)
+            )
+            total += 6 * (0.7 * 0.9) ** 2 * np.sqrt(t) * error / num_rounds**1.5
+    return num_devices * 3 * 2.0 / (0.03 * np.sqrt(num_rounds)) + total
+
+
+@settings(max_examples=40)
+@given(fleets, st.integers(1, 30), st.integers(0, 2**32))
+def test_the_gap_of_the_tracker_by_hand(fleet, num_rounds, seed):
+    fleet = replace(fleet, channel_noise_var=max(fleet.channel_noise_var, 1e-3))
+    channels = drawn(fleet, seed)
+    uplink = uplink_of(fleet, "receiver_noise")
+    objective = GapObjective.over(uplink, channels, CONSTANTS, 0.05, TrackingError(PARTS))
+    noise_var = uplink.noise_over(channels)(num_rounds)
+    assert objective.gap(num_rounds) == pytest.approx(gap_by_hand(fleet, noise_var, num_rounds), rel=1e-6)
+    several = objective.gaps([1, num_rounds, num_rounds + 3])
+    assert several[1] == pytest.approx(objective.gap(num_rounds), rel=1e-12)
+
+
+@settings(max_examples=25)
+@given(fleets, st.integers(0, 2**32), st.sampled_from(["tracking", "projected"]))
+def test_the_best_rounds_are_the_best_of_all(fleet, seed, name):
+    receiver = {"tracking": TrackingError(PARTS), "projected": ProjectedError()}[name]
+    objective = GapObjective.over(uplink_of(fleet, "fleet_noise"), drawn(fleet, seed), CONSTANTS, 0.05, receiver)
+    every = objective.gaps(list(range(1, 151)))
+    assert objective.gap(objective.best_rounds(150)) <= min(every) * (1 + 1e-9)
+
+
+def test_projection_bounds_the_error_by_the_simplex():
+    noise_var = np.array([[0.01, 50.0], [0.03, np.inf]])
+    bias = np.array([[0.0, 0.0], [0.5, 0.0]])
+    assert ProjectedError().mean_error(noise_var, bias, 7, 10) == pytest.approx([(0.1 + 0.8) / 2, 2.0])
+
+
+@given(st.integers(1, 50), st.floats(0, 2), st.floats(0, 3))
+def test_a_bias_enters_theorem_1_as_the_paper_prints_it_but_for_jensen(num_rounds, bias, noise):
+    """One class, one device: the mean square of the bias and the square of its mean are the same."""
+    printed = convergence_gap(num_rounds, CONSTANTS, np.array([[noise]]), np.array([[bias]]))[0]
+    ours = fleet_gap(num_rounds, CONSTANTS, 1, noise + bias**2) + misalignment_gap(num_rounds, CONSTANTS, bias)
+    assert ours == pytest.approx(printed, rel=1e-12)
+
+
+def test_biased_bounds_do_without_the_constant_that_misalignment_leaves():
+    """A small bias: its square in the biased bound, its first power in Theorem 1."""
+    small = 1e-4
+    roots = np.sqrt(np.arange(1, 101)).sum()
+    biased = biased_gap(100, CONSTANTS, 1, small**2 * roots) - fleet_gap(100, CONSTANTS, 1, 0.0)
+    assert biased == pytest.approx(6 * (0.7 * 0.9) ** 2 * small**2 * roots / 1000)
+    assert misalignment_gap(100, CONSTANTS, small) > 1000 * biased
+
+
+def test_the_threshold_of_silence_has_the_least_gap_of_those_tried():
+    scenario = ad.load("quick", ["learning.receiver=tracking", "radio.truncation=optimal", "learning.max_rounds=60"])
+    chosen = ad.plan(scenario)
+    channels = planning_draws(scenario)
+    gains = np.abs(channels) ** 2
+    for share in (0.0, 0.002, 0.01, 0.05, 0.2):
+        threshold = float(np.quantile(gains, share)) if share else 0.0
+        other = replace(chosen.uplink, truncation=threshold)
+        assert chosen.convergence_gap <= gap_objective(scenario, other, channels).gap(60) * (1 + 1e-9)
+    assert chosen.forecast.silent_share == pytest.approx((gains < chosen.uplink.truncation).mean(), abs=1e-9)
+    steady = ad.plan(ad.load("quick", ["radio.truncation=optimal", "radio.fading=none", "radio.distance=100 m"]))
+    assert steady.uplink.truncation == 0
+
+
+def test_the_search_takes_the_best_rounds_for_each_threshold():
+    asked = []
+
+    class Objective:
+        def __init__(self, threshold):
+            self.threshold = threshold
+
+        def best_rounds(self, largest):
+            asked.append(largest)
+            return 7
+
+        def gap(self, num_rounds):
+            return abs(self.threshold - 0.04) + num_rounds
+
+    channels = np.sqrt(np.linspace(0.001, 1, 200)).reshape(50, 4)
+    found = best_truncation(channels, lambda threshold, _: Objective(threshold), 10, None, 33)
+    assert found == pytest.approx(0.04, abs=0.012)
+    assert set(asked) == {33}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["radio.truncation=optimal"],
+        ["privacy.class_budget=optimal", "privacy.trust=receiver_noise", "privacy.carry_over=true"],
+        ["radio.csi_error_db=-15", "radio.truncation=-95 dB", "learning.receiver=tracking"],
+    ],
+)
+def test_a_stored_plan_designs_the_same_rounds_to_the_last_bit(changes):
+    plan = ad.plan(ad.load("quick", changes))
+    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    channel, spent = planning_draws(plan.scenario)[3], np.full((20, 10), 1e-3)
+    for name, value in vars(plan.design(channel, 5, spent)).items():
+        assert np.array_equal(value, getattr(again.design(channel, 5, spent), name)), name
+
+
+def test_floors_let_classes_that_are_noisy_anyway_keep_their_noise():
+    """Under receiver noise a class's typical channel noise is no privacy wasted: the others get its share."""
+    changes = ["privacy.class_budget=optimal", "privacy.trust=receiver_noise", "privacy.epsilon=100"]
+    scenario = ad.load("quick", changes)
+    plan = ad.plan(scenario)
+    floor = typical_floor(plan.uplink, planning_draws(scenario))
+    assert plan.uplink.floor == pytest.approx(floor)
+    required = plan.required_noise_var().max(axis=0)
+    assert (required >= floor * (1 - 1e-9)).all()
+    without = replace(plan.uplink, floor=None).privacy_noise_var(plan.num_rounds)
+    assert (np.maximum(required, floor) <= np.maximum(without, floor) * (1 + 1e-9)).all()
+
+
+def test_the_outlook_has_receivers_side_by_side_and_every_step():
+    plan = ad.plan(ad.load("paper", ["seed=1"]))
+    outlook = outlook_of(plan)
+    assert [receiver.name for receiver in outlook.receivers] == list(RECEIVERS)
+    linear, projected, tracking = outlook.receivers
+    assert linear.best_rounds == plan.rounds.exact
+    assert linear.convergence_gap == pytest.approx(plan.convergence_gap)
+    assert linear.squared_error == pytest.approx(plan.forecast.effective_noise)
+    assert tracking.squared_error < 0.1 * linear.squared_error
+    assert projected.squared_error <= 2 * (1 + 1e-9)
+    names = [step.name for step in outlook.steps]
+    assert names == ["the paper's accountant", "exact accountant", "privacy carried over", "silence in deep fades"]
+    first, exact, carried, _ = (step.noise_var for step in outlook.steps)
+    assert first == pytest.approx(plan.forecast.effective_noise / 10)
+    assert first / exact >= 1.4
+    assert carried < exact
+
+
+def test_joint_models_share_their_budget_out_and_loose_targets_are_told_apart():
+    outlook = outlook_of(ad.plan(ad.load("quick")))
+    assert "budget shared out over classes" in [step.name for step in outlook.steps]
+    assert not outlook.steps[0].holds  # at ε = 8 the paper's accountant gives too little
+    assert all(step.holds for step in outlook.steps[1:])
+    assert outlook_of(ad.plan(ad.load("paper", ["radio.transceiver=paper"]))) is None
+
+
+def test_the_steps_end_where_the_scheme_does():
+    """The last row is the noise of the scheme's own plan."""
+    given = ad.load("quick")
+    scheme = load_scheme("airdistill")
+    own = plan_scheme(scheme, as_run_by(scheme, given))
+    assert outlook_of(ad.plan(given)).steps[-1].noise_var == pytest.approx(own.forecast.effective_noise / 10)
+
+
+def test_an_uplink_without_a_choice_is_the_scenarios():
+    scenario = ad.load("quick", ["radio.truncation=-100 dB"])
+    plan = ad.plan(scenario)
+    assert plan.uplink.truncation == pytest.approx(1e-10)
+    sent = choose_uplink(scenario, plan.fleet, "knowledge", None, planning_draws(scenario))
+    assert sent.truncation == plan.uplink.truncation
+
+
+def test_very_many_rounds_are_like_the_last_that_were_followed(monkeypatch):
+    """Against the recursion played to its end."""
+    noise_var = np.random.default_rng(0).uniform(0.1, 1, (50, 4))
+    nothing = np.zeros_like(noise_var)
+    played = TrackingError(PARTS).weighted_sums([noise_var], nothing, [3000], 4)
+    monkeypatch.setattr("airdistill.planning.convergence.receiver_error._MOST_ROUNDS", 500)
+    assert TrackingError(PARTS).weighted_sums([noise_var], nothing, [3000], 4) == pytest.approx(played, rel=5e-3)
+    assert TrackingError(PARTS).weighted_sums([noise_var], nothing, [300], 4) == pytest.approx(
+        TrackingError(PARTS).weighted_sums([noise_var] * 2, nothing, [300, 400], 4)[:1]
+    )
+
+
+def test_a_device_without_a_channel_is_worth_silencing(tmp_path):
+    """Heard nothing is known of nothing: the tracker must not take that for a plan."""
+    gains = np.random.default_rng(0).normal(size=(20, 6, 2)) @ np.array([1e-5, 1e-5j])
+    gains[:, 2] = 0
+    np.savez(tmp_path / "trace.npz", channel=gains)
+    changes = ["fleet.devices=6", f"radio.trace={tmp_path / 'trace.npz'}", "learning.rounds=20"]
+    scheme = load_scheme("airdistill")
+    plan = plan_scheme(scheme, as_run_by(scheme, ad.load("quick", changes)))
+    assert plan.uplink.truncation > 0
+    assert np.isfinite(plan.forecast.effective_noise)
+    assert 1 / 6 <= plan.forecast.silent_share < 1

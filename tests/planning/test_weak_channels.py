@@ -1,0 +1,260 @@
+"""Silence in deep fades and channels that are known only nearly: designs, errors and what they give away."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_fleets import TRUSTS, fleets, random_fleet, uplink_of
+from scipy.integrate import quad
+
+import airdistill as ad
+from airdistill.channel.csi import ChannelError, planning_estimates, round_estimate
+from airdistill.errors import InputError
+from airdistill.planning.convergence.truncation import typical_floor
+from airdistill.planning.plan import planning_draws
+from airdistill.planning.transceiver.active_set import speaks, squared_bias_bound, weights_of_speakers
+from airdistill.planning.transceiver.design import design_round, noise_by_trust
+from airdistill.planning.uplinks import release_of
+from airdistill.privacy.sensitivity import required_noise_var
+from airdistill.radio.superposition import RoundNoise, over_the_air
+from airdistill.scenario import load
+
+
+@given(fleets, st.sampled_from(TRUSTS))
+def test_without_threshold_and_error_a_design_is_the_plain_one_to_the_last_bit(fleet, trust):
+    uplink = uplink_of(fleet, trust, truncation=0.0, error=ChannelError(0.0))
+    design = uplink.design(fleet.channel, fleet.num_rounds, 1)
+    plain = design_round(
+        fleet.class_counts, fleet.channel, fleet.peak_power_w, fleet.channel_noise_var, fleet.required, trust
+    )
+    for name, value in vars(plain).items():
+        assert np.array_equal(getattr(design, name), value), name
+    assert np.array_equal(uplink.noise_over(fleet.channel[None])(fleet.num_rounds)[0], plain.effective_noise_var)
+
+
+@given(fleets, st.sampled_from(TRUSTS), st.floats(0, 1))
+def test_a_truncated_round_is_the_plain_round_of_those_who_speak(fleet, trust, quantile):
+    """Same gains as if the silent had never been there; they send nothing, not even noise, and pay nothing."""
+    gains = np.abs(fleet.channel) ** 2
+    threshold = float(np.quantile(gains, quantile))
+    uplink, speaks = uplink_of(fleet, trust, truncation=threshold), gains >= threshold
+    design = uplink.design(fleet.channel, fleet.num_rounds, 1)
+    counts = fleet.class_counts[speaks]
+    required = required_noise_var(counts, fleet.mu[speaks], fleet.num_rounds, fleet.model)
+    alone = design_round(
+        counts, fleet.channel[speaks], fleet.peak_power_w[speaks], fleet.channel_noise_var, required, trust
+    )
+    for name in ("weights", "signal_gain", "noise_gain"):
+        # A device at its power limit has room for noise only by rounding.
+        close = 1e-6 * np.abs(getattr(alone, name)).max(initial=0)
+        assert getattr(design, name)[speaks] == pytest.approx(getattr(alone, name), rel=1e-9, abs=close)
+        assert not getattr(design, name)[~speaks].any()
+    assert design.rx_scale == pytest.approx(alone.rx_scale, rel=1e-9)
+    assert design.effective_noise_var == pytest.approx(alone.effective_noise_var, rel=1e-9)
+    release = release_of(uplink, design, fleet.channel, 1)
+    assert not release.cost(fleet.model, trust)[~speaks].any()
+    assert (design.privacy_slack(uplink.required(fleet.num_rounds)) >= -1e-9).all()
+    assert (design.power_slack(fleet.peak_power_w) >= -1e-9).all()
+
+
+@given(fleets, st.floats(0, 1), st.integers(0, 2**32))
+def test_the_bias_of_silence_stays_below_its_bound(fleet, quantile, seed):
+    threshold = float(np.quantile(np.abs(fleet.channel) ** 2, quantile))
+    num_devices, num_classes = fleet.class_counts.shape
+    rng = np.random.default_rng(seed)
+    knowledge = rng.dirichlet(np.full(num_classes, 0.2), (num_devices, num_classes))
+    speaking = speaks(fleet.channel, threshold)
+    spoken = weights_of_speakers(fleet.weights, speaking)
+    heard = spoken.any(axis=0)
+    difference = np.einsum("ik,ikd->kd", spoken - fleet.weights, knowledge)
+    bound = squared_bias_bound(fleet.weights, speaking, fleet.channel.shape)
+    assert ((difference**2).sum(axis=1)[heard] <= bound[heard] * (1 + 1e-9) + 1e-15).all()
+
+
+def test_the_bound_on_the_bias_is_met_when_the_silent_know_otherwise():
+    weights, channel = np.array([[0.7], [0.3]]), np.array([1.0, 0.1])
+    knowledge = np.array([[1.0, 0.0], [0.0, 1.0]])
+    speaking = speaks(channel, 0.5)
+    bias = (weights_of_speakers(weights, speaking) - weights)[:, 0] @ knowledge
+    assert (bias**2).sum() == pytest.approx(squared_bias_bound(weights, speaking, channel.shape)[0])
+    assert (bias**2).sum() == pytest.approx(2 * 0.3**2)
+
+
+@pytest.mark.parametrize(("power_db", "quantile"), [(-30, 0.999), (-20, 0.99), (-10, 0.9)])
+def test_errors_have_their_power_their_limit_and_their_slip(power_db, quantile):
+    error = ChannelError(10 ** (power_db / 10), quantile)
+    drawn = error.draw(400_000, np.random.default_rng(0))
+    assert np.abs(drawn).max() <= error.limit
+    # The quantile of an exponential law, from its distribution function.
+    assert 1 - np.exp(-(error.limit**2) / error.power) == pytest.approx(quantile)
+    density = lambda x: np.exp(-x / error.power) / error.power / quantile  # noqa: E731 - of |e|²
+    expected, _ = quad(lambda x: x / (1 - x) * density(x), 0, error.limit**2)
+    assert error.slip == pytest.approx(expected, rel=1e-6)
+    power, _ = quad(lambda x: x * density(x), 0, error.limit**2)
+    assert (np.abs(drawn) ** 2).mean() == pytest.approx(power, rel=0.02)
+    inverse = 1 / (1 + drawn)
+    spread = 5 * inverse.std() / np.sqrt(len(drawn))
+    assert abs(inverse.mean() - 1) < spread
+    assert (inverse.real - 1).var() == pytest.approx(0.5 * error.slip, rel=0.03)
+    assert (np.abs(inverse) ** 2).mean() == pytest.approx(1 + error.slip, rel=0.01)
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("noiseless", [False, True])
+def test_predicted_noise_is_what_slipping_signals_leave(trust, noiseless):
+    """Monte Carlo over errors and noise, with one-hot knowledge, for which the prediction is exact and no bound."""
+    fleet = next(f for f in map(random_fleet, range(100)) if len(f.mu) >= 4 and (f.class_counts > 0).all())
+    fleet = replace(
+        fleet, channel_noise_var=0.0 if noiseless else 0.05, mu=np.full(len(fleet.mu), 3.0), num_rounds=2, model="paper"
+    )
+    error = ChannelError(10**-1.5, 0.99)
+    uplink, rng, num_classes = (
+        uplink_of(fleet, trust, error=error),
+        np.random.default_rng(1),
+        len(fleet.class_counts[0]),
+    )
+    known = fleet.channel
+    design = uplink.design(known, fleet.num_rounds, 1)
+    assert (design.power_slack(fleet.peak_power_w) >= -1e-9).all()
+    knowledge = np.broadcast_to(np.eye(num_classes), (len(known), num_classes, num_classes))
+    errors, powers = [], []
+    for index in range(1500):
+        channel = known / (1 + error.draw(len(known), rng))
+        noise = RoundNoise.seeded(index, 1, design, num_classes, 2 * fleet.channel_noise_var, "complex")
+        heard = over_the_air(fleet.class_counts, knowledge, design, channel, noise, 1.0)
+        errors.append(heard.squared_error)
+        powers.append(heard.measured_power_w)
+    spread = 5 * np.std(errors, axis=0) / np.sqrt(len(errors))
+    assert (np.abs(np.mean(errors, axis=0) - design.effective_noise_var) < spread).all()
+    planned = design.mean_power_w().sum() / num_classes
+    assert np.mean(powers) == pytest.approx(planned, rel=1e-9, abs=5 * np.std(powers) / np.sqrt(len(powers)))
+
+
+@given(fleets, st.sampled_from(TRUSTS), st.floats(0.01, 0.6), st.integers(0, 2**32))
+def test_no_error_within_its_limit_gives_away_more_than_is_charged(fleet, trust, limit, seed):
+    """The server sees both axes: the slipped shift's magnitude against the noise on its own axis of the plane."""
+    error = ChannelError(limit**2 / np.log(1000), 0.999)
+    uplink = uplink_of(fleet, trust, error=error)
+    known, rng = fleet.channel, np.random.default_rng(seed)
+    design = uplink.design(known, fleet.num_rounds, 1)
+    charged = release_of(uplink, design, known, 1).cost(fleet.model, trust)
+    assert np.where(charged > 0, design.privacy_slack(uplink.required(fleet.num_rounds)), 0).min() >= -1e-9
+    errors = error.limit * np.exp(2j * np.pi * rng.random(len(known)))
+    errors[rng.random(len(known)) < 0.5] = -error.limit
+    given_away = _true_cost(uplink, design, known / (1 + errors), trust)
+    assert (given_away <= charged * (1 + 1e-9)).all()
+
+
+def _true_cost(uplink, design, channel, trust):
+    """(|h P1|√K s)²/noise on each axis, computed from the gains, as who sees the complex sum could use it."""
+    num_classes = len(design.rx_scale)
+    shift = np.abs(channel[:, None] * design.signal_gain) * np.sqrt(num_classes) * uplink.sensitivity(uplink.model, 1)
+    own = np.abs(channel[:, None] * design.noise_gain) ** 2
+    everybody = own.sum(axis=0) if design.noise_axes == 2 else own
+    counted = {"own_noise": own, "fleet_noise": everybody, "receiver_noise": everybody + uplink.channel_noise_var}[
+        trust
+    ]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(shift > 0, shift**2 / counted, 0.0)
+
+
+def test_the_margin_is_no_larger_than_it_must_be():
+    """The worst errors reach what is charged: one's own signal louder, everybody else's noise quieter."""
+    fleet = next(f for f in map(random_fleet, range(300)) if len(f.mu) == 6)
+    fleet = replace(fleet, class_counts=np.maximum(fleet.class_counts, 1))
+    error = ChannelError(0.01, 0.999)
+    for trust in ("receiver_noise", "fleet_noise"):
+        uplink = uplink_of(replace(fleet, channel_noise_var=0.5, mu=np.full(6, 0.1)), trust, error=error)
+        design = uplink.design(fleet.channel, fleet.num_rounds, 1)
+        charged = release_of(uplink, design, fleet.channel, 1).cost(fleet.model, trust)[0]
+        worst = np.full(6, error.limit + 0j)
+        worst[0] = -error.limit
+        reached = _true_cost(uplink, design, fleet.channel / (1 + worst), trust)[0]
+        # One's own noise is louder, too, which the margin leaves out.
+        assert (reached <= charged * (1 + 1e-9)).all()
+        assert (reached >= charged * (0.999999 if trust == "receiver_noise" else 0.4)).all()
+
+
+@given(fleets)
+def test_own_noise_is_immune_and_needs_one_axis(fleet):
+    plain, slipping = uplink_of(fleet, "own_noise"), uplink_of(fleet, "own_noise", error=ChannelError(0.02))
+    ours, theirs = (uplink.design(fleet.channel, fleet.num_rounds, 1) for uplink in (slipping, plain))
+    assert np.array_equal(ours.noise_gain, theirs.noise_gain)
+    assert ours.noise_axes == 1
+    counted = slipping.noise_by_trust(ours, fleet.channel)
+    assert np.array_equal(counted["own_noise"], noise_by_trust(theirs, fleet.channel, 0.0)["own_noise"])
+    # What others add on axes of their own is not counted.
+    assert (counted["fleet_noise"] == counted["own_noise"]).all()
+
+
+def test_estimates_come_from_streams_of_their_own():
+    scenario = load("quick", ["radio.csi_error_db=-20"])
+    channel = np.ones(20, dtype=complex)
+    first = round_estimate(scenario, channel, 1)
+    assert np.array_equal(first, round_estimate(scenario, channel, 1))
+    assert not np.isclose(first, round_estimate(scenario, channel, 2)).any()
+    assert not np.isclose(first, planning_estimates(scenario, channel[None])[0]).any()
+    exact = load("quick")
+    assert round_estimate(exact, channel, 1) is channel
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        (["radio.csi_error_db=-3"], "radio.csi_error_db"),
+        (["radio.csi_error_db=-20", "privacy.noise=secure"], "radio.csi_error_db"),
+        (["radio.csi_error_db=-20", "privacy.trust=receiver_noise", "radio.noise=real"], "radio.csi_error_db"),
+        (["radio.csi_error_db=3"], "radio.csi_error_db"),
+        (["radio.csi_quantile=1"], "radio.csi_quantile"),
+        (["radio.truncation=-1"], "radio.truncation"),
+        (["radio.truncation=-100 dBm"], "radio.truncation"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, field):
+    with pytest.raises(InputError) as refused:
+        ChannelError.of(load("quick", changes))
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("change", ["radio.truncation=-100 dB", "radio.csi_error_db=-20", "privacy.carry_over=true"])
+def test_the_papers_transceiver_knows_nothing_of_it(change):
+    with pytest.raises(InputError, match="the paper's transceiver"):
+        load("paper", ["radio.transceiver=paper", change])
+
+
+def test_a_threshold_may_be_given_in_decibels():
+    assert load("quick", ["radio.truncation=-100 dB"]).radio.truncation == pytest.approx(1e-10)
+
+
+def test_a_round_needs_as_many_as_the_fleet_says():
+    channel = np.array([[1.0, 0.1, 2.0], [0.1, 0.1, 2.0]])
+    assert speaks(channel, 0.5, at_least=2).tolist() == [[True, False, True], [False, False, False]]
+    plan = ad.plan(load("quick", ["fleet.min_devices=20", "radio.truncation=optimal", "learning.receiver=tracking"]))
+    channels = planning_draws(plan.scenario)
+    for drawn in channels[:20]:
+        speaking = plan.design(drawn).weights.any(axis=1)
+        assert speaking.all() or not speaking.any()
+
+
+@given(fleets, st.sampled_from(["fleet_noise", "own_noise"]))
+def test_a_receiver_with_noise_on_one_axis_hides_nothing_of_what_slips_off_it(fleet, trust):
+    """Its column of the ledger, which a later run may count on, has the devices' noise alone."""
+    uplink = uplink_of(fleet, trust, error=ChannelError(0.01), noise_on_both_axes=False)
+    design = uplink.design(fleet.channel, fleet.num_rounds, 1)
+    counted = uplink.noise_by_trust(design, fleet.channel)
+    assert np.array_equal(counted["receiver_noise"], counted["fleet_noise"])
+
+
+def test_a_class_that_mostly_cannot_be_sent_still_asks_for_its_noise():
+    """A holder without a channel in six rounds of ten: the typical floor is of the other four."""
+    gains = np.ones((10, 3), dtype=complex)
+    gains[:6, 2] = 0
+    fleet = replace(random_fleet(3), class_counts=np.full((3, 2), 5), peak_power_w=np.ones(3), mu=np.ones(3))
+    fleet = replace(fleet, channel_noise_var=0.1, model="device", channel=gains[0])
+    uplink = uplink_of(fleet, "receiver_noise", split_budget=True)
+    floor = typical_floor(uplink, gains)
+    assert np.isfinite(floor).all()
+    assert floor == pytest.approx(uplink.channel_floor(gains)[9])
+    assert (replace(uplink, floor=floor).required(4) > 0).all()

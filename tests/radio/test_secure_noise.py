@@ -1,0 +1,269 @@
+"""The sampler's distribution, and signals on the grid through the air's own path.
+
+This randomness cannot be seeded: bounds of five standard errors are missed by chance about once in a million runs.
+"""
+
+import math
+import os
+import sys
+
+import numpy as np
+import pytest
+from random_fleets import random_fleet
+from scipy.stats import chi2
+
+from airdistill.errors import AirDistillError
+from airdistill.planning.fleet import RealisedFleet
+from airdistill.planning.payloads import ClassMeans
+from airdistill.planning.transceiver.design import Links, design_links, design_round
+from airdistill.planning.transceiver.tdma import OrthogonalUplink
+from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
+from airdistill.radio import discrete_noise
+from airdistill.radio.discrete_noise import LARGEST_SIGNAL, SecureGrid, discrete_gaussian, transmit_on_grid
+from airdistill.radio.superposition import receive, superpose, superpose_apart
+
+COUNTS = np.array([[30, 10, 0], [5, 15, 8], [20, 20, 20], [0, 3, 9]])
+CHANNEL = np.array([1e-4 + 2e-4j, -3e-4 + 1e-5j, 2e-4 - 1e-4j, 1e-5j])
+POWER = np.array([1e-3, 2e-3, 3e-3, 1e-3])
+MU = np.array([0.5, 2.0, 1.0, 4.0])
+CLIP, ROUNDS = 1.7, 5
+DIAMETER = math.sqrt(2)
+
+
+def needs_opendp():
+    return pytest.importorskip("opendp")
+
+
+def knowledge_grid(trust, mu=MU, repeats=1):
+    """Three classes of three entries; `repeats` makes the vectors longer, to measure more noise at once."""
+    required = required_noise_var(COUNTS, mu, ROUNDS, "device")
+    design = design_round(COUNTS, CHANNEL, POWER, 1e-15, required, trust)
+    own = trust == "own_noise"
+    grid = SecureGrid.of(design, CHANNEL, np.full(COUNTS.shape, DIAMETER), 3 * repeats, 3.0, own)
+    return design, grid
+
+
+def orthogonal_grid(mu=MU, repeats=1):
+    fleet = RealisedFleet(COUNTS, POWER, mu, mu, mu)
+    dynamics = TrajectoryDynamics(0.05, 10.0, 2.0, 4.0)
+    design = OrthogonalUplink(fleet, 1e-15, "fleet_noise", ClassMeans(fleet, "device", False, dynamics)).design(
+        CHANNEL, ROUNDS, 1
+    )
+    return design, SecureGrid.of(design, CHANNEL, np.full(COUNTS.shape, DIAMETER), 3 * repeats, 3.0, own=True)
+
+
+def gradient_grid(trust, length=500, mu=MU):
+    weights = COUNTS.sum(axis=1, keepdims=True) / COUNTS.sum()
+    required = ROUNDS * (weights * 2 * CLIP) ** 2 / mu[:, None] ** 2
+    energy_slots = length / CLIP**2
+    links = Links.weighted(weights, energy_slots, CHANNEL, POWER, 1e-15)
+    design = design_links(links, CHANNEL, required, trust)
+    own = trust == "own_noise"
+    return design, SecureGrid.of(design, CHANNEL, np.full((4, 1), 2 * CLIP), length, energy_slots, own)
+
+
+def some_vectors(grid, seed=0):
+    return np.random.default_rng(seed).dirichlet(np.ones(grid.vector_length), grid.amplitude.shape)
+
+
+def silence(shape):
+    return np.zeros(shape, dtype=complex)
+
+
+def received_sum(design, grid, vectors):
+    sent = transmit_on_grid(grid, vectors)
+    return receive(superpose(sent, CHANNEL, silence(sent.shape[1:])), design.rx_scale)
+
+
+@pytest.mark.parametrize("deviation", [0.4, 1.0, 2.7, 5.0])
+def test_small_deviations_follow_the_exact_probabilities(deviation):
+    """χ² over all values expected at least ten times, the rest in one cell; refused once in a million runs."""
+    needs_opendp()
+    count, values = 20_000, np.arange(-60, 61)
+    expected = np.exp(-(values**2) / (2 * deviation**2))
+    expected *= count / expected.sum()
+    drawn = discrete_gaussian(deviation, count)
+    seen = np.bincount(drawn + 60, minlength=121)
+    often = expected >= 10
+    cells = np.append(expected[often], expected[~often].sum())
+    statistic = ((np.append(seen[often], seen[~often].sum()) - cells) ** 2 / cells).sum()
+    assert statistic < chi2.isf(1e-6, len(cells) - 1)
+
+
+@pytest.mark.parametrize("deviation", [1e3, 1e6, 1e9, 2.0**57 + 2.0**30])
+def test_large_deviations_have_their_mean_and_variance(deviation):
+    needs_opendp()
+    count = 10_000
+    drawn = discrete_gaussian(deviation, (100, 100)).astype(float) / deviation
+    assert drawn.shape == (100, 100)
+    assert abs(drawn.mean()) < 5 / math.sqrt(count)
+    assert abs(drawn.var() - 1) < 5 * math.sqrt(2 / count)
+    assert 3 < np.abs(drawn).max() < 8
+
+
+def test_draws_that_do_not_fit_are_refused():
+    needs_opendp()
+    assert np.abs(discrete_gaussian(2.0**59, 2000).astype(float)).max() > 2.0**60
+    with pytest.raises(AirDistillError, match="64 bits"):
+        discrete_gaussian(2.0**64, 100)
+
+
+def test_randomness_is_fresh_in_every_call_and_every_process():
+    needs_opendp()
+    first, second = discrete_gaussian(1e6, 20), discrete_gaussian(1e6, 20)
+    assert not np.array_equal(first, second)
+    np.random.seed(0)  # noqa: NPY002
+    third = discrete_gaussian(1e6, 20)
+    np.random.seed(0)  # noqa: NPY002
+    assert not np.array_equal(third, discrete_gaussian(1e6, 20))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_draws_other_noise():
+    needs_opendp()
+    discrete_gaussian(1e6, 5)
+    source, sink = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(sink, discrete_gaussian(1e6, 5).tobytes())
+        os._exit(0)
+    here = discrete_gaussian(1e6, 5)
+    os.waitpid(child, 0)
+    there = np.frombuffer(os.read(source, 40), dtype=np.int64)
+    os.close(source)
+    os.close(sink)
+    assert there.size == 5
+    assert not (here == there).any()
+
+
+def test_no_deviation_is_no_noise_and_no_deviation_is_negative():
+    assert not discrete_gaussian(0.0, (2, 3)).any()
+    for wrong in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="must be finite and not negative"):
+            discrete_gaussian(wrong, 3)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    discrete_noise._mechanism.cache_clear()
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    with pytest.raises(AirDistillError, match=r"pip install 'airdistill\[secure\]'"):
+        discrete_gaussian(1.0, 3)
+
+
+NO_PRIVACY = np.full(4, np.inf)
+
+
+def test_without_noise_the_sum_arrives_to_within_rounding():
+    for design, grid in (knowledge_grid("fleet_noise", NO_PRIVACY), gradient_grid("own_noise", mu=NO_PRIVACY)):
+        assert not grid.deviation.any()
+        vectors = some_vectors(grid)
+        exact = np.einsum("ik,ikd->kd", grid.amplitude, vectors)
+        error = np.abs(received_sum(design, grid, vectors) - exact)
+        assert (error <= len(vectors) / 2 * grid.spacing[:, None] * (1 + 1e-3)).all()
+        assert error.any()
+
+
+def test_without_noise_each_device_arrives_to_within_rounding():
+    design, grid = orthogonal_grid(NO_PRIVACY)
+    vectors = some_vectors(grid)
+    sent = transmit_on_grid(grid, vectors)
+    each = receive(superpose_apart(sent, CHANNEL, silence(sent.shape)), design.rx_scale)
+    held = COUNTS > 0
+    assert np.isnan(each[~held]).all()
+    assert np.abs(each - vectors)[held].max() <= grid.spacing.max() / 2 * (1 + 1e-3)
+
+
+def test_rounding_moves_neighbours_no_further_than_promised():
+    _, grid = gradient_grid("fleet_noise", mu=NO_PRIVACY)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        one, other = rng.standard_normal((2, 4, 1, grid.vector_length))
+        sent = [transmit_on_grid(grid, vectors) / grid.unit[:, :, None] for vectors in (one, other)]
+        apart = np.linalg.norm(sent[0] - sent[1], axis=2)
+        unrounded = np.linalg.norm(grid.amplitude[:, :, None] * (one - other), axis=2)
+        assert (np.abs(apart - unrounded) <= grid.added_shift()).all()
+
+
+@pytest.mark.parametrize("kind", ["fleet_noise", "own_noise", "gradient fleet_noise", "gradient own_noise"])
+def test_the_noise_of_the_sum_is_what_the_grid_says(kind):
+    needs_opendp()
+    made = gradient_grid(kind.split()[1], 2000) if "gradient" in kind else knowledge_grid(kind, repeats=700)
+    design, grid = made
+    vectors = some_vectors(grid)
+    noise = received_sum(design, grid, vectors) - np.einsum("ik,ikd->kd", grid.amplitude, vectors)
+    wanted = grid.noise_var().sum(axis=0)
+    ratio = (noise**2).mean(axis=1) / wanted
+    assert wanted == pytest.approx(design.effective_noise_var - 1e-15 / design.rx_scale**2, rel=1e-9)
+    assert np.abs(ratio - 1).max() < 5 * math.sqrt(2 / noise.shape[1])
+    assert abs(ratio.mean() - 1) < 5 * math.sqrt(2 / noise.size)
+
+
+def test_the_noise_of_each_device_apart_is_what_the_grid_says():
+    needs_opendp()
+    design, grid = orthogonal_grid(repeats=300)
+    vectors = some_vectors(grid)
+    sent = transmit_on_grid(grid, vectors)
+    noise = receive(superpose_apart(sent, CHANNEL, silence(sent.shape)), design.rx_scale) - vectors
+    held = COUNTS > 0
+    ratio = (noise**2).mean(axis=2)[held] / grid.noise_var()[held]
+    assert np.abs(ratio - 1).max() < 5 * math.sqrt(2 / grid.vector_length)
+    assert abs(ratio.mean() - 1) < 5 * math.sqrt(2 / (ratio.size * grid.vector_length))
+
+
+def test_every_value_lies_on_the_grid():
+    """Divided by what multiplied it last, each value is a whole number of spacings, and no two calls agree."""
+    needs_opendp()
+    _, grid = knowledge_grid("fleet_noise")
+    vectors = some_vectors(grid)
+    unit = grid.unit[:, :, None]
+    runs = [transmit_on_grid(grid, vectors) for _ in range(2)]
+    assert np.array_equal((runs[0] != runs[1]).any(axis=2), grid.deviation > 0)
+    for sent in runs:
+        whole = np.rint((sent / unit).real / grid.spacing[:, None])
+        assert np.array_equal(sent, unit * (whole * grid.spacing[:, None]))
+
+
+def test_what_a_device_lacks_poisons_nothing_and_noise_is_sent_all_the_same():
+    needs_opendp()
+    design, grid = knowledge_grid("fleet_noise")
+    vectors = some_vectors(grid)
+    vectors[COUNTS == 0] = np.nan
+    sent = transmit_on_grid(grid, vectors)
+    assert np.isfinite(sent).all()
+    assert (sent[0, 2] != 0).all()
+    assert np.isfinite(received_sum(design, grid, vectors)).all()
+
+
+def test_signals_that_the_grid_cannot_hold_are_refused():
+    _, grid = knowledge_grid("fleet_noise", NO_PRIVACY)
+    vectors = some_vectors(grid)
+    for wrong in (np.nan, np.inf, 2 * LARGEST_SIGNAL * grid.spacing.max() / grid.amplitude[1, 1]):
+        vectors[1, 1, 1] = wrong
+        with pytest.raises(AirDistillError, match="must be numbers of at most"):
+            transmit_on_grid(grid, vectors)
+    with pytest.raises(ValueError, match="must be"):
+        transmit_on_grid(grid, vectors[:, :, :2])
+
+
+def test_noise_beyond_exact_integers_is_refused():
+    needs_opendp()
+    one = np.ones((1, 1))
+    grid = SecureGrid(np.ones(1), one, one * 2.0**55, one + 0j, 50)
+    with pytest.raises(AirDistillError, match=r"exceed 2\^53"):
+        transmit_on_grid(grid, np.zeros((1, 1, 50)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_fleets_go_through(seed):
+    needs_opendp()
+    fleet = random_fleet(seed)
+    num_classes = fleet.class_counts.shape[1]
+    args = fleet.class_counts, fleet.channel, fleet.peak_power_w, fleet.channel_noise_var, fleet.required
+    for trust in ("fleet_noise", "own_noise"):
+        design = design_round(*args, trust)
+        shape = fleet.class_counts.shape
+        grid = SecureGrid.of(design, fleet.channel, np.ones(shape), num_classes, num_classes, trust == "own_noise")
+        sent = transmit_on_grid(grid, some_vectors(grid))
+        heard = receive(superpose(sent, fleet.channel, silence(sent.shape[1:])), design.rx_scale)
+        assert np.isfinite(heard[design.rx_scale > 0]).all()
