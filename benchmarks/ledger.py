@@ -9,7 +9,7 @@ from airdistill.channel import channel_source
 from airdistill.planning.uplinks import release_of
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import Ledger
-from airdistill.runs.accounts import opening_of
+from airdistill.runs.accounts import ledger_header
 from airdistill.schemes.registry import load_scheme
 
 FLEETS = {
@@ -27,7 +27,7 @@ def measure(name: str, changes: list[str], num_rounds: int = 50) -> tuple[float,
     designs = [plan.design(channel, t) for t, channel in enumerate(channels, start=1)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
-        ledger = Ledger.begin(opening_of(plan, load_scheme("ota_fd")), path)
+        ledger = Ledger.begin(ledger_header(plan, load_scheme("ota_fd")), path)
         started = time.perf_counter()
         for t, (channel, design) in enumerate(zip(channels, designs, strict=True), start=1):
             ledger.charge(release_of(plan.uplink, design, channel, t))

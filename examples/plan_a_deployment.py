@@ -26,7 +26,7 @@ def plan_for(devices: int, power: str, epsilon: str, changes: list[str]) -> ad.P
 
 
 def row(plan: ad.Plan, power: str) -> tuple[str, ...]:
-    error = {receiver.name: receiver.squared_error for receiver in ad.outlook_of(plan, with_steps=False).receivers}
+    error = {receiver.name: receiver.squared_error for receiver in ad.what_if(plan, with_steps=False).receivers}
     return (
         f"{plan.fleet.num_devices}",
         power,

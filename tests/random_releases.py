@@ -1,8 +1,8 @@
-"""Releases and openings to try ledgers on."""
+"""Releases and headers to try ledgers on."""
 
 import numpy as np
 
-from airdistill.privacy.ledger import Opening
+from airdistill.privacy.ledger import LedgerHeader
 from airdistill.privacy.release import TRUST_MODELS, Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 
@@ -26,11 +26,11 @@ def random_release(round_index, num_devices=3, num_rows=4, seed=0, noise=1.0):
     )
 
 
-def opening(mu=10.0, num_devices=3, num_rows=4, **changes):
+def header(mu=10.0, num_devices=3, num_rows=4, **changes):
     per_device = np.ones(num_devices)
     given = {
         "name": "test", "scheme": "ota_fd", "payload": "knowledge", "num_rows": num_rows, "epsilon": 8.0 * per_device,
         "delta": 1e-5 * per_device, "mu": mu * per_device, "sensitivity": "device", "trust": "fleet_noise",
         "accountant": "exact", "relabel": False, "noise": "seeded", "terms": TERMS,
     }  # fmt: skip
-    return Opening(**(given | changes))
+    return LedgerHeader(**(given | changes))

@@ -35,7 +35,7 @@ class Undeclared(Uncharged):
     name = "undeclared"
 
     def play(self, this):
-        this.release_bare()
+        this.release_without_privacy()
         return super().play(this)
 
 

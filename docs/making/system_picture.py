@@ -20,7 +20,7 @@ import numpy as np
 import airdistill as ad
 from airdistill.data import load_dataset
 from airdistill.files import write_whole
-from airdistill.radio import Heard
+from airdistill.radio import Reception
 from airdistill.report.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import SCHEMES, Outcome, Round
@@ -38,7 +38,7 @@ GROUPS = ", ".join(f'{{count={count}, model="{model}"}}' for count, model in zip
 class Watched(SCHEMES["airdistill"]):
     """The scheme as it is, with what its server heard last kept for the picture."""
 
-    heard: Heard
+    heard: Reception
 
     def play(self, this: Round) -> Outcome:
         outcome = super().play(this)
@@ -47,7 +47,7 @@ class Watched(SCHEMES["airdistill"]):
         return outcome
 
 
-def last_heard(rounds: int, changes: Sequence[str] = ()) -> Heard:
+def last_heard(rounds: int, changes: Sequence[str] = ()) -> Reception:
     """Of the last round of a run of `quick` with three kinds of models."""
     scheme = Watched()
     plan = ad.plan_run(ad.load("quick", [f"fleet.groups=[{GROUPS}]", *changes]), scheme.name, rounds)
@@ -57,7 +57,7 @@ def last_heard(rounds: int, changes: Sequence[str] = ()) -> Heard:
     return scheme.heard
 
 
-def system(heard: Heard, digits: np.ndarray, rounds: int) -> str:
+def system(heard: Reception, digits: np.ndarray, rounds: int) -> str:
     """The picture, from top to bottom as a round goes."""
     parts = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="14" fill="#ffffff" stroke="{LINE}"/>',
@@ -136,7 +136,7 @@ def _waves() -> list[str]:
     ]
 
 
-def _maps(heard: Heard) -> list[str]:
+def _maps(heard: Reception) -> list[str]:
     """What is summed, what is heard, what is estimated: each with what happens to it."""
     told = [
         ("3  The air adds", "The devices' mean:", "nobody sees it.", heard.ideal),

@@ -4,7 +4,7 @@
 >>> plan = ad.plan(ad.load("quick"))
 >>> plan.num_rounds
 60
->>> [receiver.name for receiver in ad.outlook_of(plan).receivers]
+>>> [receiver.name for receiver in ad.what_if(plan).receivers]
 ['linear', 'projected', 'tracking']
 >>> ad.plan_run(ad.load("quick"), rounds=16).scenario.learning.receiver
 'tracking'
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airdistill.audit import Audit, AuditOptions, audit_run
     from airdistill.errors import AirDistillError
     from airdistill.planning.plan import Plan, plan
-    from airdistill.planning.what_if.steps import Outlook, outlook_of
+    from airdistill.planning.what_if.steps import WhatIf, what_if
     from airdistill.privacy.certificate import Certificate
     from airdistill.privacy.ledger import BudgetExceeded
     from airdistill.runs import ComparisonRecord, PilotRecord, RunRecord, certify, compare, pilot, resume, run
@@ -37,22 +37,22 @@ __all__ = [
     "BudgetExceeded",
     "Certificate",
     "ComparisonRecord",
-    "Outlook",
     "PilotRecord",
     "Plan",
     "RunOptions",
     "RunRecord",
     "Scenario",
+    "WhatIf",
     "audit_run",
     "certify",
     "compare",
     "load",
-    "outlook_of",
     "pilot",
     "plan",
     "plan_run",
     "resume",
     "run",
+    "what_if",
 ]
 
 # Names are looked up when first used, so that `import airdistill` and `airdistill --help` stay light.
@@ -63,7 +63,7 @@ _HOMES = {
     "BudgetExceeded": "airdistill.privacy.ledger",
     "Certificate": "airdistill.privacy.certificate",
     "ComparisonRecord": "airdistill.runs.comparison",
-    "Outlook": "airdistill.planning.what_if.steps",
+    "WhatIf": "airdistill.planning.what_if.steps",
     "PilotRecord": "airdistill.runs.piloting",
     "Plan": "airdistill.planning.plan",
     "RunOptions": "airdistill.runs.options",
@@ -73,7 +73,7 @@ _HOMES = {
     "certify": "airdistill.runs.accounts",
     "compare": "airdistill.runs.comparison",
     "load": "airdistill.scenario",
-    "outlook_of": "airdistill.planning.what_if.steps",
+    "what_if": "airdistill.planning.what_if.steps",
     "pilot": "airdistill.runs.piloting",
     "plan": "airdistill.planning.plan",
     "plan_run": "airdistill.schemes.registry",

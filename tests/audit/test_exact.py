@@ -13,7 +13,7 @@ import airdistill as ad
 from airdistill.audit import AuditOptions, audit
 from airdistill.audit.certificate import CLASS_MEAN, LEMMA_1, RECORD_GRADIENT, promise_of
 from airdistill.audit.exact import audit_exactly, measured_mu
-from airdistill.audit.neighbours import Twins, follow, neighbours_of
+from airdistill.audit.neighbours import NeighbouringPair, follow, neighbours_of
 from airdistill.learning.models import build_model
 from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.runs.options import RunOptions
@@ -184,7 +184,7 @@ def test_stacked_twins_drift_as_far_as_those_trained_one_by_one(tmp_path):
 def test_twins_begin_every_transcript_anew(tmp_path, scheme, engine):
     world = small_world(tmp_path, scheme)
     world = replace(world, engine=replace(world.engine, **engine))
-    twins = Twins(world, neighbours_of(world, 2, 0))
+    twins = NeighbouringPair(world, neighbours_of(world, 2, 0))
     first, other, again = (twins.follow(seed, world.link.seeded_noise).squared_shift for seed in (0, 1, 0))
     assert (first == again).all()
     assert (first[-1] != other[-1]).any()

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from random_releases import opening, random_release
+from random_releases import header, random_release
 
 from airdistill.audit.second_opinion import dp_event, pld_epsilon
 from airdistill.privacy.ledger import Ledger
@@ -9,7 +9,7 @@ from airdistill.privacy.ledger import Ledger
 @pytest.mark.parametrize(("model", "relabel"), [("device", False), ("class_mean", False), ("class_mean", True)])
 def test_dp_accountings_pld_gives_the_same_epsilon_to_a_thousandth(model, relabel):
     """Uneven rounds, each its own Gaussian mechanism."""
-    ledger = Ledger(opening(sensitivity=model, relabel=relabel))
+    ledger = Ledger(header(sensitivity=model, relabel=relabel))
     for t in range(1, 13):
         ledger.charge(random_release(t))
     for device in (0, 2):
@@ -18,7 +18,7 @@ def test_dp_accountings_pld_gives_the_same_epsilon_to_a_thousandth(model, relabe
 
 
 def test_equal_rounds_are_one_event():
-    ledger = Ledger(opening())
+    ledger = Ledger(header())
     for _ in range(40):
         ledger.charge(random_release(1, noise=20.0))
     event = dp_event(ledger, 1)
@@ -28,7 +28,7 @@ def test_equal_rounds_are_one_event():
 
 
 def test_numbers_as_they_are_have_no_epsilon_and_silence_has_none_to_pay():
-    bare = Ledger(opening(enforced=False))
+    bare = Ledger(header(enforced=False))
     bare.charge(random_release(1, noise=0.0))
     assert pld_epsilon(dp_event(bare, 0), 1e-5) == np.inf
-    assert pld_epsilon(dp_event(Ledger(opening()), 0), 1e-5) == 0
+    assert pld_epsilon(dp_event(Ledger(header()), 0), 1e-5) == 0

@@ -16,7 +16,7 @@ from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.coordinator import Coordinator, Introduction
 from airdistill.flower.demo import prepare
 from airdistill.flower.device import Device
-from airdistill.flower.endpoint import Station, StationError
+from airdistill.flower.endpoint import Endpoint, EndpointError
 from airdistill.flower.media import _check_signal
 from airdistill.flower.records import packed
 from airdistill.flower.senders import signal_of
@@ -50,11 +50,11 @@ def test_a_device_pays_first_refuses_what_is_over_and_pays_for_what_it_missed(tm
     assert devices.device(0).last_round == 1
     devices.device(0).answer("signal", 3, {})
     for refused in (2, 1, 0, -1, 5):
-        with pytest.raises(StationError, match=f"round {refused} is refused"):
+        with pytest.raises(EndpointError, match=f"round {refused} is refused"):
             devices.device(0).answer("signal", refused, {})
-    ahead, behind = Station.open(devices.folders[0], "airdistill"), Station.open(server, "airdistill")
+    ahead, behind = Endpoint.open(devices.folders[0], "airdistill"), Endpoint.open(server, "airdistill")
     for round_index in (1, 2, 3):
-        behind.pay_for(round_index)
+        behind.charge_through(round_index)
     assert (devices.folders[0] / "ledger.jsonl").read_text() == (server / "ledger.jsonl").read_text()
     assert [release.round_index for release in ahead.ledger.releases] == [1, 2, 3]
 
@@ -68,7 +68,7 @@ def test_the_same_question_gets_the_same_bytes_and_no_second_charge(tmp_path, no
     ledger = (devices.folders[0] / "ledger.jsonl").read_bytes()
     assert devices.device(0).answer("signal", 1, {}) == first
     assert (devices.folders[0] / "ledger.jsonl").read_bytes() == ledger
-    with pytest.raises(StationError, match="asked otherwise"):
+    with pytest.raises(EndpointError, match="asked otherwise"):
         devices.device(0).answer("signal", 1, {"more": 1})
 
 
@@ -83,14 +83,14 @@ def test_a_device_that_died_after_it_was_charged_stays_charged_and_sends_nothing
     with pytest.raises(KeyboardInterrupt):
         device.answer("signal", 1, {})
     assert devices.device(0).last_round == 1
-    with pytest.raises(StationError, match="round 1 is refused"):
+    with pytest.raises(EndpointError, match="round 1 is refused"):
         devices.device(0).answer("signal", 1, {})
 
 
 def test_a_device_refuses_a_round_that_it_cannot_pay_for(tmp_path, monkeypatch):
     _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
     device = devices.device(1)
-    terms = device.station.ledger.opening
+    terms = device.station.ledger.header
     monkeypatch.setattr(device.station.ledger, "opening", type(terms)(**{**vars(terms), "mu": terms.mu * 0.1}))
     with pytest.raises(BudgetExceeded, match="it did not happen"):
         device.answer("signal", 1, {})
@@ -100,7 +100,7 @@ def test_a_device_refuses_a_round_that_it_cannot_pay_for(tmp_path, monkeypatch):
 def test_a_device_learns_once_a_round_and_from_nothing_but_numbers(tmp_path):
     _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
     uniform = np.full((3, 3), 1 / 3)
-    with pytest.raises(StationError, match="and paid for round 0"):
+    with pytest.raises(EndpointError, match="and paid for round 0"):
         devices.device(0).answer("learn", 4, {"evaluate": 0})
     devices.device(0).answer("signal", 1, {})
     for number, wrong in enumerate((uniform[:2], uniform * np.inf, np.array([[np.nan, 0.5, 0.5]] * 3))):
@@ -108,7 +108,7 @@ def test_a_device_learns_once_a_round_and_from_nothing_but_numbers(tmp_path):
         with pytest.raises(AirDistillError, match=r"is refused|were asked"):
             devices.device(number).answer("learn", 2, {"broadcast": packed(wrong), "evaluate": 0})
         # Nor may a server try on until something works.
-        with pytest.raises(StationError, match="asked otherwise"):
+        with pytest.raises(EndpointError, match="asked otherwise"):
             devices.device(number).answer("learn", 2, {"broadcast": packed(uniform), "evaluate": 0})
     unsent = uniform.copy()
     unsent[1] = np.nan
@@ -118,7 +118,7 @@ def test_a_device_learns_once_a_round_and_from_nothing_but_numbers(tmp_path):
     weights = (devices.folders[0] / "weights.safetensors").read_bytes()
     assert devices.device(0).answer("learn", 1, question) == lesson
     assert (devices.folders[0] / "weights.safetensors").read_bytes() == weights
-    with pytest.raises(StationError, match="asked otherwise"):
+    with pytest.raises(EndpointError, match="asked otherwise"):
         devices.device(0).answer("learn", 1, {"broadcast": packed(uniform), "evaluate": 0})
 
 
@@ -127,11 +127,11 @@ def test_a_model_that_has_learned_further_is_not_asked_for_a_round_before(tmp_pa
     scenario = small_scenario(tmp_path, "privacy.sensitivity=trajectory")
     _, devices = federation(tmp_path / "run", scenario, "ota_fd")
     device = devices.device(0)
-    device.station.pay_for(2)
+    device.station.charge_through(2)
     device.learn(1, None, evaluate=False)
     devices.device(0).answer("signal", 3, {})
     devices.device(0).learn(3, None, evaluate=False)
-    with pytest.raises(StationError, match="round 3 is refused: it has learned in round 3"):
+    with pytest.raises(EndpointError, match="round 3 is refused: it has learned in round 3"):
         devices.device(0)._knowledge(3)
 
 
@@ -140,7 +140,7 @@ def test_what_was_sealed_when_a_folder_was_opened_cannot_be_changed(tmp_path):
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     other, _ = federation(tmp_path / "other", small_scenario(tmp_path, "privacy.epsilon=2000"), "ota_fd")
     (devices.folders[0] / "plan.json").write_bytes((other / "plan.json").read_bytes())
-    with pytest.raises(StationError, match="is not the plan of the scenario beside it"):
+    with pytest.raises(EndpointError, match="is not the plan of the scenario beside it"):
         devices.device(0)
     devices.device(1).answer("signal", 1, {})
     (devices.folders[1] / "plan.json").write_bytes((other / "plan.json").read_bytes())
@@ -150,9 +150,9 @@ def test_what_was_sealed_when_a_folder_was_opened_cannot_be_changed(tmp_path):
     (devices.folders[2] / "ledger.jsonl").unlink()
     with pytest.raises(AirDistillError, match="ledger"):
         devices.device(2)
-    Station.open(server, "ota_fd")
+    Endpoint.open(server, "ota_fd")
     (server / "run.json").unlink()  # as after a kill while it was first opened: nothing was released yet
-    assert Station.open(server, "ota_fd").ledger.last_round == 0
+    assert Endpoint.open(server, "ota_fd").ledger.last_round == 0
 
 
 ANSWERS = {
@@ -188,10 +188,10 @@ def test_as_loud_as_knowledge_and_noise_explain_is_not_too_loud(tmp_path):
     """500 rounds of honest devices with much noise: none is taken for a liar."""
     scenario = small_scenario(tmp_path, "learning.rounds=500", "learning.max_rounds=500", "privacy.trust=own_noise")
     server, _ = federation(tmp_path / "run", scenario, "ota_fd")
-    station = Station.open(server, "ota_fd")
+    station = Endpoint.open(server, "ota_fd")
     knowledge = np.eye(3)
     for round_index in range(1, 501):
-        paid = station.pay_for(round_index)
+        paid = station.charge_through(round_index)
         for device in range(3):
             signal = signal_of(station, device, paid, knowledge)
             _check_signal(signal, paid.design, device, 1.0, np.zeros(3))
@@ -205,7 +205,7 @@ def test_nothing_is_broadcast_where_the_others_count_on_the_noise_of_one_that_is
     scenario = small_scenario(tmp_path, "learning.rounds=3", "privacy.trust=fleet_noise")
     server, devices = federation(tmp_path / "run", scenario, "airdistill")
     probe, _ = federation(tmp_path / "probe", scenario, "airdistill")
-    makes_some = Station.open(probe, "airdistill").pay_for(2).design.noise_gain.any(axis=1)
+    makes_some = Endpoint.open(probe, "airdistill").charge_through(2).design.noise_gain.any(axis=1)
     lost = int(np.flatnonzero(makes_some == adds_noise)[0])
     devices.spoil = lambda _kind, t, device, real: None if (t, device) == (2, lost) else real
     Coordinator(server, "airdistill", devices).play()
@@ -229,7 +229,7 @@ def test_a_run_does_not_begin_with_wrong_terms_twins_or_too_few(tmp_path):
     }
     for reason, introduced in wrong.items():
         devices.introductions = lambda _, introduced=introduced: introduced
-        with pytest.raises(StationError, match=reason):
+        with pytest.raises(EndpointError, match=reason):
             Coordinator(server, "ota_fd", devices).play()
 
 
@@ -241,7 +241,7 @@ def test_who_comes_late_takes_part_from_then_on_and_too_few_stop_a_run(tmp_path)
     late = iter([[], [Introduction(2, "other terms")], [everybody[2]], []])
     devices.newcomers = lambda: next(late)
     devices.spoil = lambda _kind, t, device, real: None if (t, device) in [(4, 0), (4, 1)] else real
-    with pytest.raises(StationError, match="round 4: 1 devices answered and 2 must"):
+    with pytest.raises(EndpointError, match="round 4: 1 devices answered and 2 must"):
         Coordinator(server, "ota_fd", devices).play()
     assert [list(record["without_signal"]) for record in records(server)] == [["2"], ["2"], []]
     devices.spoil, devices.newcomers = as_it_is, list
@@ -281,7 +281,7 @@ def test_a_server_that_was_killed_asks_for_the_round_again_with_the_same_result(
     assert [record["round"] for record in records(server)] == [1, 2, 3, 4]
     assert all(record["without_signal"] == record["without_lesson"] == {} for record in records(server))
     assert json.loads((server / "summary.json").read_text())["rounds"] == 4
-    ledgers = [Station.open(folder, scheme).ledger.releases for folder in [server, *devices.folders]]
+    ledgers = [Endpoint.open(folder, scheme).ledger.releases for folder in [server, *devices.folders]]
     for releases in ledgers:
         assert [mine.same_as(first) for mine, first in zip(releases, ledgers[0], strict=True)] == [True] * 4
     if noise == "seeded":
@@ -347,7 +347,7 @@ def test_the_server_learns_of_refusals_and_not_why_a_device_failed(tmp_path):
 
     _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
     settings = {"folder": str(devices.folders[0]), "device": 0, "scheme": "ota_fd"}
-    with pytest.raises(StationError, match="round 9 is refused"), _device(settings) as device:
+    with pytest.raises(EndpointError, match="round 9 is refused"), _device(settings) as device:
         device.answer("signal", 9, {})
     with pytest.raises(AirDistillError, match=r"^failed; its own log says why$"), _device(settings):
         raise ValueError("0.123 of device 0")

@@ -14,7 +14,7 @@ pytest.importorskip("opendp")
 from airdistill.errors import InputError
 from airdistill.flower.coordinator import Coordinator
 from airdistill.flower.device import Device
-from airdistill.flower.endpoint import Station, StationError
+from airdistill.flower.endpoint import Endpoint, EndpointError
 from airdistill.flower.sums.messages import Roster, keys_question, sum_terms
 from airdistill.flower.sums.server_side import ServerSide
 from airdistill.privacy.targets import epsilon_of_mu
@@ -43,12 +43,12 @@ def test_the_server_gets_the_sum_of_the_signals_to_the_quantisation_step(tmp_pat
     scenario = secure_scenario(tmp_path, noise="seeded")
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     probe, _ = federation(tmp_path / "probe", scenario, "ota_fd")
-    station = Station.open(probe, "ota_fd")
+    station = Endpoint.open(probe, "ota_fd")
     expected = []
 
     def listen(step, round_index, device, real):
         if step == "keys" and device == 0 and real == "asked":
-            grid = station.pay_for(round_index).summed
+            grid = station.charge_through(round_index).summed
             total = np.zeros((3, 3))
             for number, folder in enumerate(devices.folders):
                 drawn = stream(scenario.seed, "artificial-noise", round_index, number).standard_normal((3, 3))
@@ -82,7 +82,9 @@ def test_devices_tell_the_server_nothing_but_the_sum(tmp_path):
     assert not any("accuracy" in record for record in records(server))
     words = np.array([np.frombuffer(answer["words"], "<u8") for answer in said["masked"]])
     grid = (
-        Station.open(federation(tmp_path / "probe", secure_scenario(tmp_path), "ota_fd")[0], "ota_fd").pay_for(1).summed
+        Endpoint.open(federation(tmp_path / "probe", secure_scenario(tmp_path), "ota_fd")[0], "ota_fd")
+        .charge_through(1)
+        .summed
     )
     bits = (5 * grid.largest).bit_length() + 1
     assert words.max() > 2 ** (bits - 2)  # masked words fill the modulus, which the vectors are far from doing
@@ -97,10 +99,10 @@ def test_devices_tell_the_server_nothing_but_the_sum(tmp_path):
 
 def epsilon_written_out(folder):
     """Of every device after three rounds: a whole device moves a row by √2 and the rounding, three devices hide it."""
-    station = Station.open(federation(folder / "account", secure_scenario(folder), "ota_fd")[0], "ota_fd")
+    station = Endpoint.open(federation(folder / "account", secure_scenario(folder), "ota_fd")[0], "ota_fd")
     squared = np.zeros(5)
     for round_index in (1, 2, 3):
-        grid = station.pay_for(round_index).summed
+        grid = station.charge_through(round_index).summed
         weights, spacing = grid.design.weights, grid.grid.spacing
         moved = weights * np.sqrt(2) + 1.02 * spacing * np.sqrt(3)
         squared += (moved**2 / (3 * grid.grid.deviation[0] ** 2)).sum(axis=1)
@@ -126,7 +128,7 @@ def test_two_of_five_may_be_lost_at_any_step_and_the_certificate_holds(tmp_path,
     assert np.mean(second["predicted_noise_var"]) == pytest.approx(
         np.mean(first["predicted_noise_var"]) / share, rel=0.2
     )
-    planned = Station.open(server, "ota_fd").plan.design(np.ones(5, dtype=complex), 1, None).effective_noise_var
+    planned = Endpoint.open(server, "ota_fd").plan.design(np.ones(5, dtype=complex), 1, None).effective_noise_var
     assert first["predicted_noise_var"] == pytest.approx(planned, rel=1e-6)  # the plan knows what drop-outs cost
     certificate = certify(server)
     assert certificate.verdict == "holds under assumptions"
@@ -153,9 +155,9 @@ def test_below_the_threshold_devices_refuse_and_nothing_comes_of_the_round(tmp_p
 def test_a_server_that_would_unmask_two_is_refused_by_the_devices(tmp_path):
     """It says that only two have survived: the refusal is theirs."""
     _, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
-    server = Station.open(federation(tmp_path / "other", secure_scenario(tmp_path), "ota_fd")[0], "ota_fd")
+    server = Endpoint.open(federation(tmp_path / "other", secure_scenario(tmp_path), "ota_fd")[0], "ota_fd")
     roster = Roster.read(devices.folders[0])
-    side = ServerSide(sum_terms(server.pay_for(1).summed, roster), roster.public_keys)
+    side = ServerSide(sum_terms(server.charge_through(1).summed, roster), roster.public_keys)
     everybody = range(5)
     for answer in devices.ask("keys", 1, {device: {} for device in everybody}).values():
         side.take_keys(answer)
@@ -185,8 +187,8 @@ def test_a_server_killed_at_any_step_goes_on_to_the_same_sum(tmp_path, step):
     Coordinator(server, "airdistill", devices).play()
     assert [record["round"] for record in records(server)] == [1, 2, 3]
     assert all(record["without_signal"] == record["without_lesson"] == {} for record in records(server))
-    assert Station.open(server, "airdistill").ledger.num_releases == 3
-    assert {Station.open(folder, "airdistill").ledger.num_releases for folder in devices.folders} == {3}
+    assert Endpoint.open(server, "airdistill").ledger.num_releases == 3
+    assert {Endpoint.open(folder, "airdistill").ledger.num_releases for folder in devices.folders} == {3}
 
 
 @pytest.mark.parametrize("what", ["words", "nothing", "other keys", "wrong share", "no receivers", "no shares"])
@@ -222,7 +224,7 @@ def test_a_run_that_too_few_have_stopped_goes_on_when_they_are_back(tmp_path):
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path, "fleet.min_devices=4"), "ota_fd")
     devices.spoil = lambda _step, t, device, real: None if t == 2 and device in (3, 4) else real
     for _ in range(2):
-        with pytest.raises(StationError, match="round 2: 3 devices answered and 4 must"):
+        with pytest.raises(EndpointError, match="round 2: 3 devices answered and 4 must"):
             Coordinator(server, "ota_fd", devices).play()
     devices.spoil = as_it_is
     Coordinator(server, "ota_fd", devices).play()
@@ -253,9 +255,9 @@ def test_a_killed_server_goes_on_with_those_who_were_there_though_another_is_bac
 @pytest.mark.parametrize("changes", [("privacy.carry_over=true",), ("privacy.noise=seeded",), ()])
 def test_the_planned_rounds_are_paid_for_to_the_last(tmp_path, changes):
     scenario = secure_scenario(tmp_path, "learning.rounds=7", *changes)
-    station = Station.open(federation(tmp_path / "run", scenario, "airdistill")[0], "airdistill")
+    station = Endpoint.open(federation(tmp_path / "run", scenario, "airdistill")[0], "airdistill")
     for round_index in range(1, 8):
-        station.pay_for(round_index)
+        station.charge_through(round_index)
     spent = station.ledger.epsilon().max()
     assert spent == pytest.approx(8, rel=1e-4)
     assert spent <= 8 * (1 + 1e-9)
@@ -286,5 +288,5 @@ def test_what_a_secure_sum_cannot_do_is_refused(tmp_path):
         changed(small_scenario(tmp_path), {"fleet": {"expected_dropouts": 1}})
     server, _ = federation(tmp_path / "run", scenario, "ota_fd")
     (server / "roster.json").unlink()
-    with pytest.raises(StationError, match="needs everybody's public key"):
+    with pytest.raises(EndpointError, match="needs everybody's public key"):
         Coordinator(server, "ota_fd", None)

@@ -5,7 +5,7 @@ from importlib.resources import files
 import pytest
 import torch
 
-from airdistill.learning.deferred import LaterLosses
+from airdistill.learning.deferred import DeferredLosses
 from airdistill.learning.fused.cuda import _Sizes, fused_logits
 from airdistill.learning.fused.form import ConvBlock, form_of
 from airdistill.learning.learner import Losses
@@ -61,7 +61,7 @@ def test_without_kernels_there_is_a_reason(dtype, reason, monkeypatch):
 
 def test_losses_on_their_way():
     numbers = torch.tensor([[0.5, 1.5], [0.25, float("nan")]], dtype=torch.float64)
-    later = LaterLosses(numbers, torch.tensor([True, False]))
+    later = DeferredLosses(numbers, torch.tensor([True, False]))
     assert len(later) == 2
     assert later[0] == Losses(0.5, 0.25)
     assert [loss.training for loss in later] == [0.5, 1.5]

@@ -15,7 +15,7 @@ from airdistill.planning.plan import Plan, plan
 from airdistill.planning.transceiver.common_noise import best_cover
 from airdistill.planning.transceiver.superposed import KnowledgeUplink
 from airdistill.planning.uplinks import release_of
-from airdistill.planning.what_if.steps import antenna_outlook
+from airdistill.planning.what_if.steps import antenna_what_if
 from airdistill.privacy.targets import spent_squared_mu
 from airdistill.radio.superposition import RoundNoise, over_the_air
 from airdistill.scenario import load
@@ -149,11 +149,11 @@ def test_other_uplinks_have_one_antenna(uplink):
 
 def test_a_plan_says_what_antennas_buy_and_cost(tmp_path):
     made = plan(small_scenario(tmp_path, "radio.antennas=3"))
-    found = antenna_outlook(made)
+    found = antenna_what_if(made)
     assert found.num_antennas == 3
     assert 0 <= found.gap <= found.largest_gap
     assert found.floor < found.floor_alone
     assert found.noise_var == pytest.approx(made.forecast.effective_noise / made.uplink.vector_length)
     assert any("3 antennas hear is counted" in sentence for sentence in made.assumptions)
     assert Plan.from_dict(made.to_dict()).to_dict() == made.to_dict()
-    assert antenna_outlook(plan(small_scenario(tmp_path))) is None
+    assert antenna_what_if(plan(small_scenario(tmp_path))) is None

@@ -16,7 +16,7 @@ from airdistill.privacy.targets import spent_squared_mu
 
 def play(uplink, channels, trust):
     """All rounds in turn with what they cost carried over: Σ (w s)²/c `[device, class]`, and v `[round, class]`."""
-    spent, noise = np.zeros(uplink.usual_weights.shape), []
+    spent, noise = np.zeros(uplink.nominal_weights.shape), []
     for index, channel in enumerate(channels, start=1):
         design = uplink.design(channel, len(channels), index, spent)
         noise.append(design.effective_noise_var)
@@ -97,7 +97,7 @@ def test_under_receiver_noise_it_never_costs_noise(fleet, num_rounds, seed):
 def test_who_has_nothing_left_cannot_go_on():
     fleet = next(f for f in map(_one_device, range(100)) if f is not None)
     uplink = uplink_of(fleet, "own_noise", carry_over=True)
-    spent = np.full(uplink.usual_weights.shape, 2 * fleet.mu[0] ** 2)
+    spent = np.full(uplink.nominal_weights.shape, 2 * fleet.mu[0] ** 2)
     with pytest.raises(BudgetExceeded, match="device 0 has nothing left"):
         uplink.design(fleet.channel, 4, 3, spent)
 

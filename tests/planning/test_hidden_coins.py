@@ -17,11 +17,11 @@ from airdistill.planning.uplinks import release_of
 from airdistill.planning.what_if.participation import hidden_coins_of
 from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
-from airdistill.privacy.poisson_sampling import HiddenCoin, rung_of
+from airdistill.privacy.poisson_sampling import SubsampledGaussian, grid_index
 from airdistill.privacy.release import Release
 from airdistill.radio.superposition import RoundNoise, over_the_air, vector_over_the_air
 from airdistill.report.plan_table import summary_rows
-from airdistill.runs.accounts import certify, opening_of
+from airdistill.runs.accounts import certify, ledger_header
 from airdistill.schemes.registry import as_run_by, load_scheme, plan_run
 
 HIDDEN = ("fleet.participation=0.5", "fleet.participation_hidden=true")
@@ -89,7 +89,7 @@ def test_a_run_spends_what_was_planned_and_the_ledger_says_nothing_of_the_coins(
         np.testing.assert_array_equal(release.participants, np.arange(3))
     in_full = np.sqrt(sum(release.cost("device", trust).sum(axis=1) for release in ledger.releases))
     assert (in_full <= planned.fleet.mu * (1 + 1e-9)).all()
-    assert gaussian_epsilon(in_full.max(), ledger.opening.delta[0]) > 1.2 * record.summary["epsilon_spent"]
+    assert gaussian_epsilon(in_full.max(), ledger.header.delta[0]) > 1.2 * record.summary["epsilon_spent"]
     assert [line["epsilon_spent"] for line in record.rounds] == sorted(line["epsilon_spent"] for line in record.rounds)
 
 
@@ -129,7 +129,7 @@ def test_an_attack_on_the_air_never_exceeds_the_ledger_unless_it_sees_the_coins(
         if scheme == "ota_fd":
             sent = over_the_air(planned.fleet.class_counts, vectors, design, channel, noise, 1e-6, there)
         else:
-            shares = planned.uplink.participation.usual_weights
+            shares = planned.uplink.participation.nominal_weights
             norm_of = planned.uplink.largest_norm
             sent = vector_over_the_air(shares, vectors, design, channel, noise, 1e-6, norm_of, there)
         return sent.received, there[0]
@@ -154,7 +154,7 @@ def test_an_attack_on_the_air_never_exceeds_the_ledger_unless_it_sees_the_coins(
 
 
 def ledger_of(planned):
-    return Ledger(opening_of(planned, load_scheme("ota_fd"), "inputs"))
+    return Ledger(ledger_header(planned, load_scheme("ota_fd"), "inputs"))
 
 
 def test_a_certificate_says_what_hidden_coins_rest_on(tmp_path):
@@ -176,7 +176,7 @@ def test_one_round_more_or_a_louder_one_is_refused(tmp_path):
     binding = np.sqrt(release.cost("device", "fleet_noise").sum(axis=1))
     # Its devices need not all be at their limit: make the first.
     limit = planned.fleet.mu / 2
-    assert (rung_of(binding) <= rung_of(limit)).all()
+    assert (grid_index(binding) <= grid_index(limit)).all()
     raised = Release(1, release.weights * (limit / binding)[:, None], release.sensitivity, release.counted_noise_var)
     ledger = ledger_of(planned)
     for _ in range(4):
@@ -199,8 +199,8 @@ def test_a_run_is_resumed_to_the_same_ledger_and_goes_on_from_earlier_runs(tmp_p
     assert made.num_earlier == 6
     again = Ledger.read(tmp_path / "run" / "ledger.jsonl")
     assert again.epsilon().max() == pytest.approx(max(account.spent for account in made.devices))
-    alone = HiddenCoin(0.5, "orthogonal").largest_round_mu(6, np.full(3, 12.0), again.opening.delta, np.zeros(3))
-    assert (again.opening.mu < alone * np.sqrt(6)).all()
+    alone = SubsampledGaussian(0.5, "orthogonal").largest_round_mu(6, np.full(3, 12.0), again.header.delta, np.zeros(3))
+    assert (again.header.mu < alone * np.sqrt(6)).all()
 
 
 def test_a_plan_that_knew_less_of_earlier_runs_is_stopped(tmp_path):
@@ -208,8 +208,8 @@ def test_a_plan_that_knew_less_of_earlier_runs_is_stopped(tmp_path):
     scenario = small_scenario(tmp_path, *HIDDEN, SAME_CHANNEL)
     ad.run(small_scenario(tmp_path, SAME_CHANNEL), "ota_fd", out=tmp_path / "before")
     planned = plan_run(scenario, "ota_fd")
-    opening = opening_of(planned, load_scheme("ota_fd"), "inputs")
-    ledger = Ledger.begin(opening, tmp_path / "late.jsonl", tmp_path / "before" / "ledger.jsonl")
+    header = ledger_header(planned, load_scheme("ota_fd"), "inputs")
+    ledger = Ledger.begin(header, tmp_path / "late.jsonl", tmp_path / "before" / "ledger.jsonl")
     channel = np.array([1e-5, 2e-5, 1e-5 + 1e-5j])
 
     def play_all():

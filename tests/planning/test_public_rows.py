@@ -11,11 +11,11 @@ from small_worlds import small_scenario
 
 from airdistill.errors import InputError
 from airdistill.planning.fleet import RealisedFleet, realise_fleet
-from airdistill.planning.payloads import PublicRows
+from airdistill.planning.payloads import PublicPredictions
 from airdistill.planning.plan import Plan, plan
 from airdistill.planning.transceiver.superposed import KnowledgeUplink
 from airdistill.planning.uplinks import public_rows
-from airdistill.planning.what_if.public_set import affordable_rounds, public_outlook_of
+from airdistill.planning.what_if.public_set import affordable_rounds, public_set_what_if
 from airdistill.privacy.gaussian import gaussian_epsilon, gaussian_mu
 from airdistill.scenario import load
 
@@ -23,7 +23,9 @@ from airdistill.scenario import load
 def uplink_of(fleet, trust, samples=12, answers=5, **choices):
     unknown = np.full(len(fleet.mu), np.nan)
     realised = RealisedFleet(fleet.class_counts, fleet.peak_power_w, unknown, unknown, fleet.mu)
-    return KnowledgeUplink(realised, fleet.channel_noise_var, trust, PublicRows(realised, samples, answers), **choices)
+    return KnowledgeUplink(
+        realised, fleet.channel_noise_var, trust, PublicPredictions(realised, samples, answers), **choices
+    )
 
 
 @settings(max_examples=60)
@@ -54,7 +56,7 @@ def test_the_noise_of_the_theory_page():
     mu = gaussian_mu(8.0, 1e-5)
     fleet = RealisedFleet(np.ones((50, 10)), np.full(50, 1e30), np.full(50, 8.0), np.full(50, 1e-5), np.full(50, mu))
     for answers, deviation in [(3000, math.sqrt(2 * 3000) / (50 * mu)), (600, math.sqrt(2 * 600) / (50 * mu))]:
-        uplink = KnowledgeUplink(fleet, 0.0, "fleet_noise", PublicRows(fleet, 3000, answers))
+        uplink = KnowledgeUplink(fleet, 0.0, "fleet_noise", PublicPredictions(fleet, 3000, answers))
         noise_var = uplink.noise_over(np.ones((1, 50)))(1)[0, 0]
         assert math.sqrt(noise_var) == pytest.approx(deviation)
     assert uplink.num_slots == 30_000
@@ -137,7 +139,7 @@ def test_a_class_of_which_a_device_has_hardly_any_sample_does_not_count(tmp_path
 
 def test_the_outlook_follows_the_formulas(tmp_path):
     made = plan(scenario_of(tmp_path, "radio.noise_power=0"), "public_knowledge")
-    outlook = public_outlook_of(made)
+    outlook = public_set_what_if(made)
     own, quarter = outlook.forecasts[0], outlook.forecasts[1]
     assert (own.devices, own.samples, own.rounds, own.answers) == (3, 12, 2, 12)
     mu = made.fleet.mu.min()
@@ -149,11 +151,11 @@ def test_the_outlook_follows_the_formulas(tmp_path):
     by_rounds = {each.rounds: each for each in outlook.forecasts if (each.devices, each.samples) == (3, 12)}
     assert by_rounds[10].class_evidence == pytest.approx(by_rounds[1].class_evidence)
     assert by_rounds[10].noise_var == pytest.approx(10 * by_rounds[1].noise_var)
-    assert public_outlook_of(plan(small_scenario(tmp_path))) is None
+    assert public_set_what_if(plan(small_scenario(tmp_path))) is None
 
 
 def test_rounds_are_affordable_as_long_as_each_can_be_read(tmp_path):
-    forecast = public_outlook_of(plan(scenario_of(tmp_path), "public_knowledge")).forecasts[0]
+    forecast = public_set_what_if(plan(scenario_of(tmp_path), "public_knowledge")).forecasts[0]
     most = affordable_rounds(forecast)
     alone = forecast.class_evidence  # of all rounds together, and so of one if it were the only one
     assert alone / math.sqrt(most) >= 4 or most == 1

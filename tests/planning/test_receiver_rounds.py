@@ -22,7 +22,7 @@ from airdistill.planning.convergence.receiver_error import Parts, ProjectedError
 from airdistill.planning.convergence.rounds import GapObjective
 from airdistill.planning.convergence.truncation import best_truncation, typical_floor
 from airdistill.planning.plan import Plan, choose_uplink, gap_objective, planning_draws
-from airdistill.planning.what_if.steps import RECEIVERS, outlook_of
+from airdistill.planning.what_if.steps import RECEIVERS, what_if
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.registry import load_scheme
 
@@ -179,7 +179,7 @@ def test_floors_let_classes_that_are_noisy_anyway_keep_their_noise():
 
 def test_the_outlook_has_receivers_side_by_side_and_every_step():
     plan = ad.plan(ad.load("paper", ["seed=1"]))
-    outlook = outlook_of(plan)
+    outlook = what_if(plan)
     assert [receiver.name for receiver in outlook.receivers] == list(RECEIVERS)
     linear, projected, tracking = outlook.receivers
     assert linear.best_rounds == plan.rounds.exact
@@ -196,11 +196,11 @@ def test_the_outlook_has_receivers_side_by_side_and_every_step():
 
 
 def test_joint_models_share_their_budget_out_and_loose_targets_are_told_apart():
-    outlook = outlook_of(ad.plan(ad.load("quick")))
+    outlook = what_if(ad.plan(ad.load("quick")))
     assert "budget shared out over classes" in [step.name for step in outlook.steps]
     assert not outlook.steps[0].holds  # at ε = 8 the paper's accountant gives too little
     assert all(step.holds for step in outlook.steps[1:])
-    assert outlook_of(ad.plan(ad.load("paper", ["radio.transceiver=paper"]))) is None
+    assert what_if(ad.plan(ad.load("paper", ["radio.transceiver=paper"]))) is None
 
 
 def test_the_steps_end_where_the_scheme_does():
@@ -208,7 +208,7 @@ def test_the_steps_end_where_the_scheme_does():
     given = ad.load("quick")
     scheme = load_scheme("airdistill")
     own = plan_scheme(scheme, as_run_by(scheme, given))
-    assert outlook_of(ad.plan(given)).steps[-1].noise_var == pytest.approx(own.forecast.effective_noise / 10)
+    assert what_if(ad.plan(given)).steps[-1].noise_var == pytest.approx(own.forecast.effective_noise / 10)
 
 
 def test_an_uplink_without_a_choice_is_the_scenarios():

@@ -14,7 +14,7 @@ from airdistill.channel.csi import ChannelError, planning_estimates, round_estim
 from airdistill.errors import InputError
 from airdistill.planning.convergence.truncation import typical_floor
 from airdistill.planning.plan import planning_draws
-from airdistill.planning.transceiver.active_set import speaks, squared_bias_bound, weights_of_speakers
+from airdistill.planning.transceiver.active_set import active_devices, squared_bias_bound, weights_of_active_devices
 from airdistill.planning.transceiver.design import design_round, noise_by_trust
 from airdistill.planning.uplinks import release_of
 from airdistill.privacy.sensitivity import required_noise_var
@@ -65,8 +65,8 @@ def test_the_bias_of_silence_stays_below_its_bound(fleet, quantile, seed):
     num_devices, num_classes = fleet.class_counts.shape
     rng = np.random.default_rng(seed)
     knowledge = rng.dirichlet(np.full(num_classes, 0.2), (num_devices, num_classes))
-    speaking = speaks(fleet.channel, threshold)
-    spoken = weights_of_speakers(fleet.weights, speaking)
+    speaking = active_devices(fleet.channel, threshold)
+    spoken = weights_of_active_devices(fleet.weights, speaking)
     heard = spoken.any(axis=0)
     difference = np.einsum("ik,ikd->kd", spoken - fleet.weights, knowledge)
     bound = squared_bias_bound(fleet.weights, speaking, fleet.channel.shape)
@@ -76,8 +76,8 @@ def test_the_bias_of_silence_stays_below_its_bound(fleet, quantile, seed):
 def test_the_bound_on_the_bias_is_met_when_the_silent_know_otherwise():
     weights, channel = np.array([[0.7], [0.3]]), np.array([1.0, 0.1])
     knowledge = np.array([[1.0, 0.0], [0.0, 1.0]])
-    speaking = speaks(channel, 0.5)
-    bias = (weights_of_speakers(weights, speaking) - weights)[:, 0] @ knowledge
+    speaking = active_devices(channel, 0.5)
+    bias = (weights_of_active_devices(weights, speaking) - weights)[:, 0] @ knowledge
     assert (bias**2).sum() == pytest.approx(squared_bias_bound(weights, speaking, channel.shape)[0])
     assert (bias**2).sum() == pytest.approx(2 * 0.3**2)
 
@@ -230,7 +230,7 @@ def test_a_threshold_may_be_given_in_decibels():
 
 def test_a_round_needs_as_many_as_the_fleet_says():
     channel = np.array([[1.0, 0.1, 2.0], [0.1, 0.1, 2.0]])
-    assert speaks(channel, 0.5, at_least=2).tolist() == [[True, False, True], [False, False, False]]
+    assert active_devices(channel, 0.5, at_least=2).tolist() == [[True, False, True], [False, False, False]]
     plan = ad.plan(load("quick", ["fleet.min_devices=20", "radio.truncation=optimal", "learning.receiver=tracking"]))
     channels = planning_draws(plan.scenario)
     for drawn in channels[:20]:

@@ -11,7 +11,7 @@ from random_fleets import TRUSTS, random_fleet
 from scipy.special import ndtr
 
 from airdistill.planning.transceiver.design import design_round, noise_by_trust
-from airdistill.privacy.antennas import Heard
+from airdistill.privacy.antennas import ReceivedSignal
 
 
 def gaussian(rng, *shape):
@@ -26,7 +26,7 @@ def heard(seed, num_devices, num_antennas, num_rows=2, noise_axes=1, receiver_va
     combiner /= np.linalg.norm(combiner)
     unit = rng.uniform(0.5, 2, num_rows) / (channel @ combiner.conj())[:, None]
     noise = np.sqrt(rng.uniform(0.1, 2, (num_devices, num_rows))) * unit
-    return Heard(channel, unit, noise, receiver_var, noise_axes), combiner
+    return ReceivedSignal(channel, unit, noise, receiver_var, noise_axes), combiner
 
 
 def combined(this, combiner, trust):
@@ -138,7 +138,7 @@ def test_what_always_holds(seed, num_devices, num_antennas, noise_axes):
     assert counted["own_noise"] == pytest.approx(combined(this, combiner, "own_noise"), rel=1e-9)
     if num_antennas > 1:
         # A server that looks at fewer antennas sees less.
-        fewer = Heard(this.channel[:, :-1], this.unit_gain, this.noise_gain, this.receiver_var, noise_axes)
+        fewer = ReceivedSignal(this.channel[:, :-1], this.unit_gain, this.noise_gain, this.receiver_var, noise_axes)
         for trust, with_fewer in fewer.counted_by_trust().items():
             assert (counted[trust] <= with_fewer * (1 + 1e-9)).all()
 
@@ -157,7 +157,7 @@ def test_who_adds_no_noise_of_its_own_pays_without_limit_where_others_can_be_nul
     this, _ = heard(5, 3, 2)
     silent = this.noise_gain.copy()
     silent[1] = 0.0
-    counted = Heard(this.channel, this.unit_gain, silent, this.receiver_var).counted_by_trust()
+    counted = ReceivedSignal(this.channel, this.unit_gain, silent, this.receiver_var).counted_by_trust()
     assert (counted["fleet_noise"][1] == 0).all()
     assert (counted["fleet_noise"][[0, 2]] > 0).all()
     assert (counted["receiver_noise"][1] > 0).all()
@@ -167,14 +167,14 @@ def test_devices_in_one_direction_cover_each_other_whatever_the_antennas():
     """Channels that differ by a factor alone, as without fading: all noise lies where all signals are."""
     this, combiner = heard(6, 4, 1)
     steering = np.exp(1j * np.arange(5))
-    wide = Heard(this.channel * steering, this.unit_gain, this.noise_gain, this.receiver_var)
+    wide = ReceivedSignal(this.channel * steering, this.unit_gain, this.noise_gain, this.receiver_var)
     assert wide.counted_by_trust()["fleet_noise"] == pytest.approx(combined(this, combiner, "fleet_noise"), rel=1e-6)
 
 
 def test_receiver_noise_alone_counts_by_the_part_of_a_channel_that_is_combined():
     """c = σ²|f^H h|²/(λ²‖h‖²), section 9."""
     this, combiner = heard(7, 4, 3, num_rows=1)
-    quiet = Heard(this.channel, this.unit_gain, np.zeros_like(this.noise_gain), this.receiver_var)
+    quiet = ReceivedSignal(this.channel, this.unit_gain, np.zeros_like(this.noise_gain), this.receiver_var)
     heard_part = np.abs(this.channel @ combiner.conj()) ** 2 / (np.abs(this.channel) ** 2).sum(axis=1)
     expected = combined(quiet, combiner, "receiver_noise")[:, 0] * heard_part
     assert quiet.counted_by_trust()["receiver_noise"][:, 0] == pytest.approx(expected, rel=1e-9)
@@ -182,15 +182,17 @@ def test_receiver_noise_alone_counts_by_the_part_of_a_channel_that_is_combined()
 
 def test_noise_on_the_real_axis_alone_hides_nothing_from_several_antennas():
     this, _ = heard(8, 3, 2)
-    one_axis = Heard(this.channel, this.unit_gain, 0 * this.noise_gain, this.receiver_var, receiver_on_both_axes=False)
+    one_axis = ReceivedSignal(
+        this.channel, this.unit_gain, 0 * this.noise_gain, this.receiver_var, receiver_on_both_axes=False
+    )
     assert (one_axis.counted_by_trust()["receiver_noise"] == 0).all()
 
 
 def test_noise_on_another_axis_than_the_signal_is_not_counted():
     this, _ = heard(9, 3, 2)
-    turned = Heard(this.channel, this.unit_gain, 1j * this.noise_gain, this.receiver_var)
+    turned = ReceivedSignal(this.channel, this.unit_gain, 1j * this.noise_gain, this.receiver_var)
     assert (turned.counted_by_trust()["own_noise"] == 0).all()
-    both = Heard(this.channel, this.unit_gain, 1j * this.noise_gain, this.receiver_var, noise_axes=2)
+    both = ReceivedSignal(this.channel, this.unit_gain, 1j * this.noise_gain, this.receiver_var, noise_axes=2)
     assert (both.counted_by_trust()["own_noise"] > 0).all()
 
 
@@ -213,7 +215,7 @@ def test_one_antenna_counts_what_it_always_did(trust):
         gain = np.divide(
             made.signal_gain * np.sqrt(held.shape[1]), made.weights, out=np.zeros(held.shape, complex), where=held
         )
-        this = Heard(fleet.channel[:, None], gain, made.noise_gain, fleet.channel_noise_var)
+        this = ReceivedSignal(fleet.channel[:, None], gain, made.noise_gain, fleet.channel_noise_var)
         expected = noise_by_trust(made, fleet.channel, fleet.channel_noise_var)
         for name, counted in this.counted_by_trust().items():
             finite = held & (made.rx_scale > 0)
@@ -225,7 +227,7 @@ def test_a_row_that_is_not_sent_costs_nothing():
     unit = this.unit_gain.copy()
     unit[:, 0] = 0.0
     unit[2, 1] = 0.0
-    counted = Heard(this.channel, unit, this.noise_gain, this.receiver_var).counted_by_trust()
+    counted = ReceivedSignal(this.channel, unit, this.noise_gain, this.receiver_var).counted_by_trust()
     for trust in TRUSTS:
         assert np.isinf(counted[trust][:, 0]).all()
         assert np.isinf(counted[trust][2, 1])

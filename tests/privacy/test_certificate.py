@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from random_releases import TERMS, opening, random_release
+from random_releases import TERMS, header, random_release
 
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.gaussian import gaussian_epsilon
@@ -32,7 +32,7 @@ def certified(variance=1.0, asked=1.0, audit=None, releases=None, **changes):
     accountant, kind = changes.get("accountant", "exact"), changes.get("noise", "seeded")
     epsilon, delta = np.full(2, asked), np.full(2, 1e-5)
     budget = target_mu(epsilon, delta, accountant, kind)
-    terms = opening(budget, 2, 2, epsilon=epsilon, **({"enforced": False} | changes))
+    terms = header(budget, 2, 2, epsilon=epsilon, **({"enforced": False} | changes))
     ledger = Ledger(terms)
     for release in releases if releases is not None else [knowledge_release(variance)]:
         ledger.charge(release)
@@ -134,7 +134,7 @@ def test_lemma_1_is_judged_by_what_one_record_can_move():
     assert "Lemma 1 is no bound" in certificate.reasons[0]
     # With one class a device Lemma 1 and the class mean are the same bound.
     single = knowledge_release((0.5 * math.sqrt(2) / 30 / mu) ** 2, np.array([[30.0], [30.0]]))
-    terms = opening(mu, 2, 1, epsilon=np.full(2, 1.0), sensitivity="paper", trust="own_noise", enforced=False)
+    terms = header(mu, 2, 1, epsilon=np.full(2, 1.0), sensitivity="paper", trust="own_noise", enforced=False)
     ledger = Ledger(terms)
     ledger.charge(single)
     assert certificate_of(ledger).verdict == "holds under assumptions"
@@ -182,9 +182,9 @@ def test_relabelling_is_counted_and_said():
 
 
 def test_a_certificate_is_of_all_releases(tmp_path):
-    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first = Ledger.begin(header(), tmp_path / "first.jsonl")
     first.charge(random_release(1))
-    second = Ledger.begin(opening(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    second = Ledger.begin(header(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     before = certificate_of(second)
     second.charge(random_release(1, seed=3))
     after = certificate_of(second)
@@ -199,21 +199,21 @@ def test_nothing_released_holds_without_trust_in_anybody():
 def test_what_earlier_runs_assumed_is_still_assumed(tmp_path):
     """Knowledge sent at once under secure fleet noise, then one after the other, where a device counts on itself."""
     alone = TERMS | {"uplink": "orthogonal_knowledge"}
-    first = Ledger.begin(opening(noise="secure"), tmp_path / "first.jsonl")
+    first = Ledger.begin(header(noise="secure"), tmp_path / "first.jsonl")
     first.charge(random_release(1, noise=100.0))
     assert certificate_of(first).verdict_in_words == "holds under assumptions (honest fleet, exact channels)"
-    second = Ledger.begin(opening(noise="secure", terms=alone), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    second = Ledger.begin(header(noise="secure", terms=alone), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     second.charge(random_release(1, seed=1, noise=100.0))
     assert certificate_of(second).verdict_in_words == "holds under assumptions (honest fleet, exact channels)"
-    fresh = Ledger(opening(noise="secure", terms=alone))
+    fresh = Ledger(header(noise="secure", terms=alone))
     fresh.charge(random_release(1, noise=100.0))
     assert certificate_of(fresh).verdict_in_words == "holds"
 
 
 def test_promises_of_earlier_runs_and_later_runs_are_named(tmp_path):
-    first = Ledger.begin(opening(epsilon=np.full(3, 0.5)), tmp_path / "first.jsonl")
+    first = Ledger.begin(header(epsilon=np.full(3, 0.5)), tmp_path / "first.jsonl")
     first.charge(random_release(1))
-    second = Ledger.begin(opening(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    second = Ledger.begin(header(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     second.charge(random_release(1, seed=3))
     assert any("test had promised device" in reason for reason in certificate_of(second).reasons)
     closed = certificate_of(Ledger.read(tmp_path / "first.jsonl"))

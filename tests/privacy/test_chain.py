@@ -2,7 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
-from random_releases import opening, random_release
+from random_releases import header, random_release
 
 from airdistill.privacy.chain import Chain, LedgerError
 from airdistill.privacy.ledger import Ledger
@@ -10,7 +10,7 @@ from airdistill.privacy.ledger import Ledger
 
 @pytest.fixture
 def path(tmp_path):
-    ledger = Ledger.begin(opening(), tmp_path / "ledger.jsonl")
+    ledger = Ledger.begin(header(), tmp_path / "ledger.jsonl")
     for t in (1, 2, 3):
         ledger.charge(random_release(t))
     return tmp_path / "ledger.jsonl"
@@ -122,7 +122,7 @@ def test_lines_are_on_the_disk_before_append_returns(tmp_path, monkeypatch):
 
 def test_a_ledger_is_not_begun_over_another(path):
     with pytest.raises(LedgerError, match="never begun anew"):
-        Ledger.begin(opening(), path)
+        Ledger.begin(header(), path)
 
 
 def test_what_is_no_ledger_is_said_to_be_none(tmp_path):

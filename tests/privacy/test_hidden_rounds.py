@@ -12,16 +12,16 @@ from airdistill.privacy.pld import composed_epsilon
 from airdistill.privacy.poisson_sampling import (
     OPPOSITE,
     ORTHOGONAL,
-    HiddenCoin,
+    SubsampledGaussian,
+    composition_groups,
     delta_of_round,
-    in_few_kinds,
+    grid_index,
     mu_of,
     published_fewest,
     published_mu,
     published_round,
-    rung_of,
 )
-from airdistill.privacy.release import TRUST_MODELS, HiddenSpending, Release
+from airdistill.privacy.release import TRUST_MODELS, Release, SubsampledSpending
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 
 HALF_RUNG = 2 ** (1 / 256)
@@ -29,18 +29,18 @@ HALF_RUNG = 2 ** (1 / 256)
 
 @given(st.floats(1e-12, 1e3))
 def test_a_rung_is_the_lowest_that_is_not_below(mu):
-    rung = int(rung_of(np.array(mu)))
+    rung = int(grid_index(np.array(mu)))
     assert mu_of(rung) >= mu * (1 - 1e-8)
     assert mu_of(rung - 1) < mu
 
 
 def test_the_ends_of_the_ladder():
-    np.testing.assert_array_equal([mu_of(int(rung)) for rung in rung_of(np.array([0.0, np.inf]))], [0.0, np.inf])
+    np.testing.assert_array_equal([mu_of(int(rung)) for rung in grid_index(np.array([0.0, np.inf]))], [0.0, np.inf])
     planned = np.array([mu_of(rung) for rung in range(-900, 900, 7)])
     # What rounding leaves of a planned μ must not lift it to the next rung, and quarter of a rung more must.
-    np.testing.assert_array_equal(rung_of(planned * (1 + 1e-12)), rung_of(planned))
-    np.testing.assert_array_equal(rung_of(planned * HALF_RUNG), rung_of(planned) + 1)
-    assert mu_of(int(rung_of(np.array(1e-300)))) > 0, "whatever is sent costs something"
+    np.testing.assert_array_equal(grid_index(planned * (1 + 1e-12)), grid_index(planned))
+    np.testing.assert_array_equal(grid_index(planned * HALF_RUNG), grid_index(planned) + 1)
+    assert mu_of(int(grid_index(np.array(1e-300)))) > 0, "whatever is sent costs something"
 
 
 def one_round(coin, mu):
@@ -50,7 +50,7 @@ def one_round(coin, mu):
 @pytest.mark.parametrize("geometry", [OPPOSITE, ORTHOGONAL])
 @pytest.mark.parametrize(("probability", "num_rounds"), [(0.95, 7), (0.5, 60), (0.05, 60), (0.3, 1)])
 def test_rounds_may_have_what_spends_the_target_and_no_more(geometry, probability, num_rounds):
-    coin = HiddenCoin(probability, geometry)
+    coin = SubsampledGaussian(probability, geometry)
     asked, delta = np.array([8.0, 0.3, np.inf]), np.array([1e-5, 1e-9, 1e-5])
     granted = coin.largest_round_mu(num_rounds, asked, delta, np.zeros(3))
     for mu, epsilon, at in zip(granted[:2], asked[:2], delta[:2], strict=True):
@@ -83,21 +83,21 @@ def test_quiet_rounds_beside_a_loud_one_are_told_from_nothing():
 def test_whatever_is_loud_has_an_epsilon(earlier_mu):
     """As of noise that is next to none: a device's own where the fleet's was planned for."""
     for mu in (0.01, 70.0, 1e3, 1e5, 1e15):
-        coin, rung = HiddenCoin(0.5, ORTHOGONAL), int(rung_of(np.array(mu)))
+        coin, rung = SubsampledGaussian(0.5, ORTHOGONAL), int(grid_index(np.array(mu)))
         epsilon = coin.epsilon(((rung, 6),), 1e-5, earlier_mu)
         assert epsilon >= gaussian_epsilon(earlier_mu, 1e-5) * (1 - 1e-9)
 
 
 def test_nothing_is_left_to_who_has_spent_it_and_certain_failure_asks_for_nothing():
-    coin, one = HiddenCoin(0.5, ORTHOGONAL), np.ones(1)
+    coin, one = SubsampledGaussian(0.5, ORTHOGONAL), np.ones(1)
     for spent in (gaussian_mu(8.0, 1e-5) ** 2, 100.0, np.inf):
         np.testing.assert_array_equal(coin.largest_round_mu(6, 8 * one, 1e-5 * one, spent * one), [0.0])
     assert coin.largest_round_mu(6, 8 * one, 0.999 * one, 0 * one)[0] > 1e3
 
 
 def test_what_was_spent_before_is_composed_in_full():
-    coin, earlier_mu, delta = HiddenCoin(0.5, ORTHOGONAL), 1.0, 1e-5
-    before = HiddenCoin(1.0, ORTHOGONAL)
+    coin, earlier_mu, delta = SubsampledGaussian(0.5, ORTHOGONAL), 1.0, 1e-5
+    before = SubsampledGaussian(1.0, ORTHOGONAL)
     granted = coin.largest_round_mu(20, np.array([8.0]), np.array([delta]), np.array([earlier_mu**2]))[0]
     both = [(one_round(coin, granted), 20), (one_round(before, earlier_mu), 1)]
     assert 8 * 0.98 < composed_epsilon(both, delta) <= 8
@@ -133,13 +133,13 @@ def test_the_distribution_grants_no_less_than_the_published_form_where_that_is_v
     for epsilon, probability, num_devices in [(1.0, 0.5, 200), (0.5, 0.9, 60), (3.0, 0.3, 400)]:
         asked, delta = np.array([epsilon]), np.array([1e-4])
         form = published_mu(asked, delta, probability, num_devices)[0]
-        sound = HiddenCoin(probability, ORTHOGONAL).largest_round_mu(1, asked, delta, np.zeros(1))[0]
+        sound = SubsampledGaussian(probability, ORTHOGONAL).largest_round_mu(1, asked, delta, np.zeros(1))[0]
         assert 0 < form <= sound
 
 
 def test_all_rounds_amplified_at_once_promise_too_much():
     """The published form is about one round: of twenty, each with its own coin, more is told than it says."""
-    asked, delta, coin = np.array([20.0]), np.array([1e-5]), HiddenCoin(0.9, OPPOSITE)
+    asked, delta, coin = np.array([20.0]), np.array([1e-5]), SubsampledGaussian(0.9, OPPOSITE)
     form = published_mu(asked, delta, coin.probability, None)[0]
     real = [
         composed_epsilon([(one_round(coin, form / np.sqrt(num_rounds)), num_rounds)], delta[0])
@@ -158,7 +158,7 @@ def release_with(round_index, mu):
 
 
 def spending_of(*rounds, probability=0.4):
-    spent = HiddenSpending(HiddenCoin(probability, ORTHOGONAL))
+    spent = SubsampledSpending(SubsampledGaussian(probability, ORTHOGONAL))
     for index, mu in enumerate(rounds, 1):
         spent = spent.after(release_with(index, mu))
     return spent
@@ -166,7 +166,7 @@ def spending_of(*rounds, probability=0.4):
 
 @given(st.dictionaries(st.integers(-700, 100), st.integers(1, 9), min_size=1, max_size=60))
 def test_many_rungs_are_raised_to_few_and_none_above_the_highest(counts):
-    few = in_few_kinds(counts)
+    few = composition_groups(counts)
     before, after = (sorted(np.repeat(*zip(*kinds, strict=True))) for kinds in (sorted(counts.items()), few))
     assert len(few) <= 8
     assert len(before) == len(after)
@@ -174,7 +174,7 @@ def test_many_rungs_are_raised_to_few_and_none_above_the_highest(counts):
     assert max(after) == max(before)
     if len(counts) <= 8:
         assert dict(few) == counts
-    assert in_few_kinds(counts, 10_000) == ((max(before), len(before)),)
+    assert composition_groups(counts, 10_000) == ((max(before), len(before)),)
 
 
 class TestSpending:
@@ -184,7 +184,7 @@ class TestSpending:
         mixed = spending_of(loud, quiet, loud, quiet, quiet).epsilon("receiver_noise", delta, nothing)
         sorted_ = spending_of(quiet, quiet, quiet, loud, loud).epsilon("receiver_noise", delta, nothing)
         np.testing.assert_array_equal(mixed, sorted_)
-        coin = HiddenCoin(0.4, ORTHOGONAL)
+        coin = SubsampledGaussian(0.4, ORTHOGONAL)
         exact = composed_epsilon([(one_round(coin, 0.5), 2), (one_round(coin, 0.25), 3)], 1e-5)
         assert exact <= mixed[0] * (1 + 1e-4)
         assert mixed[0] <= 1.02 * exact

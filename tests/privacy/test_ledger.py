@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_releases import opening, random_release
+from random_releases import header, random_release
 
 from airdistill.channel import channel_source
 from airdistill.planning.plan import plan
@@ -45,7 +45,7 @@ def spent_by_hand(releases, model, trust, relabel=False):
 @pytest.mark.parametrize(("model", "trust"), MODELS)
 @pytest.mark.parametrize("relabel", [False, True])
 def test_uneven_rounds_add_up_exactly(tmp_path, model, trust, relabel):
-    ledger = Ledger.begin(opening(relabel=relabel), tmp_path / "ledger.jsonl")
+    ledger = Ledger.begin(header(relabel=relabel), tmp_path / "ledger.jsonl")
     releases = [random_release(t) for t in range(1, 6)]
     for release in releases:
         ledger.charge(release)
@@ -57,7 +57,7 @@ def test_uneven_rounds_add_up_exactly(tmp_path, model, trust, relabel):
 
 
 def test_what_is_read_is_what_was_written_to_the_last_bit(tmp_path):
-    ledger = Ledger.begin(opening(), tmp_path / "ledger.jsonl")
+    ledger = Ledger.begin(header(), tmp_path / "ledger.jsonl")
     first = random_release(1)
     # The second repeats some arrays, is even across devices in another, and leaves a row unsent.
     noise = dict(first.counted_noise_var, fleet_noise=np.broadcast_to([1.0, 2.0, np.inf, 3.0], (3, 4)))
@@ -83,7 +83,7 @@ def test_who_took_part_is_written_down():
 
 
 def test_a_round_that_a_device_cannot_pay_is_not_charged(tmp_path):
-    ledger = Ledger.begin(opening(mu=0.5), tmp_path / "ledger.jsonl")
+    ledger = Ledger.begin(header(mu=0.5), tmp_path / "ledger.jsonl")
     many = [random_release(t, noise=30.0) for t in range(1, 1000)]
     with pytest.raises(BudgetExceeded, match=r"round \d+ would take device \d to ε = .* of the 8 that it was promised"):
         charge_all(ledger, many)
@@ -100,14 +100,14 @@ def charge_all(ledger, releases):
 
 
 def test_what_is_not_enforced_is_only_counted(tmp_path):
-    ledger = Ledger.begin(opening(mu=0.5, enforced=False), tmp_path / "ledger.jsonl")
+    ledger = Ledger.begin(header(mu=0.5, enforced=False), tmp_path / "ledger.jsonl")
     bare = random_release(1, noise=0.0)
     ledger.charge(bare)
     assert ledger.epsilon().tolist() == [np.inf, np.inf, np.inf]
 
 
 def test_no_privacy_asked_is_never_exceeded():
-    ledger = Ledger(opening(mu=np.inf))
+    ledger = Ledger(header(mu=np.inf))
     ledger.charge(random_release(1, noise=0.0))
     assert (ledger.num_releases, ledger.epsilon().tolist()) == (1, [np.inf] * 3)
 
@@ -173,13 +173,13 @@ def ledger_of(made):
     privacy, fleet = made.scenario.privacy, made.fleet
     terms = {name: getattr(privacy, name) for name in ("sensitivity", "trust", "accountant", "relabel")}
     per_device = {name: getattr(fleet, name) for name in ("epsilon", "delta")}
-    return Ledger(opening(fleet.mu, fleet.num_devices, fleet.num_classes, **terms, **per_device))
+    return Ledger(header(fleet.mu, fleet.num_devices, fleet.num_classes, **terms, **per_device))
 
 
 def test_a_replayed_round_is_charged_once_with_seeded_noise_and_again_with_secure(tmp_path):
     for noise, expected in [("seeded", 3), ("secure", 4)]:
         path = tmp_path / f"{noise}.jsonl"
-        ledger = Ledger.begin(opening(noise=noise), path)
+        ledger = Ledger.begin(header(noise=noise), path)
         for t in (1, 2, 3):
             ledger.charge(random_release(t))
         resumed = Ledger.read(path, recorded_rounds=2)
@@ -193,7 +193,7 @@ def test_a_replayed_round_is_charged_once_with_seeded_noise_and_again_with_secur
 
 
 def test_a_replay_that_differs_is_charged_on_top(tmp_path, caplog):
-    ledger = Ledger.begin(opening(), tmp_path / "ledger.jsonl")
+    ledger = Ledger.begin(header(), tmp_path / "ledger.jsonl")
     ledger.charge(random_release(1))
     resumed = Ledger.read(tmp_path / "ledger.jsonl", recorded_rounds=0)
     resumed.charge(random_release(1, noise=2.0))
@@ -203,10 +203,10 @@ def test_a_replay_that_differs_is_charged_on_top(tmp_path, caplog):
 
 
 def test_a_second_run_goes_on_from_what_was_spent(tmp_path):
-    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first = Ledger.begin(header(), tmp_path / "first.jsonl")
     first.charge(random_release(1))
     # The second run counts otherwise: what the first spent is counted its way.
-    terms = opening(trust="own_noise", sensitivity="class_mean")
+    terms = header(trust="own_noise", sensitivity="class_mean")
     assert spent_before(tmp_path / "first.jsonl", terms, 3) == pytest.approx(
         spent_by_hand([random_release(1)], "class_mean", "own_noise"), rel=1e-12
     )
@@ -222,9 +222,9 @@ def test_a_second_run_goes_on_from_what_was_spent(tmp_path):
 
 
 def test_different_payloads_add_up_by_device(tmp_path):
-    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first = Ledger.begin(header(), tmp_path / "first.jsonl")
     first.charge(random_release(1))
-    terms = opening(payload="gradient", num_rows=1, sensitivity="paper")
+    terms = header(payload="gradient", num_rows=1, sensitivity="paper")
     second = Ledger.begin(terms, tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     second.charge(random_release(1, num_rows=1, seed=2))
     apart = spent_by_hand([random_release(1)], "paper", "fleet_noise")
@@ -233,18 +233,18 @@ def test_different_payloads_add_up_by_device(tmp_path):
 
 
 def test_a_ledger_is_gone_on_from_once(tmp_path):
-    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first = Ledger.begin(header(), tmp_path / "first.jsonl")
     first.charge(random_release(1))
-    Ledger.begin(opening(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    Ledger.begin(header(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     with pytest.raises(LedgerError, match="another run has gone on from it"):
-        Ledger.begin(opening(name="third"), tmp_path / "third.jsonl", tmp_path / "first.jsonl")
+        Ledger.begin(header(name="third"), tmp_path / "third.jsonl", tmp_path / "first.jsonl")
     with pytest.raises(LedgerError, match="nothing more can be charged"):
         Ledger.read(tmp_path / "first.jsonl").charge(random_release(2))
-    # The same start once more is a fork, too, unless a killed one left its opening in this very folder.
+    # The same start once more is a fork, too, unless a killed one left its header in this very folder.
     with pytest.raises(LedgerError, match=r"another run has gone on from it, in .*repeat it as it was with --out"):
-        Ledger.begin(opening(name="second"), tmp_path / "twin.jsonl", tmp_path / "first.jsonl")
+        Ledger.begin(header(name="second"), tmp_path / "twin.jsonl", tmp_path / "first.jsonl")
     with pytest.raises(LedgerError, match="another run has gone on from it"):
-        Ledger.begin(opening(name="third"), tmp_path / "twin.jsonl", tmp_path / "first.jsonl", opening(name="second"))
+        Ledger.begin(header(name="third"), tmp_path / "twin.jsonl", tmp_path / "first.jsonl", header(name="second"))
     assert not (tmp_path / "third.jsonl").exists()
 
 
@@ -252,25 +252,25 @@ def test_a_ledger_is_gone_on_from_once(tmp_path):
     ("changes", "rule"), [({"num_devices": 2}, "is of 3 devices"), ({"noise": "secure"}, "is of seeded noise")]
 )
 def test_other_devices_or_another_noise_cannot_go_on(tmp_path, changes, rule):
-    Ledger.begin(opening(), tmp_path / "first.jsonl")
+    Ledger.begin(header(), tmp_path / "first.jsonl")
     with pytest.raises(LedgerError, match=rule):
-        Ledger.begin(opening(**changes), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+        Ledger.begin(header(**changes), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     assert len((tmp_path / "first.jsonl").read_text().splitlines()) == 1
     assert not (tmp_path / "second.jsonl").exists()
 
 
 def test_another_number_of_classes_is_refused_before_anything_is_closed(tmp_path):
-    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first = Ledger.begin(header(), tmp_path / "first.jsonl")
     first.charge(random_release(1))
     with pytest.raises(LedgerError, match="has 4 rows of knowledge, and this run has 5"):
-        Ledger.begin(opening(num_rows=5), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+        Ledger.begin(header(num_rows=5), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     assert not Ledger.read(tmp_path / "first.jsonl").closed
 
 
 @pytest.mark.parametrize("num_heads", [0, 1])
 def test_a_start_killed_while_it_goes_on_from_a_ledger_forgets_nothing(tmp_path, monkeypatch, num_heads):
     """Killed before the new file has its head, and after that but before the old one has its new head."""
-    first = Ledger.begin(opening(), tmp_path / "first.jsonl")
+    first = Ledger.begin(header(), tmp_path / "first.jsonl")
     for t in (1, 2, 3):
         first.charge(random_release(t))
     real, written = chain.write_whole, []
@@ -283,11 +283,11 @@ def test_a_start_killed_while_it_goes_on_from_a_ledger_forgets_nothing(tmp_path,
 
     monkeypatch.setattr(chain, "write_whole", killed)
     with pytest.raises(KeyboardInterrupt):
-        Ledger.begin(opening(name="next"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+        Ledger.begin(header(name="next"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     monkeypatch.setattr(chain, "write_whole", real)
     assert Ledger.read(tmp_path / "first.jsonl").squared_mu() == pytest.approx(first.squared_mu(), rel=0)
-    left = opening(name="next")
-    again = Ledger.begin(opening(name="next"), tmp_path / "second.jsonl", tmp_path / "first.jsonl", left)
+    left = header(name="next")
+    again = Ledger.begin(header(name="next"), tmp_path / "second.jsonl", tmp_path / "first.jsonl", left)
     assert again.squared_mu() == pytest.approx(first.squared_mu(), rel=0)
     assert again.num_earlier == 3
 

@@ -20,7 +20,7 @@ from airdistill.planning.transceiver.tdma import OrthogonalUplink
 from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
 from airdistill.radio import discrete_noise
 from airdistill.radio.discrete_noise import LARGEST_SIGNAL, SecureGrid, discrete_gaussian, transmit_on_grid
-from airdistill.radio.superposition import receive, superpose, superpose_apart
+from airdistill.radio.superposition import receive, superpose, superpose_tdma
 
 COUNTS = np.array([[30, 10, 0], [5, 15, 8], [20, 20, 20], [0, 3, 9]])
 CHANNEL = np.array([1e-4 + 2e-4j, -3e-4 + 1e-5j, 2e-4 - 1e-4j, 1e-5j])
@@ -168,7 +168,7 @@ def test_without_noise_each_device_arrives_to_within_rounding():
     design, grid = orthogonal_grid(NO_PRIVACY)
     vectors = some_vectors(grid)
     sent = transmit_on_grid(grid, vectors)
-    each = receive(superpose_apart(sent, CHANNEL, silence(sent.shape)), design.rx_scale)
+    each = receive(superpose_tdma(sent, CHANNEL, silence(sent.shape)), design.rx_scale)
     held = COUNTS > 0
     assert np.isnan(each[~held]).all()
     assert np.abs(each - vectors)[held].max() <= grid.spacing.max() / 2 * (1 + 1e-3)
@@ -204,7 +204,7 @@ def test_the_noise_of_each_device_apart_is_what_the_grid_says():
     design, grid = orthogonal_grid(repeats=300)
     vectors = some_vectors(grid)
     sent = transmit_on_grid(grid, vectors)
-    noise = receive(superpose_apart(sent, CHANNEL, silence(sent.shape)), design.rx_scale) - vectors
+    noise = receive(superpose_tdma(sent, CHANNEL, silence(sent.shape)), design.rx_scale) - vectors
     held = COUNTS > 0
     ratio = (noise**2).mean(axis=2)[held] / grid.noise_var()[held]
     assert np.abs(ratio - 1).max() < 5 * math.sqrt(2 / grid.vector_length)

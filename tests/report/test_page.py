@@ -125,12 +125,12 @@ def test_a_drawing_is_an_image_with_a_name_and_keeps_to_itself():
     assert "<?xml" not in html
     assert html.count("<!DOCTYPE") == 1
     assert "<metadata" not in html
-    opening = re.search(r"<svg[^>]*>", html)[0]
-    assert 'role="img"' in opening
-    assert 'aria-label="gap over &quot;rounds&quot;"' in opening
-    assert 'viewBox="0 0 288 216"' in opening
-    assert 'style="max-width: 499px"' in opening  # 1.3 times 288 pt, which are 384 px
-    assert not re.search(r" (width|height)=", opening)
+    header = re.search(r"<svg[^>]*>", html)[0]
+    assert 'role="img"' in header
+    assert 'aria-label="gap over &quot;rounds&quot;"' in header
+    assert 'viewBox="0 0 288 216"' in header
+    assert 'style="max-width: 499px"' in header  # 1.3 times 288 pt, which are 384 px
+    assert not re.search(r" (width|height)=", header)
     assert "#D1 *{stroke-linejoin" in html
 
 

@@ -408,7 +408,7 @@ def test_a_second_start_killed_twice_can_still_be_made_again(tmp_path, monkeypat
 
 
 def test_a_ledger_that_knows_less_than_the_records_is_refused(tmp_path):
-    """Cut to its opening before there was a checkpoint, with its head put right."""
+    """Cut to its header before there was a checkpoint, with its head put right."""
     options = RunOptions(threads=1, eval_every=100, checkpoint_every=100)
 
     def killed_at_4(record, _):

@@ -5,14 +5,14 @@ import pytest
 from small_worlds import small_scenario
 
 import airdistill as ad
-from airdistill.radio.superposition import Heard
+from airdistill.radio.superposition import Reception
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import MOST_CLASSES, class_mean_tables, public_tables
 
 
 def heard(ideal, received=None):
     nothing = np.zeros(len(ideal))
-    return Heard(ideal if received is None else received, ideal, nothing, nothing)
+    return Reception(ideal if received is None else received, ideal, nothing, nothing)
 
 
 def test_evaluated_rounds_have_tables_whose_error_is_the_recorded_one(tmp_path):

@@ -27,15 +27,15 @@ def test_a_whole_run_is_paid_for(tmp_path, scheme, trust):
     ad.run(small_scenario(tmp_path, *changes), scheme, out=tmp_path / "run")
     ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
     assert ledger.num_releases == 3
-    assert (ledger.squared_mu() <= ledger.opening.mu**2 * (1 + 1e-9)).all()
-    assert ledger.opening.terms["antennas"] == 3
+    assert (ledger.squared_mu() <= ledger.header.mu**2 * (1 + 1e-9)).all()
+    assert ledger.header.terms["antennas"] == 3
     said = " ".join(assumption.sentence for assumption in certificate_of(ledger).assumptions)
     assert ("3 antennas hear is counted" in said) == (trust != "own_noise")
 
 
 def test_one_antenna_leaves_no_trace_in_a_ledger(tmp_path):
     ad.run(small_scenario(tmp_path, "learning.rounds=2"), "ota_fd", out=tmp_path / "run")
-    assert "antennas" not in Ledger.read(tmp_path / "run" / "ledger.jsonl").opening.terms
+    assert "antennas" not in Ledger.read(tmp_path / "run" / "ledger.jsonl").header.terms
 
 
 def test_a_federation_has_one_antenna(tmp_path):

@@ -16,7 +16,7 @@ from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.fleet import Engine, TrainingDivergedError
 from airdistill.learning.public_predictions import ClientSelector
-from airdistill.planning.what_if.public_set import public_outlook_of
+from airdistill.planning.what_if.public_set import public_set_what_if
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.receivers import project_on_simplex
 from airdistill.radio.superposition import vector_over_the_air
@@ -25,7 +25,7 @@ from airdistill.report.run_page import run_page
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import payloads
-from airdistill.schemes.payloads import rows_of_round, sharing_of
+from airdistill.schemes.payloads import payload_protocol, rows_of_round
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.public_set import OtaProxyFd
 from airdistill.schemes.receivers import receiver_of
@@ -292,7 +292,7 @@ def test_the_tracker_shrinks_by_the_noise_of_the_scaled_rows(tmp_path):
 def simulation_of(tmp_path, scheme, *changes):
     chosen = load_scheme(scheme)
     made = plan_scheme(chosen, as_run_by(chosen, skewed(tmp_path, *changes)))
-    return Simulation(made, chosen, FAST.resolved()), sharing_of(made)
+    return Simulation(made, chosen, FAST.resolved()), payload_protocol(made)
 
 
 def answers_of(tmp_path, scheme, *changes):
@@ -354,7 +354,7 @@ class Louder(OtaProxyFd):
     def play(self, this):
         design, uplink = this.design(), this.plan.uplink
         vectors, noise = 10 * this.vectors()[:, 0], this.noise(design)
-        weights = uplink.usual_weights[:, 0]
+        weights = uplink.nominal_weights[:, 0]
         return vector_over_the_air(weights, vectors, design, this.channel(), noise, 1e-6, uplink.largest_norm)
 
 
@@ -390,4 +390,4 @@ def test_a_set_that_cannot_be_had_is_refused_by_the_plan(tmp_path):
 def test_schemes_without_noise_have_no_forecast_of_it(tmp_path):
     for scheme, told in [("proxy_fd", False), ("ota_proxy_fd", True)]:
         simulation, _ = simulation_of(tmp_path, scheme)
-        assert (public_outlook_of(simulation.plan) is not None) == told
+        assert (public_set_what_if(simulation.plan) is not None) == told

@@ -13,7 +13,7 @@ import numpy as np
 
 from airdistill import DEFAULT_SCHEME
 from airdistill.audit.certificate import promise_of
-from airdistill.audit.context import Link, NoiseSource, World, replay
+from airdistill.audit.context import AuditContext, Link, NoiseSource, replay
 from airdistill.audit.empirical import EmpiricalAudit, audit_empirically
 from airdistill.audit.exact import ExactAudit, audit_exactly, choose_worst
 from airdistill.audit.membership import MembershipAudit, audit_membership
@@ -117,7 +117,7 @@ def audit(
 
 
 def _audit_of(
-    world: World,
+    world: AuditContext,
     scheme: Scheme,
     options: AuditOptions,
     exact: ExactAudit | None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from airdistill.arrays import FloatArray
-from airdistill.audit.context import World
+from airdistill.audit.context import AuditContext
 from airdistill.planning.uplinks import release_of
 from airdistill.privacy.release import Spending
 from airdistill.privacy.sensitivity import knowledge_sensitivity
@@ -32,7 +32,7 @@ class Promise:
         return epsilon_of_mu(self.mu, self.delta, self.noise)
 
 
-def promise_of(world: World) -> Promise:
+def promise_of(world: AuditContext) -> Promise:
     """The declared sensitivity model with the noise that these very rounds count."""
     plan, device, privacy = world.plan, world.device, world.scenario.privacy
     model = privacy.sensitivity
@@ -41,7 +41,7 @@ def promise_of(world: World) -> Promise:
     return Promise(model, float(plan.fleet.delta[device]), sensitivity, mu, privacy.noise)
 
 
-def certified_mu(world: World, model: str) -> FloatArray:
+def certified_mu(world: AuditContext, model: str) -> FloatArray:
     """Of every device after each round, `[round, device]`: as the ledger of a run counts it."""
     plan, privacy = world.plan, world.scenario.privacy
     spending, spent = Spending(plan.fleet.num_devices), []
@@ -52,7 +52,7 @@ def certified_mu(world: World, model: str) -> FloatArray:
     return np.sqrt(np.stack(spent))
 
 
-def reference_bounds(world: World, promise: Promise) -> dict[str, FloatArray]:
+def reference_bounds(world: AuditContext, promise: Promise) -> dict[str, FloatArray]:
     """Bounds to hold a measured shift against, `[round, row]` each: what was declared, and what is printed."""
     num_rounds, device = len(world.rounds), world.device
     found: dict[str, FloatArray] = {}

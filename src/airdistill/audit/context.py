@@ -38,11 +38,11 @@ from airdistill.radio.superposition import (
     ideal_knowledge,
     receive,
     superpose,
-    superpose_apart,
+    superpose_tdma,
 )
 from airdistill.runs.simulation import seed_torch
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.payloads import Sharing, sharing_of
+from airdistill.schemes.payloads import PayloadProtocol, payload_protocol
 from airdistill.schemes.receivers import receiver_of
 
 # (seed, round, design) to the noise of that round: artificial and the receiver's.
@@ -83,11 +83,11 @@ class Link:
     def secure(self) -> bool:
         return self.plan.scenario.privacy.noise == "secure"
 
-    def usual_weights(self) -> FloatArray:
+    def nominal_weights(self) -> FloatArray:
         """The weights that shift bounds and counted noise refer to, `[device, row]`; they differ under sampling."""
         uplink = self.plan.uplink
         if isinstance(uplink, GradientUplink):
-            return uplink.participation.usual_weights[:, None]
+            return uplink.participation.nominal_weights[:, None]
         return uplink.weights(1)
 
     def seeded_noise(self, seed: int, round_index: int, design: RoundDesign) -> RoundNoise:
@@ -118,7 +118,7 @@ class Link:
         trust = self.plan.scenario.privacy.trust
         noise = noise_by_trust(design, this.channel, uplink.channel_noise_var)[trust][device]
         weight = design.weights[device] * np.abs(self.slip(this))
-        return divide_or(noise, divide_or(weight, uplink.usual_weights[device], 0.0) ** 2, np.inf)
+        return divide_or(noise, divide_or(weight, uplink.nominal_weights[device], 0.0) ** 2, np.inf)
 
     def received(self, this: AirRound, own: FloatArray, noise: Noise) -> FloatArray:
         """What the server receives, `[row, entry]`, when the audited device sends `own`.
@@ -156,7 +156,7 @@ class Link:
         """Eqs. (7), (10) to (12) for vectors `[device, row, entry]`: their sum, or each where devices are apart."""
         uplink = self.plan.uplink
         sent = noise.transmit(design, vectors, uplink.vector_length / uplink.largest_norm**2)
-        superposed = superpose_apart if self.apart else superpose
+        superposed = superpose_tdma if self.apart else superpose
         heard = combine(superposed(sent, channel, noise.receiver), design.combiner)
         return receive(heard, design.rx_scale)
 
@@ -197,7 +197,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class World:
+class AuditContext:
     """The replayed rounds, what the server received and broadcast in them, and who holds which samples.
 
     `received` and `broadcasts` are `[round, row, entry]`; they differ where a receiver makes something of what it gets.
@@ -215,8 +215,8 @@ class World:
     public: PublicSet | None = None
 
     @property
-    def sharing(self) -> Sharing:
-        return sharing_of(self.plan)
+    def sharing(self) -> PayloadProtocol:
+        return payload_protocol(self.plan)
 
     @property
     def device(self) -> int:
@@ -240,7 +240,9 @@ class World:
         return np.stack([self.link.counted_noise_var(this) for this in self.rounds])
 
 
-def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: int, on_progress: OnProgress) -> World:
+def replay(
+    plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: int, on_progress: OnProgress
+) -> AuditContext:
     """Simulates the whole fleet, with a run's own seeds, and keeps of every round
 
     1. its channel and design;
@@ -248,7 +250,7 @@ def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: 
     3. the broadcast, from which every device learns.
     """
     scenario = plan.scenario
-    (dataset, public), source, sharing = load_data(scenario), channel_source(scenario), sharing_of(plan)
+    (dataset, public), source, sharing = load_data(scenario), channel_source(scenario), payload_protocol(plan)
     shares = assign_samples(scenario, dataset.y_train)
     fleet = LearningFleet.of(
         dataset, shares.indices, scenario.model_names, scenario.seed, engine, one_model, public=public
@@ -269,7 +271,7 @@ def replay(plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: 
         learn(sharing, fleet, index, broadcasts[-1], everybody)
         on_progress("the fleet replayed", index, num_rounds)
     shared = (tuple(rounds), tuple(received), tuple(broadcasts))
-    return World(plan, link, engine, dataset, shares.indices, one_model, *shared, public)
+    return AuditContext(plan, link, engine, dataset, shares.indices, one_model, *shared, public)
 
 
 def broadcast_of(receiver: Receiver | None, received: FloatArray, design: RoundDesign) -> FloatArray:
@@ -300,7 +302,9 @@ def _sum_of_others(
     return np.asarray(np.einsum("ik,ikd->kd", weights, spoken))
 
 
-def learn(sharing: Sharing, fleet: LearningFleet, round_index: int, broadcast: FloatArray, devices: list[int]) -> None:
+def learn(
+    sharing: PayloadProtocol, fleet: LearningFleet, round_index: int, broadcast: FloatArray, devices: list[int]
+) -> None:
     """Every learner's update from a broadcast `[row, entry]`; learner n stands for device `devices[n]`."""
     losses = sharing.learn(fleet, round_index, broadcast, devices)
     if losses:

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import chdtri, ndtr, ndtri
 
 from airdistill.arrays import FloatArray, IntArray
-from airdistill.audit.context import AirRound, NoiseSource, World
+from airdistill.audit.context import AirRound, AuditContext, NoiseSource
 from airdistill.audit.exact import transcript_seed
 from airdistill.audit.membership import LEVEL, Interval, Roc, auc, roc
 from airdistill.audit.neighbours import Neighbour, follow
@@ -133,7 +133,7 @@ class _PairRound:
 
 
 def audit_empirically(
-    world: World,
+    world: AuditContext,
     neighbour: Neighbour,
     options: AuditOptions,
     on_progress: OnProgress,
@@ -154,15 +154,15 @@ def audit_empirically(
     return _attack(world, pairs[:num_rounds], num_trials, neighbour.description, options, source, on_progress)
 
 
-def _production_source(world: World) -> NoiseSource:
+def _production_source(world: AuditContext) -> NoiseSource:
     channels = {this.index: this.known for this in world.rounds}
     return lambda seed, index, design: world.link.production_noise(seed, index, design, channels[index])
 
 
-def _pair_round(world: World, this: AirRound, vectors: FloatArray) -> _PairRound | None:
+def _pair_round(world: AuditContext, this: AirRound, vectors: FloatArray) -> _PairRound | None:
     """None where the device sends nothing, or nothing that noise is counted for."""
     counted = world.link.counted_noise_var(this)
-    now, usual = this.design.weights[world.device], world.link.usual_weights()[world.device]
+    now, usual = this.design.weights[world.device], world.link.nominal_weights()[world.device]
     rows = np.flatnonzero((now > 0) & np.isfinite(counted) & (counted > 0))
     if not len(rows):
         return None
@@ -173,7 +173,7 @@ def _pair_round(world: World, this: AirRound, vectors: FloatArray) -> _PairRound
     return _PairRound(this, (vectors[0], vectors[1]), (means[0], means[1]), as_sent, rows)
 
 
-def _affordable(world: World, asked: int, num_rounds: int) -> tuple[int, int]:
+def _affordable(world: AuditContext, asked: int, num_rounds: int) -> tuple[int, int]:
     """Trials in each world and rounds of each, within the budget; first trials are given up, then rounds."""
     fleet, uplink = world.plan.fleet, world.plan.uplink
     makes_noise = any(this.design.noise_gain.any() for this in world.rounds)
@@ -187,7 +187,7 @@ def _affordable(world: World, asked: int, num_rounds: int) -> tuple[int, int]:
 
 
 def _attack(
-    world: World,
+    world: AuditContext,
     pairs: list[_PairRound],
     num_trials: int,
     name: str,
@@ -276,7 +276,7 @@ def _unit_line(pairs: list[_PairRound], mu: float) -> list[FloatArray]:
     return [np.full(pair.means[0].shape, size**-0.5) for pair in pairs]
 
 
-def _residual(world: World, pair: _PairRound, side: int, seed: int, source: NoiseSource) -> FloatArray:
+def _residual(world: AuditContext, pair: _PairRound, side: int, seed: int, source: NoiseSource) -> FloatArray:
     """(y − m)/√c of one trial's round in the world of D (0) or D' (1), `[row, entry]`: through the real air."""
     noise = world.link.counted_part(source(seed, pair.this.index, pair.this.design))
     seen = world.link.seen(pair.this, pair.vectors[side], noise)[pair.rows]

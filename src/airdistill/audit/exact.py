@@ -17,8 +17,8 @@ import torch
 
 from airdistill.arrays import FloatArray, divide_or
 from airdistill.audit.certificate import Promise, declared_name, promise_of, reference_bounds
-from airdistill.audit.context import World
-from airdistill.audit.neighbours import Followed, Neighbour, Twins
+from airdistill.audit.context import AuditContext
+from airdistill.audit.neighbours import Followed, Neighbour, NeighbouringPair
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.streams import stream
@@ -129,7 +129,7 @@ def _spread(values: FloatArray) -> dict[str, FloatArray]:
 
 
 def choose_worst(
-    world: World, candidates: Sequence[Neighbour], options: AuditOptions, on_progress: OnProgress
+    world: AuditContext, candidates: Sequence[Neighbour], options: AuditOptions, on_progress: OnProgress
 ) -> list[Neighbour]:
     """The record's and the device's neighbour with the largest μ, on a transcript that serves for nothing else."""
 
@@ -137,7 +137,9 @@ def choose_worst(
         on_progress("candidates tried", done, len(world.rounds))
 
     seed = transcript_seed(options, "audit-choice", 0)
-    mu = measured_mu(world, Twins(world, candidates).follow(seed, world.link.seeded_noise, on_round=tell))[-1]
+    mu = measured_mu(world, NeighbouringPair(world, candidates).follow(seed, world.link.seeded_noise, on_round=tell))[
+        -1
+    ]
     chosen = []
     for relation in ("record", "device"):
         among = [place for place, candidate in enumerate(candidates) if candidate.relation == relation]
@@ -145,9 +147,9 @@ def choose_worst(
     return chosen
 
 
-def measured_mu(world: World, followed: Followed) -> FloatArray:
+def measured_mu(world: AuditContext, followed: Followed) -> FloatArray:
     """μ_t after each round, `[round, neighbour]`; infinite where something moved and no noise is counted."""
-    weights = world.link.usual_weights()[world.device]
+    weights = world.link.nominal_weights()[world.device]
     moved = weights**2 * followed.squared_shift
     counted = world.counted_noise_var()[:, None]
     cost = np.where(moved > 0, divide_or(moved, np.broadcast_to(counted, moved.shape), np.inf), 0.0)
@@ -159,10 +161,10 @@ def transcript_seed(options: AuditOptions, purpose: str, index: int) -> int:
 
 
 def audit_exactly(
-    world: World, chosen: Sequence[Neighbour], options: AuditOptions, on_progress: OnProgress
+    world: AuditContext, chosen: Sequence[Neighbour], options: AuditOptions, on_progress: OnProgress
 ) -> ExactAudit:
     """Follows the chosen pairs along fresh transcripts."""
-    promise, twins, transcripts = promise_of(world), Twins(world, chosen), []
+    promise, twins, transcripts = promise_of(world), NeighbouringPair(world, chosen), []
     for index in range(options.transcripts):
         seed = transcript_seed(options, "audit-transcript", index)
         transcripts.append(twins.follow(seed, world.link.seeded_noise))
@@ -180,7 +182,7 @@ def audit_exactly(
 
 
 def _pair(
-    world: World,
+    world: AuditContext,
     transcripts: Sequence[Followed],
     place: int,
     neighbour: Neighbour,
@@ -202,7 +204,7 @@ def _pair(
     )
 
 
-def _tolerance(world: World) -> float:
+def _tolerance(world: AuditContext) -> float:
     """A gradient is summed in the engine's own numbers: its rounding, held against a record's share of 1/B_i."""
     if not world.link.of_gradient:
         return TOLERANCE

@@ -19,7 +19,7 @@ from scipy.stats import rankdata
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.audit.certificate import certified_mu
-from airdistill.audit.context import World
+from airdistill.audit.context import AuditContext
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.audit.shadows import WANTED_NON_MEMBERS, Pool, ShadowKnowledge, pool_of, train_shadows
 from airdistill.errors import InputError
@@ -171,7 +171,7 @@ def _point_to_dict(point: RatePoint) -> dict[str, Any]:
     return {"asked": point.asked, **rates}
 
 
-def audit_membership(world: World, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
+def audit_membership(world: AuditContext, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
     """Trains the shadow fleets and scores every record of the pool."""
     privacy = world.scenario.privacy
     pool = pool_of(world, options.seed)
@@ -197,7 +197,7 @@ def audit_membership(world: World, options: AuditOptions, on_progress: OnProgres
     )
 
 
-def _scores(world: World, pool: Pool, shadows: ShadowKnowledge) -> FloatArray:
+def _scores(world: AuditContext, pool: Pool, shadows: ShadowKnowledge) -> FloatArray:
     broadcasts = np.stack(world.received)
     noise_var = np.stack([this.design.effective_noise_var for this in world.rounds])
     share = 1 / world.plan.fleet.num_devices

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airdistill.arrays import FloatArray, IntArray
-from airdistill.audit.context import NoiseSource, World, broadcast_of, learn
+from airdistill.audit.context import AuditContext, NoiseSource, broadcast_of, learn
 from airdistill.learning.fleet import LearnerMaker, LearningFleet
 from airdistill.learning.learner import Learner
 from airdistill.learning.models import build_model, draws_at_random
@@ -39,7 +39,7 @@ class Neighbour:
     labels: IntArray
 
 
-def neighbours_of(world: World, num_records: int, seed: int) -> list[Neighbour]:
+def neighbours_of(world: AuditContext, num_records: int, seed: int) -> list[Neighbour]:
     """`num_records` neighbours by one record, then two by the whole device.
 
     Records are taken from every class in turn, the rarest first, for a record weighs most where there are few. Where
@@ -57,7 +57,7 @@ def neighbours_of(world: World, num_records: int, seed: int) -> list[Neighbour]:
     return found + _device_neighbours(world, rng)
 
 
-def _with_replaced(world: World, record: int, name: str, rng: np.random.Generator) -> Neighbour:
+def _with_replaced(world: AuditContext, record: int, name: str, rng: np.random.Generator) -> Neighbour:
     """One record's sample replaced; its label stays."""
     samples, label = world.own_samples.copy(), int(world.own_labels[record])
     samples[record] = _REPLACEMENTS[name](world, label, samples[record], rng)
@@ -76,7 +76,7 @@ def _relabelled(neighbour: Neighbour, record: int) -> Neighbour:
     return replace(neighbour, description=words, labels=labels)
 
 
-def _device_neighbours(world: World, rng: np.random.Generator) -> list[Neighbour]:
+def _device_neighbours(world: AuditContext, rng: np.random.Generator) -> list[Neighbour]:
     labels = world.own_labels
     permuted, noise = _permuted(world, labels, rng), _noise(world, world.own_samples.shape, rng)
     return [
@@ -93,30 +93,30 @@ def _records_in_turn(labels: IntArray, rng: np.random.Generator) -> IntArray:
     return np.array([record for turn in zip_longest(*columns) for record in turn if record is not None])
 
 
-def _another_class(world: World, label: int, _: Samples, rng: np.random.Generator) -> Samples:
+def _another_class(world: AuditContext, label: int, _: Samples, rng: np.random.Generator) -> Samples:
     pool = np.flatnonzero(world.dataset.y_train != label)
     chosen = rng.choice(pool) if len(pool) else rng.integers(len(world.dataset.y_train))
     return np.asarray(world.dataset.x_train[chosen])
 
 
-def _outlier(world: World, label: int, _: Samples, rng: np.random.Generator) -> Samples:  # noqa: ARG001
+def _outlier(world: AuditContext, label: int, _: Samples, rng: np.random.Generator) -> Samples:  # noqa: ARG001
     """The sample of its class that lies farthest from the class's mean."""
     members = world.dataset.x_train[world.dataset.y_train == label].astype(np.float64)
     distances = ((members - members.mean(axis=0)) ** 2).reshape(len(members), -1).sum(axis=1)
     return np.asarray(members[np.argmax(distances)].astype(world.dataset.x_train.dtype))
 
 
-def _inverted(world: World, label: int, sample: Samples, rng: np.random.Generator) -> Samples:  # noqa: ARG001
+def _inverted(world: AuditContext, label: int, sample: Samples, rng: np.random.Generator) -> Samples:  # noqa: ARG001
     """Bright for dark, within the range of the data."""
     low, high = _range(world)
     return np.asarray((low + high - sample.astype(np.float64)).astype(sample.dtype))
 
 
-def _noise_for_one(world: World, label: int, sample: Samples, rng: np.random.Generator) -> Samples:  # noqa: ARG001
+def _noise_for_one(world: AuditContext, label: int, sample: Samples, rng: np.random.Generator) -> Samples:  # noqa: ARG001
     return _noise(world, sample.shape, rng)
 
 
-def _noise(world: World, shape: tuple[int, ...], rng: np.random.Generator) -> Samples:
+def _noise(world: AuditContext, shape: tuple[int, ...], rng: np.random.Generator) -> Samples:
     """Uniform in the range of the data."""
     low, high = _range(world)
     dtype = world.dataset.x_train.dtype
@@ -125,7 +125,7 @@ def _noise(world: World, shape: tuple[int, ...], rng: np.random.Generator) -> Sa
     return np.asarray(rng.integers(int(low), int(high), shape, endpoint=True).astype(dtype))
 
 
-def _permuted(world: World, labels: IntArray, rng: np.random.Generator) -> Samples:
+def _permuted(world: AuditContext, labels: IntArray, rng: np.random.Generator) -> Samples:
     """For every sample one of the next class of the data: as if all labels had been exchanged in a ring."""
     y_train = world.dataset.y_train
     present = np.unique(y_train)
@@ -134,11 +134,11 @@ def _permuted(world: World, labels: IntArray, rng: np.random.Generator) -> Sampl
     return np.asarray(world.dataset.x_train[np.array([rng.choice(pools[klass]) for klass in labels.tolist()])])
 
 
-def _range(world: World) -> tuple[float, float]:
+def _range(world: AuditContext) -> tuple[float, float]:
     return float(world.dataset.x_train.min()), float(world.dataset.x_train.max())
 
 
-_REPLACEMENTS: dict[str, Callable[[World, int, Samples, np.random.Generator], Samples]] = {
+_REPLACEMENTS: dict[str, Callable[[AuditContext, int, Samples, np.random.Generator], Samples]] = {
     "a sample of another class": _another_class,
     "an outlier of its class": _outlier,
     "its inverse": _inverted,
@@ -158,23 +158,23 @@ class Followed:
 
 
 def follow(
-    world: World,
+    world: AuditContext,
     neighbours: Sequence[Neighbour],
     noise_seed: int,
     noise_source: NoiseSource,
     keep_vectors: bool = False,
 ) -> Followed:
     """One transcript, by twins that are made for it alone."""
-    return Twins(world, neighbours).follow(noise_seed, noise_source, keep_vectors)
+    return NeighbouringPair(world, neighbours).follow(noise_seed, noise_source, keep_vectors)
 
 
-class Twins:
+class NeighbouringPair:
     """Learners that differ in their data alone: same initial weights, same order of batches, same random draws.
 
     The first has the device's own data D. They can follow many transcripts, each from the beginning.
     """
 
-    def __init__(self, world: World, neighbours: Sequence[Neighbour]) -> None:
+    def __init__(self, world: AuditContext, neighbours: Sequence[Neighbour]) -> None:
         self._world = world
         datasets = [(neighbour.samples, neighbour.labels) for neighbour in neighbours]
         learners = [self._learner(*data) for data in [(world.own_samples, world.own_labels), *datasets]]
@@ -204,7 +204,7 @@ class Twins:
     ) -> Followed:
         """One transcript in the world of D: fresh noise in every round, and all learn from the same broadcast."""
         world = self._world
-        held = (world.link.usual_weights()[world.device] > 0)[:, None]  # a class that it lacks has no knowledge
+        held = (world.link.nominal_weights()[world.device] > 0)[:, None]  # a class that it lacks has no knowledge
         shifts, kept, receiver = [], [], receiver_of(world.plan, world.public, world.engine)
         self._restart()
         for this in world.rounds:

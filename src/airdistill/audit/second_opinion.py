@@ -25,10 +25,10 @@ def dp_event(ledger: Ledger, device: int, model: str | None = None, trust: str |
     of one class these are the rows that cost the device most over the whole run.
     """
     dp_accounting = _library()
-    costs = _costs_by_release(ledger, device, model or ledger.opening.sensitivity, trust or ledger.opening.trust)
+    costs = _costs_by_release(ledger, device, model or ledger.header.sensitivity, trust or ledger.header.trust)
     if np.isinf(costs).any():
         return dp_accounting.NonPrivateDpEvent()
-    if hides_coins(ledger):
+    if is_secretly_sampled(ledger):
         return _with_coins(ledger, costs)
     counted = Counter(float(1 / np.sqrt(cost)) for cost in costs if cost > 0)
     each = [
@@ -38,9 +38,9 @@ def dp_event(ledger: Ledger, device: int, model: str | None = None, trust: str |
     return dp_accounting.ComposedDpEvent(each) if each else dp_accounting.NoOpDpEvent()
 
 
-def hides_coins(ledger: Ledger) -> bool:
+def is_secretly_sampled(ledger: Ledger) -> bool:
     """Whether the server does not see who takes part in this run."""
-    return bool(ledger.opening.terms.get("participation_hidden", False))
+    return bool(ledger.header.terms.get("participation_hidden", False))
 
 
 def _with_coins(ledger: Ledger, costs: FloatArray) -> DpEvent:
@@ -51,8 +51,8 @@ def _with_coins(ledger: Ledger, costs: FloatArray) -> DpEvent:
     """
     dp_accounting = _library()
     chance, apart = (
-        float(ledger.opening.terms["participation"]),
-        2.0 if ledger.opening.payload == "gradient" else 2**0.5,
+        float(ledger.header.terms["participation"]),
+        2.0 if ledger.header.payload == "gradient" else 2**0.5,
     )
     chances = [1.0] * ledger.num_earlier + [chance] * (len(costs) - ledger.num_earlier)
     counted = Counter(
@@ -80,14 +80,14 @@ def opinion_in_words(folder: Path) -> str:
     ledger = Ledger.read(folder / LEDGER)
     spent = ledger.epsilon()
     device = int(np.argmax(spent))
-    delta = float(ledger.opening.delta[device])
-    theirs = pld_epsilon(dp_event(ledger, device), delta, hides_coins(ledger))
+    delta = float(ledger.header.delta[device])
+    theirs = pld_epsilon(dp_event(ledger, device), delta, is_secretly_sampled(ledger))
     note = (
         " (of continuous noise; the ledger's own bound covers discrete noise)"
-        if ledger.opening.noise == "secure"
+        if ledger.header.noise == "secure"
         else ""
     )
-    if hides_coins(ledger) and ledger.opening.payload != "gradient":
+    if is_secretly_sampled(ledger) and ledger.header.payload != "gradient":
         note = " (of vectors that may point anywhere; the ledger counts on knowledge having no entry below zero)"
     ours = f"ε = {spent[device]:.6g} by the ledger"
     return f"Second opinion on device {device}: {ours}, {theirs:.6g} by dp_accounting{note}."
@@ -98,7 +98,7 @@ def _costs_by_release(ledger: Ledger, device: int, model: str, trust: str) -> Fl
     rows: dict[str, list[FloatArray]] = {}
     for payload, release in ledger.history():
         rows.setdefault(payload, []).append(release.cost(model, trust)[device])
-    by_payload = [_moved(np.stack(costs), model, ledger.opening.relabel) for costs in rows.values()]
+    by_payload = [_moved(np.stack(costs), model, ledger.header.relabel) for costs in rows.values()]
     return np.concatenate([np.zeros(0), *by_payload])
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
-from airdistill.audit.context import World, learn
+from airdistill.audit.context import AuditContext, learn
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.data.partition import partition_dirichlet, partition_iid, partition_shards
 from airdistill.errors import InputError
@@ -39,7 +39,7 @@ class Pool:
     is_member: BoolArray
 
 
-def pool_of(world: World, seed: int) -> Pool:
+def pool_of(world: AuditContext, seed: int) -> Pool:
     """Members, at most 10,000, and non-members: test records, filled up from unused training records to 5,000.
 
     Non-members have the members' mix of classes: class counts are public, and must not pass for membership.
@@ -81,7 +81,7 @@ class ShadowKnowledge:
     num_devices: int
 
 
-def train_shadows(world: World, pool: Pool, options: AuditOptions, on_progress: OnProgress) -> ShadowKnowledge:
+def train_shadows(world: AuditContext, pool: Pool, options: AuditOptions, on_progress: OnProgress) -> ShadowKnowledge:
     """All devices of all shadow fleets along the world's own broadcasts."""
     num_devices = min(world.plan.fleet.num_devices, options.shadow_devices)
     shares = _shares(world, pool, options, num_devices)
@@ -98,7 +98,7 @@ def train_shadows(world: World, pool: Pool, options: AuditOptions, on_progress: 
     return ShadowKnowledge(holds, np.stack(known, axis=1), num_devices)
 
 
-def _shares(world: World, pool: Pool, options: AuditOptions, num_devices: int) -> list[IntArray]:
+def _shares(world: AuditContext, pool: Pool, options: AuditOptions, num_devices: int) -> list[IntArray]:
     """Positions in the pool of every device of every shadow fleet, one fleet after the other."""
     shares = []
     for pair in range(options.shadows // 2):
@@ -109,7 +109,7 @@ def _shares(world: World, pool: Pool, options: AuditOptions, num_devices: int) -
     return shares
 
 
-def _split(world: World, labels: IntArray, num_devices: int, rng: np.random.Generator) -> tuple[IntArray, ...]:
+def _split(world: AuditContext, labels: IntArray, num_devices: int, rng: np.random.Generator) -> tuple[IntArray, ...]:
     """By the scenario's own rule, equally many samples to each device."""
     data = world.scenario.data
     used = len(labels) if data.partition == "iid" else int(_USED_OF_A_HALF * len(labels))
@@ -125,7 +125,7 @@ def _split(world: World, labels: IntArray, num_devices: int, rng: np.random.Gene
     return partition_iid(labels, sizes, rng).indices
 
 
-def _fleet(world: World, pool: Pool, shares: list[IntArray], num_devices: int) -> LearningFleet:
+def _fleet(world: AuditContext, pool: Pool, shares: list[IntArray], num_devices: int) -> LearningFleet:
     """A learner for each share; within a shadow fleet, device d has the model and initial weights of the fleet's."""
     engine, dataset, scenario = world.engine, world.dataset, world.scenario
     samples, shape = to_tensor(pool.samples, engine.dtype, engine.device), input_shape(dataset.x_train)

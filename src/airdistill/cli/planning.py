@@ -63,10 +63,10 @@ def plan_command(
 
         plot_gap(made, plot)
     from airdistill.files import jsonable
-    from airdistill.planning.what_if.public_set import public_outlook_of
-    from airdistill.planning.what_if.steps import outlook_of
+    from airdistill.planning.what_if.public_set import public_set_what_if
+    from airdistill.planning.what_if.steps import what_if
 
-    outlook, public = outlook_of(made, with_steps=ledger is None), public_outlook_of(made)
+    outlook, public = what_if(made, with_steps=ledger is None), public_set_what_if(made)
     if as_json:
         told = {"outlook": outlook, "public_outlook": public}
         found = {name: None if each is None else jsonable(asdict(each)) for name, each in told.items()}

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 
 from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.device import LEARN, Device
-from airdistill.flower.endpoint import StationError
+from airdistill.flower.endpoint import EndpointError
 from airdistill.flower.records import Record, RecordError, integer
 from airdistill.flower.senders import EmulatedSender, RadioSender, SecureSumSender
 from airdistill.flower.sums.device_side import RefusedError
@@ -28,7 +28,7 @@ from airdistill.runs.folder import locked
 logger = logging.getLogger(__name__)
 STEPS = (*EmulatedSender.steps, *RadioSender.steps, *SecureSumSender.steps, LEARN)
 _PATIENCE_S = 60.0  # for the message before, which may still be at work
-_MEANT_FOR_THE_SERVER = (StationError, RefusedError, RecordError, BudgetExceeded)
+_MEANT_FOR_THE_SERVER = (EndpointError, RefusedError, RecordError, BudgetExceeded)
 _FAILED = "failed; its own log says why"
 
 Settings = Mapping[str, Any]

@@ -16,7 +16,7 @@ from airdistill import __version__
 from airdistill.arrays import FloatArray
 from airdistill.files import jsonable
 from airdistill.flower.device import LEARN
-from airdistill.flower.endpoint import PaidRound, Station, StationError
+from airdistill.flower.endpoint import ChargedRound, Endpoint, EndpointError
 from airdistill.flower.media import NO_ANSWER, Asker, Collected, medium_of
 from airdistill.flower.records import Record, packed
 from airdistill.flower.reply_cache import CollectedAnswers
@@ -59,7 +59,7 @@ class Coordinator:
     def __init__(self, folder: Path, scheme: str, devices: Devices, eval_every: int = 1, radio: str = "") -> None:
         checkpoint = newest_checkpoint(folder)
         self._recorded = 0 if checkpoint is None else checkpoint.round_index
-        self.station = Station.open(folder, scheme, self._recorded)
+        self.station = Endpoint.open(folder, scheme, self._recorded)
         self._devices, self._eval_every = devices, eval_every
         self._answers = CollectedAnswers(folder, devices, self._needed)
         self._medium = medium_of(self.station, self._answers, radio)
@@ -82,7 +82,7 @@ class Coordinator:
             for round_index in range(self._recorded + 1, self.station.plan.num_rounds + 1):
                 self._welcome_late(self._devices.newcomers())
                 try:
-                    paid = self.station.pay_for(round_index)
+                    paid = self.station.charge_through(round_index)
                 except BudgetExceeded as reason:
                     self._ended_because = str(reason)
                     break
@@ -106,16 +106,16 @@ class Coordinator:
             if isinstance(each, str):
                 continue
             if each.terms != self.station.digest:
-                raise StationError(f"device {each.device} has another scenario or scheme than the server")
+                raise EndpointError(f"device {each.device} has another scenario or scheme than the server")
             if each.device in self._present:
-                raise StationError(f"two nodes say that they are device {each.device}")
+                raise EndpointError(f"two nodes say that they are device {each.device}")
             self._present.append(each.device)
         self._present.sort()
         missing = sorted(set(range(self.station.plan.fleet.num_devices)) - set(self._present))
         if len(self._present) < self._needed:
             names = ", ".join(map(str, missing))
             reasons = "".join(f"; {each}" for each in wrong)
-            raise StationError(
+            raise EndpointError(
                 f"the run does not begin: devices {names} have not come, and {self._needed} are needed{reasons}"
             )
         if missing:
@@ -132,7 +132,7 @@ class Coordinator:
                     "a node that says it is device %d is left out: wrong terms, or a second one", each.device
                 )
 
-    def _play_round(self, paid: PaidRound) -> dict[str, Any]:
+    def _play_round(self, paid: ChargedRound) -> dict[str, Any]:
         plan = self.station.plan
         collected = self._medium.collect(paid, self._present)
         estimate = self._estimated(collected)

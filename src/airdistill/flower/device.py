@@ -21,7 +21,7 @@ from airdistill.data.partition import assign_samples
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.files import write_whole
-from airdistill.flower.endpoint import Station, StationError
+from airdistill.flower.endpoint import Endpoint, EndpointError
 from airdistill.flower.records import Record, unpacked
 from airdistill.flower.reply_cache import Answers
 from airdistill.flower.senders import Sender, sender_of
@@ -31,7 +31,7 @@ from airdistill.learning.models import build_model
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.runs.checkpoint import serialized
 from airdistill.runs.simulation import check_has_data, seed_torch
-from airdistill.schemes.payloads import sharing_of
+from airdistill.schemes.payloads import payload_protocol
 from airdistill.streams import stream
 
 WEIGHTS, LESSONS = "weights.safetensors", "lessons.jsonl"
@@ -57,7 +57,7 @@ class Device:
 
     def __init__(self, folder: Path, number: int, scheme: str, radio: str = "", data: str = "") -> None:
         """`data` names its own dataset; without it, it holds its share of the scenario's."""
-        self.station, self.number, self._folder, self._data = Station.open(folder, scheme), number, folder, data
+        self.station, self.number, self._folder, self._data = Endpoint.open(folder, scheme), number, folder, data
         scenario = self.station.plan.scenario
         if not data:
             check_has_data(scenario)
@@ -76,12 +76,12 @@ class Device:
         if step == LEARN:
             return self._answers.given(round_index, step, question, lambda: self._learn(round_index, question))
         if step not in self._sender.steps:
-            raise StationError(f"{step} is refused: the medium is {self.station.medium}")
+            raise EndpointError(f"{step} is refused: the medium is {self.station.medium}")
         return self._answers.given(round_index, step, question, lambda: self._send(step, round_index, question))
 
     def _send(self, step: str, round_index: int, question: Record) -> Record:
         if step == self._sender.steps[0]:
-            paid = self.station.pay_for(round_index)
+            paid = self.station.charge_through(round_index)
             self._sender.begin(paid, self._knowledge(round_index))
         return self._sender.answer(step, round_index, question)
 
@@ -91,9 +91,9 @@ class Device:
         fleet, learned = self._fleet(*self._samples())
         if learned >= round_index:
             # Its release counts what so many lessons before it can have told the model, and no more.
-            raise StationError(f"round {round_index} is refused: it has learned in round {learned}")
+            raise EndpointError(f"round {round_index} is refused: it has learned in round {learned}")
         seed_torch(plan.scenario, round_index)
-        return np.asarray(sharing_of(plan).vectors(fleet, round_index, [self.number])[0])
+        return np.asarray(payload_protocol(plan).vectors(fleet, round_index, [self.number])[0])
 
     def _learn(self, round_index: int, question: Record) -> Record:
         plan = self.station.plan
@@ -111,9 +111,9 @@ class Device:
         paid = self.station.ledger.last_round
         if not learned < round_index <= paid:
             known = f"it has learned in round {learned} and paid for round {paid}"
-            raise StationError(f"learning in round {round_index} is refused: {known}")
+            raise EndpointError(f"learning in round {round_index} is refused: {known}")
         seed_torch(plan.scenario, round_index)
-        (losses,) = sharing_of(plan).learn(fleet, round_index, broadcast, [self.number])
+        (losses,) = payload_protocol(plan).learn(fleet, round_index, broadcast, [self.number])
         if not (fleet.finite_weights()[0] and np.isfinite([losses.training, losses.distillation]).all()):
             rule = "lower learning.initial_lr or learning.distill_weight"
             raise TrainingDivergedError(f"round {round_index}, device {self.number}: training diverged; {rule}")
@@ -170,5 +170,5 @@ def _checked(broadcast: FloatArray) -> FloatArray:
     """A row that was not sent is no number throughout; any other must be finite."""
     unsent = np.isnan(broadcast).all(axis=1)
     if not np.isfinite(broadcast[~unsent]).all():
-        raise StationError("a broadcast is refused: its numbers must be finite")
+        raise EndpointError("a broadcast is refused: its numbers must be finite")
     return broadcast

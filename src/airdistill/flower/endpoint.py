@@ -21,10 +21,10 @@ from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.planning.fleet import RealisedFleet, counted_share, realise_fleet
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
-from airdistill.privacy.ledger import Ledger, Opening
+from airdistill.privacy.ledger import Ledger, LedgerHeader
 from airdistill.radio.sum_grid import SumGrid
 from airdistill.radio.superposition import Noise
-from airdistill.runs.accounts import mark_of, opening_of, trusted_ledger
+from airdistill.runs.accounts import ledger_header, mark_of, trusted_ledger
 from airdistill.runs.folder import FEDERATION, LEDGER, PLAN, RUN, SCENARIO, digest_of, seal, write_json
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.loading import load
@@ -35,12 +35,12 @@ from airdistill.schemes.planning import plan_scheme
 from airdistill.schemes.registry import load_scheme
 
 
-class StationError(AirDistillError):
+class EndpointError(AirDistillError):
     """A round that this end will not play, or a folder that it cannot play from."""
 
 
 @dataclass(frozen=True)
-class PaidRound:
+class ChargedRound:
     """A round that stands in the ledger: its channel and design, and what hides it.
 
     `noise` is for the air, emulated or real; `grid` for a secure sum. One of them is there. `was_begun` says that it
@@ -66,7 +66,7 @@ class PaidRound:
 
 
 @dataclass
-class Station:
+class Endpoint:
     """One end, as its folder has it at this moment."""
 
     folder: Path
@@ -76,13 +76,13 @@ class Station:
     ledger: Ledger
 
     @classmethod
-    def open(cls, folder: Path, scheme_name: str, recorded_rounds: int | None = None) -> Station:
+    def open(cls, folder: Path, scheme_name: str, recorded_rounds: int | None = None) -> Endpoint:
         """Plans and opens the ledger when first it is asked for, and reads both from then on.
 
         `recorded_rounds`: as it stood after so many; what was charged since is asked for again, and is charged once.
         """
         if not (folder / SCENARIO).is_file():
-            raise StationError(f"{folder}: has no {SCENARIO}: nobody has said what is to be run")
+            raise EndpointError(f"{folder}: has no {SCENARIO}: nobody has said what is to be run")
         scheme = load_scheme(scheme_name)
         if not (folder / RUN).exists():
             _begin(folder, scheme)
@@ -112,7 +112,7 @@ class Station:
         """One thread: a device is alone in its process, and others may share the machine."""
         return RunOptions(threads=1, kernels="torch").engine()
 
-    def pay_for(self, round_index: int) -> PaidRound:
+    def charge_through(self, round_index: int) -> ChargedRound:
         """A round, once it stands in the ledger, on the disk.
 
         Rounds in between that this end has missed are paid for too: the others have, and a design goes on from what
@@ -121,24 +121,24 @@ class Station:
         paid = self.ledger.settled_round
         if not paid < round_index <= self.plan.num_rounds:
             rule = f"the ledger has come to round {paid} of {self.plan.num_rounds}"
-            raise StationError(f"round {round_index} is refused: {rule}")
+            raise EndpointError(f"round {round_index} is refused: {rule}")
         for missed in range(paid + 1, round_index):
             self._pay(missed)
         return self._pay(round_index)
 
-    def _pay(self, round_index: int) -> PaidRound:
+    def _pay(self, round_index: int) -> ChargedRound:
         nobody = LearningFleet([], Engine())
         this = Round(round_index, self.plan.scenario, self.plan, self.source, nobody, self.ledger)
         channel, was_begun = this.known_channel(), self.ledger.charged_ahead
         if self.medium != "secure_sum":
             design = this.design()
-            return PaidRound(round_index, this.channel(), design, this.noise(design), None, was_begun)
+            return ChargedRound(round_index, this.channel(), design, this.noise(design), None, was_begun)
         # The plan counts all devices' noise, the ledger that of those who cannot be missing.
         spent = self.ledger.cost_of_run * counted_share(self.plan.scenario)
         design = self.plan.design(channel, round_index, spent)
         grid = SumGrid.of(self.plan, design, channel, round_index)
         self.ledger.charge(grid.release())
-        return PaidRound(round_index, channel, design, None, grid, was_begun)
+        return ChargedRound(round_index, channel, design, None, grid, was_begun)
 
 
 def check_playable(scheme: Scheme, scenario: Scenario) -> None:
@@ -163,7 +163,7 @@ def _begin(folder: Path, scheme: Scheme) -> None:
         write_json(folder / PLAN, plan_scheme(scheme, scenario).to_dict())
     plan = _read_plan(folder)
     if plan.scenario != scenario or not _same_fleet(plan.fleet, realise_fleet(scenario)):
-        raise StationError(f"{folder / PLAN}: is not the plan of the scenario beside it")
+        raise EndpointError(f"{folder / PLAN}: is not the plan of the scenario beside it")
     ledger = Ledger.begin(_opening(plan, scheme), folder / LEDGER)
     how = {"airdistill": __version__, "scheme": scheme.name, FEDERATION: scenario.air.medium}
     seal(folder, {**how, "ledger": mark_of(ledger)})
@@ -178,10 +178,10 @@ def _same_fleet(one: RealisedFleet, other: RealisedFleet) -> bool:
     return all(np.allclose(mine, theirs, rtol=1e-9) for mine, theirs in zip(astuple(one), astuple(other), strict=True))
 
 
-def _opening(plan: Plan, scheme: Scheme) -> Opening:
-    scenario, opening = plan.scenario, opening_of(plan, scheme)
+def _opening(plan: Plan, scheme: Scheme) -> LedgerHeader:
+    scenario, header = plan.scenario, ledger_header(plan, scheme)
     medium: Any = scenario.air.medium
     if medium == "secure_sum":
         num_devices = plan.fleet.num_devices
         medium = {"devices": num_devices, "least_devices": num_devices - scenario.fleet.expected_dropouts}
-    return replace(opening, terms={**opening.terms, "medium": medium})
+    return replace(header, terms={**header.terms, "medium": medium})

@@ -14,7 +14,7 @@ import numpy as np
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray, divide_or
 from airdistill.errors import AirDistillError, InputError
-from airdistill.flower.endpoint import PaidRound, Station
+from airdistill.flower.endpoint import ChargedRound, Endpoint
 from airdistill.flower.records import Record, integer, unpacked
 from airdistill.flower.sums.messages import Roster, keys_question, sum_terms
 from airdistill.flower.sums.server_side import ServerSide
@@ -50,13 +50,13 @@ class Collected:
 
 
 class Medium(Protocol):
-    def collect(self, paid: PaidRound, present: list[int]) -> Collected:
+    def collect(self, paid: ChargedRound, present: list[int]) -> Collected:
         """From these devices."""
 
     def close(self) -> None: ...
 
 
-def medium_of(station: Station, devices: Asker, radio: str) -> Medium:
+def medium_of(station: Endpoint, devices: Asker, radio: str) -> Medium:
     """`radio` names the server's front end, for a medium that has one."""
     if station.medium == "secure_sum":
         return SecureSum(station, devices)
@@ -70,10 +70,10 @@ def medium_of(station: Station, devices: Asker, radio: str) -> Medium:
 class Emulated:
     """The server plays the channel: it sees every signal by itself."""
 
-    def __init__(self, station: Station, devices: Asker) -> None:
+    def __init__(self, station: Endpoint, devices: Asker) -> None:
         self._station, self._devices = station, devices
 
-    def collect(self, paid: PaidRound, present: list[int]) -> Collected:
+    def collect(self, paid: ChargedRound, present: list[int]) -> Collected:
         uplink = self._station.plan.uplink
         shape = (uplink.num_rows, uplink.vector_length)
         answers = self._devices.ask("signal", paid.index, {device: {} for device in present})
@@ -95,10 +95,10 @@ class Emulated:
 class OnRadio:
     """The air adds the signals up; the server hears the sum, and who says that it has sent."""
 
-    def __init__(self, station: Station, devices: Asker, front_end: FrontEnd) -> None:
+    def __init__(self, station: Endpoint, devices: Asker, front_end: FrontEnd) -> None:
         self._station, self._devices, self._front_end = station, devices, front_end
 
-    def collect(self, paid: PaidRound, present: list[int]) -> Collected:
+    def collect(self, paid: ChargedRound, present: list[int]) -> Collected:
         uplink = self._station.plan.uplink
         if paid.was_begun:
             lost = "the server was killed in this round, and what it had heard is lost"
@@ -124,11 +124,11 @@ class OnRadio:
 class SecureSum:
     """The server carries the messages of a secure aggregation and learns the sum."""
 
-    def __init__(self, station: Station, devices: Asker) -> None:
+    def __init__(self, station: Endpoint, devices: Asker) -> None:
         self._station, self._devices = station, devices
         self._roster = Roster.read(station.folder)
 
-    def collect(self, paid: PaidRound, present: list[int]) -> Collected:
+    def collect(self, paid: ChargedRound, present: list[int]) -> Collected:
         grid, everybody = paid.summed, range(self._station.plan.fleet.num_devices)
         missing = {device: NO_ANSWER for device in everybody if device not in present}
         side = ServerSide(sum_terms(grid, self._roster), self._roster.public_keys)
@@ -140,7 +140,7 @@ class SecureSum:
         received, noise_var = grid.received(total, survivors)
         return Collected(received, noise_var, {d: why for d, why in missing.items() if d not in survivors})
 
-    def _total(self, side: ServerSide, paid: PaidRound, present: list[int], missing: dict[int, str]) -> IntArray:
+    def _total(self, side: ServerSide, paid: ChargedRound, present: list[int], missing: dict[int, str]) -> IntArray:
         length = paid.summed.num_values
 
         def step(name: str, questions: Mapping[int, Record], take: Callable[[Record], None]) -> None:
@@ -172,7 +172,7 @@ def _answered(answers: Mapping[int, Record | str], device: int) -> Record:
     return answer
 
 
-def _sent_design(paid: PaidRound) -> RoundDesign:
+def _sent_design(paid: ChargedRound) -> RoundDesign:
     """With the noise that devices really add: on a grid the loud ones add that of the quiet."""
     if isinstance(paid.on_air, SecureNoise):
         grid = paid.on_air.grid
@@ -180,7 +180,7 @@ def _sent_design(paid: PaidRound) -> RoundDesign:
     return paid.design
 
 
-def _rounding(paid: PaidRound, device: int) -> FloatArray:
+def _rounding(paid: ChargedRound, device: int) -> FloatArray:
     """How far a device's signal may be from what it says, entry by entry, `[row]`: half a step of the grid."""
     if isinstance(paid.on_air, SecureNoise):
         grid = paid.on_air.grid
@@ -206,7 +206,7 @@ def _check_signal(
         raise AirDistillError(f"sent row {row} with {power:.3g} W, where {most:.3g} W can be explained")
 
 
-def _averaged(station: Station, paid: PaidRound, summed: ComplexArray, missing: dict[int, str]) -> Collected:
+def _averaged(station: Endpoint, paid: ChargedRound, summed: ComplexArray, missing: dict[int, str]) -> Collected:
     """The estimate of those who are there, if what hides it is what they were charged for."""
     plan, design = station.plan, paid.design
     received, noise_var = receive(summed, design.rx_scale), design.effective_noise_var
@@ -226,7 +226,7 @@ def _averaged(station: Station, paid: PaidRound, summed: ComplexArray, missing: 
     return Collected(received, np.where(heard, noise_var / safe**2, np.inf), missing)
 
 
-def _hides_less(station: Station, paid: PaidRound, present: BoolArray) -> bool:
+def _hides_less(station: Endpoint, paid: ChargedRound, present: BoolArray) -> bool:
     """Than the release that the present devices have paid for."""
     uplink, trust, design = station.plan.uplink, station.plan.scenario.privacy.trust, _sent_design(paid)
     left = replace(design, noise_gain=np.where(present[:, None], design.noise_gain, 0.0))

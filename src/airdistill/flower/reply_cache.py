@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from airdistill.files import write_whole
-from airdistill.flower.endpoint import StationError
+from airdistill.flower.endpoint import EndpointError
 from airdistill.flower.media import Asker
 from airdistill.flower.records import Record, as_text, digest, from_text
 
@@ -34,7 +34,7 @@ class Answers:
         path, asked = self._path(round_index, step), digest(question)
         stored = json.loads(path.read_bytes()) if path.exists() else {}
         if stored and stored["asked"] != asked:
-            raise StationError(f"round {round_index}, {step}: was asked otherwise before")
+            raise EndpointError(f"round {round_index}, {step}: was asked otherwise before")
         if "answer" in stored:
             return from_text(stored["answer"])
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -89,7 +89,7 @@ class CollectedAnswers:
         num_there = len(answers) - len(wrong)
         if num_there < self._needed:
             reasons = "".join(f"; device {device}: {why}" for device, why in wrong.items())
-            raise StationError(f"round {round_index}: {num_there} devices answered and {self._needed} must{reasons}")
+            raise EndpointError(f"round {round_index}: {num_there} devices answered and {self._needed} must{reasons}")
 
 
 def _read(answer: str | list[str]) -> Record | str:

@@ -10,7 +10,7 @@ import numpy as np
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.errors import InputError
 from airdistill.files import write_whole
-from airdistill.flower.endpoint import PaidRound, Station
+from airdistill.flower.endpoint import ChargedRound, Endpoint
 from airdistill.flower.records import Record, packed
 from airdistill.flower.sums.device_side import DeviceSide
 from airdistill.flower.sums.messages import Roster, keys_in, own_identity, sum_terms
@@ -26,12 +26,12 @@ class Sender(Protocol):
 
     steps: ClassVar[tuple[str, ...]]
 
-    def begin(self, paid: PaidRound, knowledge: FloatArray) -> None: ...
+    def begin(self, paid: ChargedRound, knowledge: FloatArray) -> None: ...
 
     def answer(self, step: str, round_index: int, question: Record) -> Record: ...
 
 
-def sender_of(station: Station, number: int, radio: str) -> Sender:
+def sender_of(station: Endpoint, number: int, radio: str) -> Sender:
     """`radio` names the device's transmitter, for a medium that has one."""
     if station.medium == "secure_sum":
         return SecureSumSender(station, number)
@@ -47,11 +47,11 @@ class EmulatedSender:
 
     steps: ClassVar[tuple[str, ...]] = ("signal",)
 
-    def __init__(self, station: Station, number: int) -> None:
+    def __init__(self, station: Endpoint, number: int) -> None:
         self._station, self._number = station, number
         self._signal: ComplexArray | None = None
 
-    def begin(self, paid: PaidRound, knowledge: FloatArray) -> None:
+    def begin(self, paid: ChargedRound, knowledge: FloatArray) -> None:
         self._signal = signal_of(self._station, self._number, paid, knowledge)
 
     def answer(self, step: str, round_index: int, question: Record) -> Record:  # noqa: ARG002
@@ -64,12 +64,12 @@ class RadioSender:
 
     steps: ClassVar[tuple[str, ...]] = ("send",)
 
-    def __init__(self, station: Station, number: int, radio: str) -> None:
+    def __init__(self, station: Endpoint, number: int, radio: str) -> None:
         self._station, self._number = station, number
         self._radio: Transmitter = load_object(radio, "--node-config radio")(station.plan.scenario, number)
         self._signal: ComplexArray | None = None
 
-    def begin(self, paid: PaidRound, knowledge: FloatArray) -> None:
+    def begin(self, paid: ChargedRound, knowledge: FloatArray) -> None:
         self._signal = signal_of(self._station, self._number, paid, knowledge)
 
     def answer(self, step: str, round_index: int, question: Record) -> Record:  # noqa: ARG002
@@ -83,13 +83,13 @@ class SecureSumSender:
 
     steps: ClassVar[tuple[str, ...]] = ("keys", "shares", "masked", "confirm", "reveal")
 
-    def __init__(self, station: Station, number: int) -> None:
+    def __init__(self, station: Endpoint, number: int) -> None:
         self._number, self._folder = number, station.folder
         self._identity, self._roster = own_identity(station.folder), Roster.read(station.folder)
         self._side: DeviceSide | None = None
         self._values = np.zeros(0, dtype=np.int64)
 
-    def begin(self, paid: PaidRound, knowledge: FloatArray) -> None:
+    def begin(self, paid: ChargedRound, knowledge: FloatArray) -> None:
         """The vector is made, with its noise, when the round is paid for; no later step makes another."""
         terms = sum_terms(paid.summed, self._roster)
         self._side = DeviceSide(terms, self._number, self._identity, self._roster.public_keys)
@@ -117,7 +117,7 @@ class SecureSumSender:
         return DeviceSide.from_json(state["side"], self._identity, self._roster.public_keys)
 
 
-def signal_of(station: Station, number: int, paid: PaidRound, knowledge: FloatArray) -> ComplexArray:
+def signal_of(station: Endpoint, number: int, paid: ChargedRound, knowledge: FloatArray) -> ComplexArray:
     """`[row, slot]`: precoded knowledge and the device's own share of the artificial noise."""
     if isinstance(paid.on_air, SecureNoise):
         return np.asarray(transmit_on_grid(paid.on_air.grid.only(number), knowledge[None])[0])

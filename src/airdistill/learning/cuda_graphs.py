@@ -17,7 +17,7 @@ from torch import Tensor
 from airdistill.learning.gradients import Target, slopes_from
 
 
-class RecordedPass:
+class CudaGraphPass:
     """`forward` gives the logits of parameters, and `known_from` the knowledge in these.
 
     With `keeps` an update can go on from the pass. The results of each pass lie where those of the first one lay: what

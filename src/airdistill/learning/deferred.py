@@ -12,7 +12,7 @@ from torch import Tensor
 from airdistill.learning.learner import Losses
 
 
-class LaterLosses(Sequence[Losses]):
+class DeferredLosses(Sequence[Losses]):
     """A step's losses of every device, and whether it left finite weights: all fetched at once."""
 
     def __init__(self, losses: Tensor, are_finite: Tensor) -> None:

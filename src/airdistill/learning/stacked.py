@@ -17,8 +17,8 @@ from torch.nn.functional import log_softmax, nll_loss, one_hot
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.errors import InputError
 from airdistill.learning.clipping import clipped_sum
-from airdistill.learning.cuda_graphs import MinibatchStep, RecordedPass
-from airdistill.learning.deferred import LaterLosses
+from airdistill.learning.cuda_graphs import CudaGraphPass, MinibatchStep
+from airdistill.learning.deferred import DeferredLosses
 from airdistill.learning.fused.cuda import FusedLogits, fused_logits, loss_slopes
 from airdistill.learning.fused.form import form_of
 from airdistill.learning.gradients import Target, slopes_from
@@ -70,9 +70,9 @@ class StackedLearners:
             for some, their_labels in _in_step(self._samples, self._labels, self._chunk, dim=1)
         ]
         self._passes = self._recorded_passes(_FUSED_BYTES if kept_bytes is None else kept_bytes)
-        self._made: RecordedPass | None = None  # the one that was made with the present weights, if any was
+        self._made: CudaGraphPass | None = None  # the one that was made with the present weights, if any was
         self._asked_to_keep: bool | None = None  # by whoever asked for knowledge last
-        self._last: LaterLosses | None = None  # of the step that left the present weights, until asked for
+        self._last: DeferredLosses | None = None  # of the step that left the present weights, until asked for
         self._steps: dict[tuple[int, float | None], MinibatchStep] = {}
 
     def knowledge(self, keep: bool = False) -> FloatArray:
@@ -206,7 +206,7 @@ class StackedLearners:
 
     def _fetched(self, losses: Tensor) -> Sequence[Losses]:
         """A step's losses `[loss, device]`; meanwhile the GPU goes on to what will be asked for next."""
-        self._last, self._made = LaterLosses(losses, self._all_finite()), None
+        self._last, self._made = DeferredLosses(losses, self._all_finite()), None
         if self._asked_to_keep is not None:
             self._present_pass(self._asked_to_keep)
         return self._last
@@ -233,7 +233,7 @@ class StackedLearners:
             return chunk
         return max(chunk, _FUSED_BYTES // (self._logits.bytes_for_a_sample * len(self._labels)))
 
-    def _recorded_passes(self, kept_bytes: int) -> dict[bool, RecordedPass]:
+    def _recorded_passes(self, kept_bytes: int) -> dict[bool, CudaGraphPass]:
         """By whether they are kept: where the kernels are fused, all samples fit at once, and so much may be kept."""
         if isinstance(self._logits, AnyLogits) or len(self._chunks) > 1:
             return {}
@@ -246,11 +246,11 @@ class StackedLearners:
 
         can_keep = labels.numel() * logits.bytes_for_a_sample <= kept_bytes
         return {
-            keeps: RecordedPass(lambda parameters: logits(parameters, samples), known_from, self._parameters, keeps)
+            keeps: CudaGraphPass(lambda parameters: logits(parameters, samples), known_from, self._parameters, keeps)
             for keeps in ([False, True] if can_keep else [False])
         }
 
-    def _present_pass(self, keep: bool) -> RecordedPass | None:
+    def _present_pass(self, keep: bool) -> CudaGraphPass | None:
         """The recorded pass with the present weights, which may still be under way; None where there can be none."""
         chosen = self._passes.get(keep)
         if chosen is None:
@@ -259,7 +259,7 @@ class StackedLearners:
             self._made = chosen if chosen.make() else None
         return self._made
 
-    def _step_from(self, made: RecordedPass, target: Target | None, distill_weight: float) -> MinibatchStep:
+    def _step_from(self, made: CudaGraphPass, target: Target | None, distill_weight: float) -> MinibatchStep:
         """The step on all samples that goes on from the pass."""
         kind = 0, None if target is None else distill_weight
         if kind not in self._steps:

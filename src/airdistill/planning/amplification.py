@@ -13,7 +13,7 @@ from airdistill.planning.fleet import RealisedFleet, realise_fleet
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.pld import ROUNDING
-from airdistill.privacy.poisson_sampling import HiddenCoin, in_few_kinds, published_mu, rung_of
+from airdistill.privacy.poisson_sampling import SubsampledGaussian, composition_groups, grid_index, published_mu
 from airdistill.scenario.model import Scenario
 
 
@@ -40,7 +40,7 @@ def fleet_for_rounds(
             raise InputError("privacy.accountant", "paper", rule)
         squared = granted**2 - spent
     else:
-        coin = HiddenCoin.for_payload(chance, payload)
+        coin = SubsampledGaussian.for_payload(chance, payload)
         squared = num_rounds * coin.largest_round_mu(num_rounds, fleet.epsilon, fleet.delta, spent) ** 2
     if not (squared > 0).all():
         device = int(np.argmin(squared))
@@ -68,13 +68,13 @@ def amplified_epsilon(
 
     Not of T rounds as they are on average: a louder one costs more than a quieter one spares.
     """
-    coin = HiddenCoin.for_payload(scenario.fleet.participation, uplink.payload)
+    coin = SubsampledGaussian.for_payload(scenario.fleet.participation, uplink.payload)
     shift = uplink.shift("device").at(1)
     rungs = []
     for draw in range(min(num_rounds, len(channels))):
         counted = uplink.design(channels[draw], num_rounds, draw + 1).counted_noise_var
         cost = divide_or(shift, np.broadcast_to(counted, shift.shape), np.inf)
-        rungs.append(rung_of(np.sqrt(np.where(shift > 0, cost, 0.0).sum(axis=1))))
+        rungs.append(grid_index(np.sqrt(np.where(shift > 0, cost, 0.0).sum(axis=1))))
     rounds = np.stack(rungs)[np.arange(num_rounds) % len(rungs)]
-    paid = [in_few_kinds(Counter(column.tolist()), len(delta)) for column in rounds.T]
+    paid = [composition_groups(Counter(column.tolist()), len(delta)) for column in rounds.T]
     return np.array([coin.epsilon(kinds, float(each)) for kinds, each in zip(paid, delta, strict=True)])

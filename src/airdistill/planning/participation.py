@@ -78,18 +78,18 @@ class Participation:
         return self.num_draws is None and self.coins is None
 
     @cached_property
-    def usual_weights(self) -> FloatArray:
+    def nominal_weights(self) -> FloatArray:
         """B_i/B, `[device]`, which m_i/N has as its mean."""
         return np.asarray(self.samples_per_device / self.samples_per_device.sum())
 
     def weights(self, round_index: int) -> FloatArray:
         """Of a round, `[device]`; zero for who stays silent."""
         if self.coins is not None:
-            there = np.where(self.coins.there(round_index), self.usual_weights, 0.0)
+            there = np.where(self.coins.there(round_index), self.nominal_weights, 0.0)
             return np.asarray(there / (there.sum() or 1.0))
         if self.num_draws is None:
-            return self.usual_weights
-        drawn = stream(self.seed, "device-sampling", round_index).multinomial(self.num_draws, self.usual_weights)
+            return self.nominal_weights
+        drawn = stream(self.seed, "device-sampling", round_index).multinomial(self.num_draws, self.nominal_weights)
         return np.asarray(drawn / self.num_draws)
 
     def rounds_taken(self, num_rounds: int) -> FloatArray:
@@ -112,4 +112,4 @@ class Participation:
             return np.full(len(self.samples_per_device), num_rounds * self.coins.probability)
         if self.num_draws is None:
             return self.rounds_taken(num_rounds)
-        return np.asarray(num_rounds * (1 - (1 - self.usual_weights) ** self.num_draws))
+        return np.asarray(num_rounds * (1 - (1 - self.nominal_weights) ** self.num_draws))

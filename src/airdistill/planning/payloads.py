@@ -15,7 +15,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.planning.convergence.gap import LearningConstants, over_fleet, paper_rounds
 from airdistill.planning.fleet import RealisedFleet
-from airdistill.planning.transceiver.required_noise import ClassDemand, Demand, OneVectorDemand
+from airdistill.planning.transceiver.required_noise import ClassRequiredNoise, RequiredNoise, VectorRequiredNoise
 from airdistill.planning.uplink import Payload
 from airdistill.privacy.assumptions import PUBLIC_KNOWLEDGE
 from airdistill.privacy.sensitivity import (
@@ -28,20 +28,20 @@ from airdistill.privacy.sensitivity import (
 )
 
 
-class SharedKnowledge(Payload, Protocol):
+class KnowledgePayload(Payload, Protocol):
     """A kind of knowledge. An error in a row means to a device what it means to the vectors of K entries, one for each
     sample, that it learns from."""
 
     @property
-    def usual_weights(self) -> FloatArray:
+    def nominal_weights(self) -> FloatArray:
         """Of a round in which everybody speaks, `[device, row]`."""
 
     @property
     def diameter(self) -> float:
         """How far apart two rows can be."""
 
-    def demand(self, split: bool, alone: bool, floor: FloatArray | None) -> Demand:
-        """The noise that privacy asks for; the arguments are those of `ClassDemand`."""
+    def demand(self, split: bool, alone: bool, floor: FloatArray | None) -> RequiredNoise:
+        """The noise that privacy asks for; the arguments are those of `ClassRequiredNoise`."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class ClassMeans:
         return self.fleet.num_classes
 
     @cached_property
-    def usual_weights(self) -> FloatArray:
+    def nominal_weights(self) -> FloatArray:
         return aggregation_weights(self.fleet.class_counts)
 
-    def demand(self, split: bool, alone: bool, floor: FloatArray | None) -> ClassDemand:
-        return ClassDemand(self.fleet, self.model, self.relabel, self.dynamics, split, alone, floor)
+    def demand(self, split: bool, alone: bool, floor: FloatArray | None) -> ClassRequiredNoise:
+        return ClassRequiredNoise(self.fleet, self.model, self.relabel, self.dynamics, split, alone, floor)
 
     def shift(self, model: str) -> AccumulatedShift:
         return AccumulatedShift(self.fleet.class_counts, model, self.dynamics)
@@ -84,7 +84,7 @@ class ClassMeans:
 
 
 @dataclass(frozen=True)
-class PublicRows:
+class PublicPredictions:
     """Predictions on N public samples, theory section 8: one vector of N·K entries, every device's weight 1/M.
 
     A device answers at most `most_answers` of the samples in a round and sends zeros for the others. An answer has no
@@ -115,15 +115,15 @@ class PublicRows:
         return float(public_rows_sensitivity(self.most_answers))
 
     @cached_property
-    def usual_weights(self) -> FloatArray:
+    def nominal_weights(self) -> FloatArray:
         return np.full((self.fleet.num_devices, 1), 1.0 / self.fleet.num_devices)
 
-    def demand(self, split: bool, alone: bool, floor: FloatArray | None) -> OneVectorDemand:  # noqa: ARG002
-        return OneVectorDemand(self.shift(self.model), self.fleet.mu)
+    def demand(self, split: bool, alone: bool, floor: FloatArray | None) -> VectorRequiredNoise:  # noqa: ARG002
+        return VectorRequiredNoise(self.shift(self.model), self.fleet.mu)
 
     def shift(self, model: str) -> ConstantShift:  # noqa: ARG002
         """A record's bound is its device's: what it can do to the predictions of a trained model has no other."""
-        return ConstantShift((self.usual_weights * self.diameter) ** 2)
+        return ConstantShift((self.nominal_weights * self.diameter) ** 2)
 
     def over_fleet(self, of_row: FloatArray) -> FloatArray:
         return np.asarray(self.fleet.num_devices * of_row[..., 0] / self.num_samples)

@@ -23,7 +23,12 @@ from airdistill.planning.transceiver.superposed import KnowledgeUplink
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.uplinks import Choices, uplink_for
 from airdistill.planning.warnings import assumptions_of, warnings_of
-from airdistill.planning.what_if.participation import HiddenPart, TakingPart, hidden_part, taking_part
+from airdistill.planning.what_if.participation import (
+    AmplificationComparison,
+    ParticipationComparison,
+    hidden_part,
+    taking_part,
+)
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import epsilon_of_mu, epsilon_of_shift
 from airdistill.scenario.loading import changed
@@ -49,8 +54,8 @@ class Plan:
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
     uplink: Uplink
-    taking_part: TakingPart | None = None
-    hidden_part: HiddenPart | None = None
+    taking_part: ParticipationComparison | None = None
+    hidden_part: AmplificationComparison | None = None
 
     @property
     def num_rounds(self) -> int:

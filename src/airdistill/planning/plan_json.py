@@ -18,7 +18,7 @@ from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.superposed import KnowledgeUplink
 from airdistill.planning.uplinks import Choices, uplink_for
-from airdistill.planning.what_if.participation import HiddenPart, TakingPart
+from airdistill.planning.what_if.participation import AmplificationComparison, ParticipationComparison
 from airdistill.scenario.loading import validated
 
 _Numbers = TypeVar("_Numbers")
@@ -89,8 +89,8 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
         assumptions=tuple(stored["assumptions"]),
         warnings=tuple(stored["warnings"]),
         uplink=uplink_for(sent["kind"], scenario, fleet, sent["vector_length"], _stored_choices(sent)),
-        taking_part=_numbers_of(TakingPart, stored.get("taking_part")),
-        hidden_part=_numbers_of(HiddenPart, stored.get("hidden_part")),
+        taking_part=_numbers_of(ParticipationComparison, stored.get("taking_part")),
+        hidden_part=_numbers_of(AmplificationComparison, stored.get("hidden_part")),
     )
 
 

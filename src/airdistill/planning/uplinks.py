@@ -19,7 +19,7 @@ from airdistill.planning.antennas.uplink import AntennaUplink
 from airdistill.planning.convergence.gap import class_shares
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var, training_dynamics
 from airdistill.planning.participation import Coins, Participation
-from airdistill.planning.payloads import ClassMeans, PublicRows, SharedKnowledge
+from airdistill.planning.payloads import ClassMeans, KnowledgePayload, PublicPredictions
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.transceiver.superposed import KnowledgeUplink
@@ -68,7 +68,7 @@ def _public(scenario: Scenario, fleet: RealisedFleet, _: int | None, choices: Ch
     return _of_knowledge(KnowledgeUplink, shared, scenario, fleet, "optimal", choices)
 
 
-def public_rows(scenario: Scenario, fleet: RealisedFleet) -> PublicRows:
+def public_rows(scenario: Scenario, fleet: RealisedFleet) -> PublicPredictions:
     """What a round sends of a scenario's public set: all of its samples or a part, a device's answers held to a share.
 
     Nobody is asked for more answers than the share of classes that devices know on average, which spares noise for all.
@@ -80,7 +80,7 @@ def public_rows(scenario: Scenario, fleet: RealisedFleet) -> PublicRows:
     if most is None:
         known = class_shares(fleet.class_counts) >= 0.25 / fleet.num_classes
         most = math.ceil(rows * max(1, round(float(known.sum(axis=1).mean()))) / fleet.num_classes)
-    return PublicRows(fleet, rows, min(most, rows))
+    return PublicPredictions(fleet, rows, min(most, rows))
 
 
 def declared_public(scenario: Scenario) -> Public:
@@ -107,7 +107,7 @@ def _orthogonal(scenario: Scenario, fleet: RealisedFleet, _: int | None, choices
 
 def _of_knowledge(
     kind: Callable[..., KnowledgeUplink],
-    shared: SharedKnowledge,
+    shared: KnowledgePayload,
     scenario: Scenario,
     fleet: RealisedFleet,
     transceiver: str,
@@ -211,7 +211,7 @@ def release_of(uplink: Uplink, design: RoundDesign, channel: ComplexArray, round
     )
 
 
-def bare_release(uplink: Uplink, round_index: int) -> Release:
+def non_private_release(uplink: Uplink, round_index: int) -> Release:
     """Numbers as they are, of everybody, with nothing to hide them."""
     weights = uplink.weights(round_index)
     return Release(

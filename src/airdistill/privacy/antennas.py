@@ -30,7 +30,7 @@ _ALIGNED = 1e-9  # relative: how far noise on one axis may point from the signal
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReceivedSignal:
     """One round as the antennas hear it.
 
     `channel` h `[device, antenna]`; `unit_gain` g `[device, row]`, with which a unit of what the estimate holds of a

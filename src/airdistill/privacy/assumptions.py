@@ -103,7 +103,7 @@ class Assumption:
 
 
 class Terms(Protocol):
-    """How a run counts privacy: the fields of a scenario's privacy section, or of a ledger's opening."""
+    """How a run counts privacy: the fields of a scenario's privacy section, or of a ledger's header."""
 
     @property
     def sensitivity(self) -> str: ...
@@ -119,7 +119,7 @@ class Terms(Protocol):
 
 
 class Promise(Terms, Protocol):
-    """What a ledger's opening says besides."""
+    """What a ledger's header says besides."""
 
     @property
     def payload(self) -> str: ...

@@ -25,7 +25,7 @@ from airdistill.privacy.assumptions import (
     taking_part_in_words,
     trust_in_words,
 )
-from airdistill.privacy.ledger import Ledger, Opening
+from airdistill.privacy.ledger import Ledger, LedgerHeader
 from airdistill.privacy.release import TRUST_MODELS
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import paper_epsilon
@@ -57,7 +57,7 @@ class DeviceAccount:
 class Certificate:
     """The verdict, what it rests on, and every device's account; of `num_releases`, `num_earlier` by runs before."""
 
-    opening: Opening
+    header: LedgerHeader
     num_releases: int
     num_earlier: int
     devices: tuple[DeviceAccount, ...]
@@ -85,7 +85,7 @@ class Certificate:
         return max(account.by_model[model][trust] for account in self.devices)
 
     def to_dict(self) -> dict[str, Any]:
-        terms = self.opening
+        terms = self.header
         written: dict[str, Any] = jsonable(
             {
                 "airdistill": __version__,
@@ -129,7 +129,7 @@ class Certificate:
     @property
     def _seen_alone(self) -> bool:
         """Whether the server saw single signals that were to be hidden by others' noise."""
-        return self.opening.terms.get("medium") == "emulated" and self.opening.trust != "own_noise"
+        return self.header.terms.get("medium") == "emulated" and self.header.trust != "own_noise"
 
     @property
     def _audit_found_more(self) -> bool:
@@ -138,20 +138,20 @@ class Certificate:
 
 def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certificate:
     """Of all that the ledger has charged; `audit` is what an audit of the same run measured, with its violations."""
-    opening = ledger.opening
+    header = ledger.header
     promises = _promises(ledger)
     accounts, assumptions = _accounts(ledger), _united(map(assumptions_behind, promises))
-    bare = opening.terms["releases"] == "bare"
+    bare = header.terms["releases"] == "bare"
     if not promises and not bare:
-        assumptions = tuple(each for each in assumptions_behind(opening) if each.name == STATIC_MODEL)
+        assumptions = tuple(each for each in assumptions_behind(header) if each.name == STATIC_MODEL)
     draft = Certificate(
-        opening,
+        header,
         ledger.num_earlier + ledger.num_releases,
         ledger.num_earlier,
         accounts,
         verdict="",
         reasons=(),
-        statement=("Nothing is promised.",) if bare else _statement(promises or [opening], assumptions),
+        statement=("Nothing is promised.",) if bare else _statement(promises or [header], assumptions),
         assumptions=assumptions,
         audit=audit,
         ledger_digest=None if ledger.chain is None else ledger.chain.digest,
@@ -164,30 +164,30 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certi
 
 
 def _accounts(ledger: Ledger) -> tuple[DeviceAccount, ...]:
-    opening = ledger.opening
+    header = ledger.header
     by_model = {model: {trust: ledger.epsilon(model, trust) for trust in TRUST_MODELS} for model in SENSITIVITY_MODELS}
     lemma1 = ledger.spending.squared_mu("paper", "receiver_noise", relabel=False)
-    formula = paper_epsilon(np.sqrt(lemma1), opening.delta)
+    formula = paper_epsilon(np.sqrt(lemma1), header.delta)
     # Lemma 1 is no bound; the least that one record can move is a class mean of a model that it did not train.
-    least = "class_mean" if opening.sensitivity == "paper" else opening.sensitivity
+    least = "class_mean" if header.sensitivity == "paper" else header.sensitivity
     return tuple(
         DeviceAccount(
             device,
-            float(opening.epsilon[device]),
-            float(opening.delta[device]),
-            float(by_model[opening.sensitivity][opening.trust][device]),
+            float(header.epsilon[device]),
+            float(header.delta[device]),
+            float(by_model[header.sensitivity][header.trust][device]),
             float(formula[device]),
             {m: {t: float(values[device]) for t, values in trusts.items()} for m, trusts in by_model.items()},
-            float(by_model[least][opening.trust][device]),
+            float(by_model[least][header.trust][device]),
         )
-        for device in range(opening.num_devices)
+        for device in range(header.num_devices)
     )
 
 
-def _promises(ledger: Ledger) -> list[Opening]:
+def _promises(ledger: Ledger) -> list[LedgerHeader]:
     """What each run that released anything stands for, counted on the terms of the last; none for bare numbers."""
-    last = ledger.opening
-    runs = [*ledger.earlier_openings, *([last] if ledger.num_releases else [])]
+    last = ledger.header
+    runs = [*ledger.earlier_headers, *([last] if ledger.num_releases else [])]
     terms = {name: getattr(last, name) for name in ("sensitivity", "trust", "relabel")}
     return [replace(run, **terms) for run in runs if run.terms["releases"] != "bare"]
 
@@ -198,7 +198,7 @@ def _united(assumptions: Iterable[tuple[Assumption, ...]]) -> tuple[Assumption, 
     return tuple(sorted(found, key=lambda each: each.declared))
 
 
-def _statement(promises: Sequence[Opening], assumptions: Sequence[Assumption]) -> tuple[str, ...]:
+def _statement(promises: Sequence[LedgerHeader], assumptions: Sequence[Assumption]) -> tuple[str, ...]:
     """The neighbouring relation, and what of the rest is no assumption."""
     lines = []
     for promise in promises:
@@ -216,21 +216,21 @@ def _statement(promises: Sequence[Opening], assumptions: Sequence[Assumption]) -
     return tuple(line for line in dict.fromkeys(lines) if line not in said)
 
 
-def _taking_part(promise: Opening) -> list[str]:
+def _taking_part(promise: LedgerHeader) -> list[str]:
     terms = promise.terms
     hidden = terms.get("participation_hidden", False)
     return taking_part_in_words(terms["sampling"], terms.get("participation", 1.0), hidden)
 
 
 def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str, Any] | None) -> list[str]:
-    opening, reasons = ledger.opening, []
-    runs = [*ledger.earlier_openings, *([opening] if ledger.num_releases else [])]
+    header, reasons = ledger.header, []
+    runs = [*ledger.earlier_headers, *([header] if ledger.num_releases else [])]
     if not runs:
         reasons.append("Nothing was released.")
     elif any(run.terms["releases"] == "bare" for run in runs):
         reasons.append("Numbers went out as they are: nothing hides them.")
     elif broken := [account for account in accounts if np.isfinite(account.epsilon_asked) and not account.kept]:
-        reasons.append(_broken(opening, max(broken, key=lambda account: account.evidence / account.epsilon_asked)))
+        reasons.append(_broken(header, max(broken, key=lambda account: account.evidence / account.epsilon_asked)))
     reasons += _earlier_promises(ledger, accounts)
     if ledger.closed:
         reasons.append("Another run has gone on from this ledger: what it released is not in here.")
@@ -241,7 +241,7 @@ def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str,
     if any(run.noise == "seeded" and run.terms["releases"] == "private" for run in runs):
         reasons.append("The noise of this run is seeded: it is a simulation and protects nobody.")
     if any(run.terms.get("medium") == "emulated" for run in runs):
-        alone = " Each device's own noise was there all the same." if opening.trust == "own_noise" else ""
+        alone = " Each device's own noise was there all the same." if header.trust == "own_noise" else ""
         reasons.append(EMULATED + alone)
     return reasons
 
@@ -249,7 +249,7 @@ def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str,
 def _earlier_promises(ledger: Ledger, accounts: Sequence[DeviceAccount]) -> list[str]:
     """A later run may ask for more than an earlier one had promised; that promise is then gone."""
     found = []
-    for run in ledger.earlier_openings:
+    for run in ledger.earlier_headers:
         over = [account for account in accounts if account.spent > run.epsilon[account.device] * (1 + _TOLERANCE)]
         if over and run.terms["releases"] == "private":
             worst = max(over, key=lambda account: account.spent / run.epsilon[account.device])
@@ -261,12 +261,12 @@ def _earlier_promises(ledger: Ledger, accounts: Sequence[DeviceAccount]) -> list
     return found
 
 
-def _broken(opening: Opening, worst: DeviceAccount) -> str:
+def _broken(header: LedgerHeader, worst: DeviceAccount) -> str:
     told = f"where {worst.epsilon_asked:.3g} was asked"
-    if opening.sensitivity == "paper" and opening.payload == "knowledge":
+    if header.sensitivity == "paper" and header.payload == "knowledge":
         return (
             "Lemma 1 is no bound: a class mean is over B_i^k samples, not B_i. Even for a model that one record did "
             f"not train, device {worst.device} has spent ε = {worst.evidence:.3g} {told}."
         )
-    short = "; the paper's accountant grants too little noise" if opening.accountant == "paper" else ""
+    short = "; the paper's accountant grants too little noise" if header.accountant == "paper" else ""
     return f"Device {worst.device} has spent ε = {worst.evidence:.3g} {told}{short}."

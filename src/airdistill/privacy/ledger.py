@@ -1,6 +1,6 @@
 """The ledger: every release is written down before it goes out, and none goes out that a device cannot pay.
 
-Lines are of three kinds: an opening (who was promised what, and on which terms), releases, and a note that another
+Lines are of three kinds: an header (who was promised what, and on which terms), releases, and a note that another
 run goes on from here. A ledger may hold several runs of the same devices, one after the other.
 """
 
@@ -21,7 +21,7 @@ from airdistill.errors import AirDistillError
 from airdistill.files import jsonable
 from airdistill.privacy.assumptions import Terms
 from airdistill.privacy.chain import Chain, LedgerError, digest_of_body, ends_with
-from airdistill.privacy.release import HiddenSpending, Release, Spending
+from airdistill.privacy.release import Release, Spending, SubsampledSpending
 from airdistill.privacy.targets import epsilon_of_mu
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class BudgetExceeded(AirDistillError):  # noqa: N818 - the name says what happen
 
 
 @dataclass(frozen=True)
-class Opening:
+class LedgerHeader:
     """What every device was promised, `[device]`, and what the promise is about.
 
     `mu` is what the declared accountant grants. `enforced` is false where numbers go out as they are: then nothing
@@ -65,7 +65,7 @@ class Opening:
         return written
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Opening:
+    def from_dict(cls, stored: Mapping[str, Any]) -> LedgerHeader:
         if stored["format"] != FORMAT:
             raise LedgerError(f"a ledger of format {stored['format']}: this version reads format {FORMAT}")
         numbers = {name: _array(stored[name]) for name in ("epsilon", "delta", "mu")}
@@ -75,25 +75,27 @@ class Opening:
 class Ledger:
     """What the devices have spent; with a chain, on disk."""
 
-    def __init__(self, opening: Opening, chain: Chain | None = None) -> None:
-        self.opening = opening
+    def __init__(self, header: LedgerHeader, chain: Chain | None = None) -> None:
+        self.header = header
         self.chain = chain
-        self.spending = Spending(opening.num_devices)
+        self.spending = Spending(header.num_devices)
         self._before_this_run = self.spending
-        self._hidden = HiddenSpending.promised_by(opening.payload, opening.terms)
+        self._hidden = SubsampledSpending.promised_by(header.payload, header.terms)
         self.num_releases = 0  # of this run
         self.num_earlier = 0  # of the same devices' runs before
         self.last_round = 0  # of this run that was charged
         self.settled_round = 0  # the last of them that is not to be played again
         # (w s)²/c of this run so far under the declared models, `[device, row]`: what a design may carry over.
-        self.cost_of_run = np.zeros((opening.num_devices, opening.num_rows))
-        self.earlier_openings: list[Opening] = []  # of those that released anything
+        self.cost_of_run = np.zeros((header.num_devices, header.num_rows))
+        self.earlier_headers: list[LedgerHeader] = []  # of those that released anything
         self._in_memory: list[Release] = []
         self._last_written: Release | None = None
         self._charged_before: deque[Release] = deque()
 
     @classmethod
-    def begin(cls, opening: Opening, path: Path, given: Path | None = None, leftover: Opening | None = None) -> Ledger:
+    def begin(
+        cls, header: LedgerHeader, path: Path, given: Path | None = None, leftover: LedgerHeader | None = None
+    ) -> Ledger:
         """A new ledger for a run; `given` is the ledger of the same devices' run before, from which it goes on.
 
         The new file is whole before the given one is closed: whatever a crash leaves, no release is forgotten. A start
@@ -102,16 +104,16 @@ class Ledger:
         if path.exists() and not ends_with(path, "opening"):
             raise LedgerError(f"{path}: is there already, with releases; a ledger is never begun anew")
         if given is None:
-            Chain.begin(path, opening.to_dict())
+            Chain.begin(path, header.to_dict())
             return cls.read(path)
         before = cls.read(given)
-        _check_same_devices(before, opening)
+        _check_same_devices(before, header)
         assert before.chain is not None
         if before.closed:
-            opening = _same_start(before.chain, opening, leftover)
-        Chain.begin(path, opening.to_dict(), before.chain, before.chain.num_lines - before.closed)
+            header = _same_start(before.chain, header, leftover)
+        Chain.begin(path, header.to_dict(), before.chain, before.chain.num_lines - before.closed)
         if not before.closed:
-            by = digest_of_body(opening.to_dict())
+            by = digest_of_body(header.to_dict())
             before.chain.append({"kind": "continued", "by": by, "in": str(path.parent)})
         return cls.read(path)
 
@@ -124,36 +126,36 @@ class Ledger:
         so that all that was charged stays charged; unless `noise_is_kept` by whoever drew it, and sent again as it was.
         """
         try:
-            openings = _openings_in(path)
-            ledger = cls(Opening.from_dict(openings[-1]))
-            is_same = noise_is_kept or ledger.opening.noise == "seeded"
-            ledger._read_lines(path, len(openings), recorded_rounds if is_same else None)
+            headers = _headers_in(path)
+            ledger = cls(LedgerHeader.from_dict(headers[-1]))
+            is_same = noise_is_kept or ledger.header.noise == "seeded"
+            ledger._read_lines(path, len(headers), recorded_rounds if is_same else None)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise LedgerError(f"{path}: is no ledger: {error}") from None
         return ledger
 
     def _read_lines(self, path: Path, num_runs: int, recorded_rounds: int | None) -> None:
-        openings: list[Opening] = []
+        headers: list[LedgerHeader] = []
 
         def see(body: dict[str, Any]) -> None:
             if body["kind"] == "opening":
-                openings.append(Opening.from_dict(body))
+                headers.append(LedgerHeader.from_dict(body))
                 self._last_written = None
             elif body["kind"] == "release":
-                run = openings[-1]
+                run = headers[-1]
                 release = Release.from_dict(body, (run.num_devices, run.num_rows), self._last_written)
                 self._last_written = release
-                self.last_round = release.round_index if len(openings) == num_runs else 0
-                self._take_in(release, run, len(openings) < num_runs, recorded_rounds)
+                self.last_round = release.round_index if len(headers) == num_runs else 0
+                self._take_in(release, run, len(headers) < num_runs, recorded_rounds)
 
         self.chain = Chain.read(path, see)
 
-    def _take_in(self, release: Release, run: Opening, earlier: bool, recorded_rounds: int | None) -> None:
+    def _take_in(self, release: Release, run: LedgerHeader, earlier: bool, recorded_rounds: int | None) -> None:
         if earlier:
             self.spending = self._before_this_run = self.spending.after(release, run.payload)
             self.num_earlier += 1
-            if not self.earlier_openings or self.earlier_openings[-1] is not run:
-                self.earlier_openings.append(run)
+            if not self.earlier_headers or self.earlier_headers[-1] is not run:
+                self.earlier_headers.append(run)
         elif recorded_rounds is not None and release.round_index > recorded_rounds:
             self._charged_before.append(release)
         else:
@@ -180,21 +182,21 @@ class Ledger:
         self._count(release)
 
     def _count(self, release: Release) -> None:
-        self.spending = self.spending.after(release, self.opening.payload)
+        self.spending = self.spending.after(release, self.header.payload)
         self._hidden = None if self._hidden is None else self._hidden.after(release)
-        self.cost_of_run = self.cost_of_run + release.cost(self.opening.sensitivity, self.opening.trust)
+        self.cost_of_run = self.cost_of_run + release.cost(self.header.sensitivity, self.header.trust)
         self.num_releases += 1
         self.settled_round = release.round_index
 
     def history(self) -> Iterator[tuple[str, Release]]:
         """Every release of these devices with its payload, this run's last; read from the disk one by one."""
         if self.chain is None:
-            yield from ((self.opening.payload, release) for release in self._in_memory)
+            yield from ((self.header.payload, release) for release in self._in_memory)
             return
-        run, before = self.opening, None
+        run, before = self.header, None
         for body in self.chain.bodies():
             if body["kind"] == "opening":
-                run, before = Opening.from_dict(body), None
+                run, before = LedgerHeader.from_dict(body), None
             elif body["kind"] == "release":
                 before = Release.from_dict(body, (run.num_devices, run.num_rows), before)
                 yield run.payload, before
@@ -219,14 +221,14 @@ class Ledger:
         return self._declared(self.spending)
 
     def _declared(self, spending: Spending) -> FloatArray:
-        return spending.squared_mu(self.opening.sensitivity, self.opening.trust, self.opening.relabel)
+        return spending.squared_mu(self.header.sensitivity, self.header.trust, self.header.relabel)
 
     def epsilon(self, model: str | None = None, trust: str | None = None) -> FloatArray:
         """ε of every device so far, `[device]`, under the declared models or others.
 
         Hidden coins amplify what is told of whole devices; of one record no more is told than of all of them.
         """
-        terms = self.opening
+        terms = self.header
         trusted = trust or terms.trust
         squared = self.spending.squared_mu(model or terms.sensitivity, trusted, terms.relabel)
         in_full = epsilon_of_mu(np.sqrt(squared), terms.delta, terms.noise)
@@ -237,7 +239,7 @@ class Ledger:
     def highest_epsilon(self) -> float:
         """The largest ε of any device so far under the declared models; with hidden coins, one that is not far above
         it and by far cheaper than that of all of them."""
-        terms = self.opening
+        terms = self.header
         if self._hidden is None or self.num_releases == 0:
             return float(self.epsilon().max())
         return self._hidden.highest_epsilon(terms.trust, terms.delta, self._earlier(terms.trust))
@@ -247,7 +249,7 @@ class Ledger:
         return self._before_this_run.squared_mu("device", trust, relabel=False)
 
     def _check(self, release: Release) -> None:
-        terms = self.opening
+        terms = self.header
         over = self._over_budget(release) if terms.enforced else None
         if over is None:
             return
@@ -260,7 +262,7 @@ class Ledger:
 
     def _over_budget(self, release: Release) -> tuple[int, float] | None:
         """Of the devices that cannot pay for a release, the one that is furthest over, and the ε that it would have."""
-        terms = self.opening
+        terms = self.header
         if self._hidden is not None:
             return self._hidden.after(release).over_budget(terms, self._earlier(terms.trust))
         spent = self._declared(self.spending.after(release, terms.payload))
@@ -285,10 +287,10 @@ def spent_before(path: Path, terms: Terms, num_devices: int) -> FloatArray:
     return earlier.spending.squared_mu(terms.sensitivity, terms.trust, terms.relabel)
 
 
-def _same_start(closed: Chain, opening: Opening, leftover: Opening | None) -> Opening:
-    """The opening that closed a ledger, if a start that was killed left it behind and this one is the same."""
+def _same_start(closed: Chain, header: LedgerHeader, leftover: LedgerHeader | None) -> LedgerHeader:
+    """The header that closed a ledger, if a start that was killed left it behind and this one is the same."""
     token = {} if leftover is None or "run" not in leftover.terms else {"run": leftover.terms["run"]}
-    again = replace(opening, terms={**opening.terms, **token})
+    again = replace(header, terms={**header.terms, **token})
     if leftover is None or digest_of_body(again.to_dict()) != closed.last["by"]:
         folder = closed.last["in"]
         raise LedgerError(
@@ -298,7 +300,7 @@ def _same_start(closed: Chain, opening: Opening, leftover: Opening | None) -> Op
     return again
 
 
-def _openings_in(path: Path) -> list[dict[str, Any]]:
+def _headers_in(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
     def see(body: dict[str, Any]) -> None:
@@ -311,18 +313,18 @@ def _openings_in(path: Path) -> list[dict[str, Any]]:
 
 def _check_fleet(earlier: Ledger, terms: Terms, num_devices: int) -> None:
     path = None if earlier.chain is None else earlier.chain.path
-    if earlier.opening.num_devices != num_devices:
-        raise LedgerError(f"{path}: is of {earlier.opening.num_devices} devices, and this run has {num_devices}")
-    if earlier.opening.noise != terms.noise:
-        raise LedgerError(f"{path}: is of {earlier.opening.noise} noise, and this run has {terms.noise} noise")
+    if earlier.header.num_devices != num_devices:
+        raise LedgerError(f"{path}: is of {earlier.header.num_devices} devices, and this run has {num_devices}")
+    if earlier.header.noise != terms.noise:
+        raise LedgerError(f"{path}: is of {earlier.header.noise} noise, and this run has {terms.noise} noise")
 
 
-def _check_same_devices(earlier: Ledger, opening: Opening) -> None:
-    _check_fleet(earlier, opening, opening.num_devices)
-    for run in (*earlier.earlier_openings, earlier.opening):
-        if run.payload == opening.payload and run.num_rows != opening.num_rows:
+def _check_same_devices(earlier: Ledger, header: LedgerHeader) -> None:
+    _check_fleet(earlier, header, header.num_devices)
+    for run in (*earlier.earlier_headers, earlier.header):
+        if run.payload == header.payload and run.num_rows != header.num_rows:
             path = None if earlier.chain is None else earlier.chain.path
-            rule = f"has {run.num_rows} rows of {run.payload}, and this run has {opening.num_rows}"
+            rule = f"has {run.num_rows} rows of {run.payload}, and this run has {header.num_rows}"
             raise LedgerError(f"{path}: {rule}: it cannot be of the same devices")
 
 

@@ -207,31 +207,31 @@ def _check(probability: float, failure: float = 0.5) -> None:
         raise ValueError(f"failure = {failure}: must lie strictly between 0 and 1")
 
 
-_RUNGS_PER_OCTAVE = 128
-_MOST_KINDS, _MOST_OF_ALL = 8, 800
+_STEPS_PER_OCTAVE = 128
+_MOST_GROUPS, _MOST_OF_ALL = 8, 800
 _ROUNDING = 1e-6  # of a rung: what is planned for a rung stays on it
-_SILENT, _UNHIDDEN = -(2**13), 1280  # the rungs of μ = 0 and μ = ∞, or as good as that: 2^10
+_ZERO_INDEX, _INFINITE_INDEX = -(2**13), 1280  # the rungs of μ = 0 and μ = ∞, or as good as that: 2^10
 
-Kinds = tuple[tuple[int, int], ...]
+CompositionGroups = tuple[tuple[int, int], ...]
 """(rung, how many rounds), by rising rung."""
 
 
-def rung_of(mu: FloatArray) -> IntArray:
+def grid_index(mu: FloatArray) -> IntArray:
     """The lowest rung whose μ is not below, `[device]`."""
     with np.errstate(divide="ignore"):
-        place = np.ceil(_RUNGS_PER_OCTAVE * np.log2(mu) - _ROUNDING)
+        place = np.ceil(_STEPS_PER_OCTAVE * np.log2(mu) - _ROUNDING)
     # Nothing that is sent is so quiet as to cost nothing.
-    return np.where(mu > 0, np.clip(place, _SILENT + 1, _UNHIDDEN), _SILENT).astype(np.int64)
+    return np.where(mu > 0, np.clip(place, _ZERO_INDEX + 1, _INFINITE_INDEX), _ZERO_INDEX).astype(np.int64)
 
 
 def mu_of(rung: int) -> float:
-    if rung in (_SILENT, _UNHIDDEN):
-        return 0.0 if rung == _SILENT else float("inf")
-    return float(2.0 ** (rung / _RUNGS_PER_OCTAVE))
+    if rung in (_ZERO_INDEX, _INFINITE_INDEX):
+        return 0.0 if rung == _ZERO_INDEX else float("inf")
+    return float(2.0 ** (rung / _STEPS_PER_OCTAVE))
 
 
 @dataclass(frozen=True)
-class HiddenCoin:
+class SubsampledGaussian:
     """A device sends what it has with this probability in a round, in noise that is there in any case.
 
     `geometry` says what two neighbours' vectors can be like: opposite (gradients), or orthogonal (knowledge, which has
@@ -242,13 +242,13 @@ class HiddenCoin:
     geometry: str
 
     @classmethod
-    def for_payload(cls, probability: float, payload: str) -> HiddenCoin:
+    def for_payload(cls, probability: float, payload: str) -> SubsampledGaussian:
         return cls(probability, OPPOSITE if payload == "gradient" else ORTHOGONAL)
 
-    def epsilon(self, kinds: Kinds, delta: float, earlier_mu: float = 0.0) -> float:
+    def epsilon(self, kinds: CompositionGroups, delta: float, earlier_mu: float = 0.0) -> float:
         """Of so many rounds on each rung, and of Gaussian releases before of which the server knew who took part."""
-        earlier = int(rung_of(np.array(earlier_mu)))
-        if _UNHIDDEN in (earlier, *(rung for rung, _ in kinds)):
+        earlier = int(grid_index(np.array(earlier_mu)))
+        if _INFINITE_INDEX in (earlier, *(rung for rung, _ in kinds)):
             return float("inf")
         return _epsilon(self, kinds, earlier, delta)
 
@@ -257,12 +257,12 @@ class HiddenCoin:
     ) -> FloatArray:
         """The μ of the highest rung that T rounds may have of each device's (ε, δ), `[device]`; 0 if none is left."""
         targets = zip(epsilon, delta, earlier_squared_mu, strict=True)
-        return np.array([mu_of(self._highest_rung(num_rounds, *map(float, target))) for target in targets])
+        return np.array([mu_of(self._highest_index(num_rounds, *map(float, target))) for target in targets])
 
-    def _highest_rung(self, num_rounds: int, epsilon: float, delta: float, earlier_squared_mu: float) -> int:
+    def _highest_index(self, num_rounds: int, epsilon: float, delta: float, earlier_squared_mu: float) -> int:
         """Looked for from where many quiet rounds would have it: there a coin is worth 1/p of μ."""
         if np.isinf(epsilon):
-            return _UNHIDDEN
+            return _INFINITE_INDEX
         earlier_mu = float(np.sqrt(earlier_squared_mu))
 
         def fits(rung: int) -> bool:
@@ -270,15 +270,15 @@ class HiddenCoin:
 
         left = float(gaussian_mu(epsilon, delta)) ** 2 - earlier_squared_mu
         if left <= 0:
-            return _SILENT
-        guess = int(rung_of(np.sqrt(np.array(left) / num_rounds) / self.probability))
+            return _ZERO_INDEX
+        guess = int(grid_index(np.sqrt(np.array(left) / num_rounds) / self.probability))
         low, high, step = guess - 1, guess, 1
-        while high < _UNHIDDEN and fits(high):
+        while high < _INFINITE_INDEX and fits(high):
             low, high, step = high, high + step, 2 * step
         while not fits(low):
-            if low <= _SILENT:
-                return _SILENT
-            low, high, step = max(low - step, _SILENT), low, 2 * step
+            if low <= _ZERO_INDEX:
+                return _ZERO_INDEX
+            low, high, step = max(low - step, _ZERO_INDEX), low, 2 * step
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
@@ -289,7 +289,7 @@ class HiddenCoin:
 class _Round:
     """δ of one round as a function of ε that is the same object to a cache whenever it is the same."""
 
-    coin: HiddenCoin
+    coin: SubsampledGaussian
     rung: int
 
     def __call__(self, epsilon: FloatArray) -> FloatArray:
@@ -297,30 +297,30 @@ class _Round:
 
 
 @lru_cache(maxsize=2**16)
-def _epsilon(coin: HiddenCoin, kinds: Kinds, earlier: int, delta: float) -> float:
+def _epsilon(coin: SubsampledGaussian, kinds: CompositionGroups, earlier: int, delta: float) -> float:
     """Kept beside the distributions: a ledger asks for every device's in every round."""
     return _composed(coin, kinds, earlier).epsilon(delta)
 
 
 @lru_cache(maxsize=4096)
-def _composed(coin: HiddenCoin, kinds: Kinds, earlier: int) -> Composed:
-    rounds = [(_Round(coin, rung), count) for rung, count in kinds if rung != _SILENT]
-    if earlier != _SILENT:
-        rounds.append((_Round(HiddenCoin(1.0, coin.geometry), earlier), 1))
+def _composed(coin: SubsampledGaussian, kinds: CompositionGroups, earlier: int) -> Composed:
+    rounds = [(_Round(coin, rung), count) for rung, count in kinds if rung != _ZERO_INDEX]
+    if earlier != _ZERO_INDEX:
+        rounds.append((_Round(SubsampledGaussian(1.0, coin.geometry), earlier), 1))
     return compose(rounds)
 
 
-def in_few_kinds(counts: Mapping[int, int], num_devices: int = 1) -> Kinds:
+def composition_groups(counts: Mapping[int, int], num_devices: int = 1) -> CompositionGroups:
     """Rounds by rung, and how many; where there are many rungs, lower ones are raised, and never above the highest.
 
     Where a channel decides how loud rounds are no two are alike, and each kind of each device takes its time to
     compose: the more devices there are the fewer kinds each may have.
     """
-    highest, width, most = max(counts, default=0), 1, min(_MOST_KINDS, max(1, _MOST_OF_ALL // num_devices))
+    highest, width, most = max(counts, default=0), 1, min(_MOST_GROUPS, max(1, _MOST_OF_ALL // num_devices))
     while True:
         found: dict[int, int] = {}
         for rung, count in counts.items():
-            raised = highest - (highest - rung) // width * width if rung > _SILENT or most == 1 else _SILENT
+            raised = highest - (highest - rung) // width * width if rung > _ZERO_INDEX or most == 1 else _ZERO_INDEX
             found[raised] = found.get(raised, 0) + count
         if len(found) <= most:
             return tuple(sorted(found.items()))

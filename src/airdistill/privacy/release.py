@@ -17,7 +17,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray, divide_or
 from airdistill.files import jsonable
-from airdistill.privacy.poisson_sampling import HiddenCoin, in_few_kinds, rung_of
+from airdistill.privacy.poisson_sampling import SubsampledGaussian, composition_groups, grid_index
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import spent_squared_mu
 
@@ -139,7 +139,7 @@ Runs = tuple[tuple[IntArray, int], ...]
 
 
 class Budget(Protocol):
-    """Of a ledger's opening, what every device was promised and for how many rounds."""
+    """Of a ledger's header, what every device was promised and for how many rounds."""
 
     @property
     def epsilon(self) -> FloatArray: ...
@@ -157,26 +157,26 @@ class Budget(Protocol):
     def terms(self) -> Mapping[str, Any]: ...
 
 
-class HiddenSpending:
+class SubsampledSpending:
     """Every device's rounds so far under each trust model, for neighbours that differ in a whole device's data."""
 
-    def __init__(self, coin: HiddenCoin, runs: Mapping[str, Runs] | None = None) -> None:
+    def __init__(self, coin: SubsampledGaussian, runs: Mapping[str, Runs] | None = None) -> None:
         self.coin = coin
         self._runs: dict[str, Runs] = dict.fromkeys(TRUST_MODELS, ()) if runs is None else dict(runs)
 
     @classmethod
-    def promised_by(cls, payload: str, terms: Mapping[str, Any]) -> HiddenSpending | None:
+    def promised_by(cls, payload: str, terms: Mapping[str, Any]) -> SubsampledSpending | None:
         """None where the terms of a run do not say that its coins are hidden."""
         if not terms.get("participation_hidden", False):
             return None
-        return cls(HiddenCoin.for_payload(float(terms["participation"]), payload))
+        return cls(SubsampledGaussian.for_payload(float(terms["participation"]), payload))
 
-    def after(self, release: Release) -> HiddenSpending:
+    def after(self, release: Release) -> SubsampledSpending:
         """With one more round."""
-        return HiddenSpending(self.coin, {trust: self._with(release, trust) for trust in TRUST_MODELS})
+        return SubsampledSpending(self.coin, {trust: self._with(release, trust) for trust in TRUST_MODELS})
 
     def _with(self, release: Release, trust: str) -> Runs:
-        runs, rungs = self._runs[trust], rung_of(np.sqrt(release.cost("device", trust).sum(axis=1)))
+        runs, rungs = self._runs[trust], grid_index(np.sqrt(release.cost("device", trust).sum(axis=1)))
         if runs and np.array_equal(runs[-1][0], rungs):
             return (*runs[:-1], (rungs, runs[-1][1] + 1))
         return (*runs, (rungs, 1))
@@ -186,7 +186,9 @@ class HiddenSpending:
         for rungs, count in self._runs[trust]:
             kinds[int(rungs[device])] += count
             num_devices = len(rungs)
-        return self.coin.epsilon(in_few_kinds(kinds, num_devices), float(delta), float(np.sqrt(earlier_squared_mu)))
+        return self.coin.epsilon(
+            composition_groups(kinds, num_devices), float(delta), float(np.sqrt(earlier_squared_mu))
+        )
 
     def epsilon(self, trust: str, delta: FloatArray, earlier_squared_mu: FloatArray) -> FloatArray:
         """Of every device so far, `[device]`."""
@@ -209,7 +211,7 @@ class HiddenSpending:
             if not any((paid[:, each] <= paid[:, other]).all() for other in compared):
                 compared.append(int(each))
         return max(
-            self.coin.epsilon(in_few_kinds(Counter(dearest[:, each].tolist())), *_delta_and_mu(terms[:, each]))
+            self.coin.epsilon(composition_groups(Counter(dearest[:, each].tolist())), *_delta_and_mu(terms[:, each]))
             for each in compared
         )
 
@@ -220,9 +222,9 @@ class HiddenSpending:
         they need not be composed.
         """
         runs, planned = self._runs[promised.trust], int(promised.terms["planned_rounds"])
-        rungs = rung_of(promised.mu / np.sqrt(planned))
+        rungs = grid_index(promised.mu / np.sqrt(planned))
         if sum(count for _, count in runs) <= planned and (np.max([each for each, _ in runs], axis=0) <= rungs).all():
-            as_planned = HiddenSpending(self.coin, {promised.trust: ((rungs, planned),)})
+            as_planned = SubsampledSpending(self.coin, {promised.trust: ((rungs, planned),)})
             if as_planned._furthest_over(promised, earlier_squared_mu) is None:
                 return None
         return self._furthest_over(promised, earlier_squared_mu)

@@ -2,7 +2,7 @@
 
 from airdistill.radio.receivers import Estimate, Receiver
 from airdistill.radio.superposition import (
-    Heard,
+    Reception,
     error_free,
     ideal_knowledge,
     over_the_air,
@@ -13,8 +13,8 @@ from airdistill.radio.superposition import (
 
 __all__ = [
     "Estimate",
-    "Heard",
     "Receiver",
+    "Reception",
     "error_free",
     "ideal_knowledge",
     "over_the_air",

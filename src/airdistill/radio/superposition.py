@@ -53,7 +53,7 @@ def superpose(transmitted: ComplexArray, channel: ComplexArray, receiver_noise: 
     return np.asarray(np.einsum("i,ikd->kd", channel, transmitted) + receiver_noise)
 
 
-def superpose_apart(transmitted: ComplexArray, channel: ComplexArray, receiver_noise: ComplexArray) -> ComplexArray:
+def superpose_tdma(transmitted: ComplexArray, channel: ComplexArray, receiver_noise: ComplexArray) -> ComplexArray:
     """One device after the other: r_i = h_i x_i + n_i, `[device, class, slot]`."""
     return np.asarray(channel[:, None, None] * transmitted + receiver_noise)
 
@@ -74,7 +74,7 @@ _ROUNDING = 1e-4  # of norms: gradients are clipped in single precision
 
 
 @dataclass(frozen=True)
-class Heard:
+class Reception:
     """What the server got, `[class, class]`, and how. Powers are of the fleet, averaged over classes and slots.
 
     `squared_error` ‖r̂ − q'‖²/K is the measured variance per entry, `[class]`, next to the predicted one, q' being the
@@ -101,7 +101,7 @@ class Heard:
         """What the server broadcasts, `[class, class]`."""
         return self.received if self.estimate is None else self.estimate.knowledge
 
-    def estimated_by(self, receiver: Receiver | None) -> Heard:
+    def estimated_by(self, receiver: Receiver | None) -> Reception:
         """The same with a receiver's estimate, if there is a receiver."""
         if receiver is None:
             return self
@@ -112,17 +112,17 @@ class Heard:
         return np.asarray(((self.knowledge - self.ideal) ** 2).mean(axis=1))
 
 
-def error_free(class_counts: ArrayLike, local_knowledge: FloatArray, slot_s: float) -> Heard:
+def error_free(class_counts: ArrayLike, local_knowledge: FloatArray, slot_s: float) -> Reception:
     """Every device's knowledge arrives as it was sent, in the slots that an analogue sum would take."""
     return _without_error(ideal_knowledge(class_counts, local_knowledge), slot_s)
 
 
-def mean_without_error(weights: FloatArray, vectors: FloatArray, slot_s: float) -> Heard:
+def mean_without_error(weights: FloatArray, vectors: FloatArray, slot_s: float) -> Reception:
     """The same for one vector of each device, `[device, entry]`."""
     return _without_error((weights @ vectors)[None], slot_s)
 
 
-def mean_of_answers(answers: FloatArray, slot_s: float) -> Heard:
+def mean_of_answers(answers: FloatArray, slot_s: float) -> Reception:
     """Answers `[device, row, class]` on public samples over a perfect channel, each row the mean of those who gave one.
 
     The mean over those who answered needs their number, which only an exchange without privacy may tell.
@@ -132,10 +132,10 @@ def mean_of_answers(answers: FloatArray, slot_s: float) -> Heard:
     return _without_error(mean.reshape(1, -1), slot_s)
 
 
-def _without_error(ideal: FloatArray, slot_s: float) -> Heard:
+def _without_error(ideal: FloatArray, slot_s: float) -> Reception:
     nothing = np.zeros(len(ideal))
     seconds = ideal.size * slot_s
-    return Heard(ideal, ideal, squared_error=nothing, predicted_noise_var=nothing, uplink_seconds=seconds)
+    return Reception(ideal, ideal, squared_error=nothing, predicted_noise_var=nothing, uplink_seconds=seconds)
 
 
 def over_the_air(
@@ -146,7 +146,7 @@ def over_the_air(
     noise: Noise,
     slot_s: float,
     there: BoolArray | None = None,
-) -> Heard:
+) -> Reception:
     """Local knowledge `[device, class, class]` through one round's channel `[device]`.
 
     Who is not `there`, `[device]`, sends noise alone.
@@ -170,7 +170,7 @@ def vector_over_the_air(
     slot_s: float,
     largest_norm: float,
     there: BoolArray | None = None,
-) -> Heard:
+) -> Reception:
     """One vector of each device, `[device, entry]`, of that norm at most, through one round's channel: a gradient, or
     all predictions on a public set. They are to be summed with these weights, `[device]`. Who is not `there`,
     `[device]`, sends noise alone.
@@ -197,17 +197,17 @@ def _of_those(there: BoolArray | None, vectors: FloatArray, design: RoundDesign)
     return vectors if there is None else np.where(there.reshape(-1, *[1] * (vectors.ndim - 1)), vectors, 0.0)
 
 
-def one_after_another(
+def over_tdma(
     class_counts: ArrayLike,
     local_knowledge: FloatArray,
     design: RoundDesign,
     channel: ComplexArray,
     noise: Noise,
     slot_s: float,
-) -> Heard:
+) -> Reception:
     """The same from every device in slots of its own; the server weighs and sums what it got."""
     transmitted = noise.transmit(design, local_knowledge, local_knowledge.shape[2])
-    each = receive(superpose_apart(transmitted, channel, noise.receiver), design.rx_scale)
+    each = receive(superpose_tdma(transmitted, channel, noise.receiver), design.rx_scale)
     received, ideal = (ideal_knowledge(class_counts, knowledge) for knowledge in (each, local_knowledge))
     return _measured(received, ideal, design, transmitted, slot_s, num_slots=each.size)
 
@@ -220,7 +220,7 @@ def _measured(
     slot_s: float,
     num_slots: int,
     aimed: FloatArray | None = None,
-) -> Heard:
+) -> Reception:
     """What was planned beside what came out; a device is on the air for as many slots as the sum has entries.
 
     `aimed` is the sum of those who spoke, if that may be another than `ideal`. What is planned of hidden coins is their
@@ -231,7 +231,7 @@ def _measured(
     unsent = (1 - design.chance_of_signal) * np.abs(design.signal_gain) ** 2
     planned_w = float((design.mean_power_w() - unsent).sum())
     measured_w = float((np.abs(transmitted) ** 2).sum())
-    return Heard(
+    return Reception(
         received=received,
         ideal=ideal,
         squared_error=((received - aimed) ** 2).mean(axis=1),

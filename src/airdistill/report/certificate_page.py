@@ -23,7 +23,7 @@ def write_certificate(certificate: Certificate, folder: Path) -> Path:
 
 
 def certificate_page(certificate: Certificate) -> Page:
-    terms = certificate.opening
+    terms = certificate.header
     return Page(
         title=f"Certificate of {terms.name}, {terms.scheme}",
         subtitle=f"What is guaranteed to whom, under which assumption: {certificate.releases_in_words}",
@@ -34,7 +34,7 @@ def certificate_page(certificate: Certificate) -> Page:
 
 def certificate_section(certificate: Certificate) -> Section:
     """The verdict, what it says and what it rests on."""
-    terms = certificate.opening
+    terms = certificate.header
     asked = f"(ε, δ) for every one of {terms.num_devices} devices, sensitivity {terms.sensitivity}, trust {terms.trust}"
     fallible = ", ".join(each.name for each in certificate.assumptions if not each.declared)
     assumed = (f"Assumed: {fallible}.",) if certificate.verdict == UNDER_ASSUMPTIONS else ()

@@ -17,7 +17,7 @@ _COLOURS = {HOLDS: "green", FAILS: "red"}
 
 def print_certificate(certificate: Certificate, console: Console, all_devices: bool = False) -> None:
     """The verdict first, then what it says, what it rests on, and the numbers."""
-    terms, colour = certificate.opening, _COLOURS.get(certificate.verdict, "yellow")
+    terms, colour = certificate.header, _COLOURS.get(certificate.verdict, "yellow")
     console.print(f"[bold]{escape(terms.name)}, {escape(terms.scheme)}[/bold]: {certificate.releases_in_words}")
     console.print(f"[bold {colour}]{certificate.verdict_in_words}[/bold {colour}]")
     if certificate.reasons:
@@ -40,7 +40,7 @@ def assumption_lines(certificate: Certificate) -> list[str]:
 
 def model_rows(certificate: Certificate) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Columns and rows of the worst ε under every sensitivity model and trust model, and by the paper's formula."""
-    terms = certificate.opening
+    terms = certificate.header
     columns = ("sensitivity", *(_starred(trust, terms.trust) for trust in TRUST_MODELS))
     rows = [
         (_starred(model, terms.sensitivity), *(number(certificate.worst(model, trust)) for trust in TRUST_MODELS))
@@ -54,7 +54,7 @@ def account_rows(
     certificate: Certificate, all_devices: bool = False
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Columns and rows of what every device asked and spent; large fleets are summed up unless asked for."""
-    terms, accounts = certificate.opening, certificate.devices
+    terms, accounts = certificate.header, certificate.devices
     columns = ("device", "asked ε", "δ", "formula", *(_starred(m, terms.sensitivity) for m in SENSITIVITY_MODELS))
     values = [
         np.array([account.epsilon_asked for account in accounts]),

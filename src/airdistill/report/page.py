@@ -202,8 +202,8 @@ def _table(table: DataTable) -> str:
 
 def _row(cells: tuple[str, ...], kinds: list[str], highlight: bool) -> str:
     shown = "".join(f'<td class="{kind}">{escape(cell)}</td>' for kind, cell in zip(kinds[1:], cells[1:], strict=True))
-    opening = '<tr class="highlight">' if highlight else "<tr>"
-    return f'{opening}<th scope="row" class="{kinds[0]}">{escape(cells[0])}</th>{shown}</tr>'
+    header = '<tr class="highlight">' if highlight else "<tr>"
+    return f'{header}<th scope="row" class="{kinds[0]}">{escape(cells[0])}</th>{shown}</tr>'
 
 
 def _width_em(table: DataTable) -> float:

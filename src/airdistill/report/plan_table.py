@@ -12,9 +12,9 @@ from rich.table import Table
 
 from airdistill.arrays import FloatArray
 from airdistill.planning.plan import Plan
-from airdistill.planning.transceiver.superposed import KnowledgeUplink, public_rows_of
-from airdistill.planning.what_if.public_set import PublicOutlook
-from airdistill.planning.what_if.steps import Outlook, antenna_outlook
+from airdistill.planning.transceiver.superposed import KnowledgeUplink, public_predictions_of
+from airdistill.planning.what_if.public_set import PublicSetWhatIf
+from airdistill.planning.what_if.steps import WhatIf, antenna_what_if
 from airdistill.privacy.assumptions import PUBLIC_KNOWLEDGE
 from airdistill.report.words import number
 from airdistill.units import with_prefix
@@ -27,8 +27,8 @@ def print_plan(
     plan: Plan,
     console: Console,
     all_devices: bool = False,
-    outlook: Outlook | None = None,
-    public: PublicOutlook | None = None,
+    outlook: WhatIf | None = None,
+    public: PublicSetWhatIf | None = None,
 ) -> None:
     """The whole answer: rounds, what binds, noise, power, time, energy, privacy, assumptions, warnings.
 
@@ -143,7 +143,7 @@ def _rows_in_words(plan: Plan) -> str:
 
 def _answers_rows(plan: Plan) -> list[tuple[str, str]]:
     """Nothing where no public set is answered."""
-    shared = public_rows_of(plan.uplink)
+    shared = public_predictions_of(plan.uplink)
     if shared is None:
         return []
     return [("Answers", f"{shared.most_answers} of {shared.num_samples} public samples at most, a device and round")]
@@ -192,7 +192,7 @@ def _hidden_part_rows(plan: Plan) -> list[tuple[str, str]]:
 
 def _antenna_rows(plan: Plan) -> list[tuple[str, str]]:
     """Nothing for one antenna."""
-    found = antenna_outlook(plan)
+    found = antenna_what_if(plan)
     if found is None:
         return []
     one = "one combiner for all classes" if found.combining == "joint" else "a combiner for each class"
@@ -249,7 +249,7 @@ RECEIVERS_NOTE = (
 )
 
 
-def receiver_rows(plan: Plan, outlook: Outlook) -> Rows:
+def receiver_rows(plan: Plan, outlook: WhatIf) -> Rows:
     """Columns and rows of the receivers side by side."""
     own = plan.scenario.learning.receiver
     rows = tuple(
@@ -264,13 +264,13 @@ def receiver_rows(plan: Plan, outlook: Outlook) -> Rows:
     return ("receiver", "squared error", "gap ΣΩ", "its best T"), rows
 
 
-def _receivers_table(plan: Plan, outlook: Outlook) -> Table:
+def _receivers_table(plan: Plan, outlook: WhatIf) -> Table:
     table = starred_table(*receiver_rows(plan, outlook))
     table.caption = RECEIVERS_NOTE
     return table
 
 
-def _public_table(public: PublicOutlook) -> Table:
+def _public_table(public: PublicSetWhatIf) -> Table:
     own = public.forecasts[0]
     rows = [
         (
@@ -295,7 +295,7 @@ def _public_table(public: PublicOutlook) -> Table:
     return table
 
 
-def step_rows(outlook: Outlook) -> Rows:
+def step_rows(outlook: WhatIf) -> Rows:
     """Columns and rows of the steps of the co-design, each with all before it."""
     first = outlook.steps[0].noise_var
     rows = tuple(
@@ -309,7 +309,7 @@ def step_rows(outlook: Outlook) -> Rows:
     return ("step", "noise variance", "times below the first"), rows
 
 
-def steps_note(outlook: Outlook) -> str:
+def steps_note(outlook: WhatIf) -> str:
     if not outlook.steps[0].holds:
         return "the paper's accountant leaves less noise here than (ε, δ) needs"
     return (
@@ -318,7 +318,7 @@ def steps_note(outlook: Outlook) -> str:
     )
 
 
-def _steps_table(outlook: Outlook) -> Table:
+def _steps_table(outlook: WhatIf) -> Table:
     table = starred_table(*step_rows(outlook))
     table.caption = steps_note(outlook)
     return table

@@ -17,9 +17,9 @@ from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
 from airdistill.planning.plan import Plan
-from airdistill.planning.transceiver.superposed import public_rows_of
+from airdistill.planning.transceiver.superposed import public_predictions_of
 from airdistill.privacy.certificate import Certificate, certificate_of
-from airdistill.privacy.ledger import Ledger, Opening, spent_before
+from airdistill.privacy.ledger import Ledger, LedgerHeader, spent_before
 from airdistill.privacy.targets import target_mu
 from airdistill.runs.checkpoint import newest_ledger_marks
 from airdistill.runs.folder import (
@@ -37,10 +37,10 @@ from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Scheme
 
 
-def opening_of(plan: Plan, scheme: Scheme, inputs_digest: str = "") -> Opening:
+def ledger_header(plan: Plan, scheme: Scheme, inputs_digest: str = "") -> LedgerHeader:
     """Who was promised what, and on which terms; the digest is of the data and of every round's channel."""
     fleet, privacy = plan.fleet, plan.scenario.privacy
-    return Opening(
+    return LedgerHeader(
         name=plan.scenario.name,
         scheme=scheme.name,
         payload=plan.uplink.payload,
@@ -90,7 +90,7 @@ def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
         facts["participation_hidden"] = True
     if scenario.radio.antennas > 1:
         facts["antennas"] = scenario.radio.antennas
-    shared = public_rows_of(plan.uplink)
+    shared = public_predictions_of(plan.uplink)
     if shared is not None:
         facts["public"] = {"samples": shared.num_samples, "answers": shared.most_answers}
     if scenario.privacy.noise == "secure":
@@ -99,26 +99,26 @@ def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
     return facts
 
 
-def begin_ledger(folder: Path, opening: Opening, given: Path | None) -> Ledger:
+def begin_ledger(folder: Path, header: LedgerHeader, given: Path | None) -> Ledger:
     """The ledger of a new run in its folder; `given` is an earlier run of the same devices, or its ledger."""
     path = folder / LEDGER
     if given is None:
-        return Ledger.begin(opening, path)
+        return Ledger.begin(header, path)
     earlier = ledger_path(given)
     if earlier.resolve() == path.resolve():
         raise InputError("--ledger", str(given), "lies in the new run's own folder; choose another --out")
     try:
         with locked(earlier.parent):
-            return Ledger.begin(opening, path, earlier, _leftover(path))
+            return Ledger.begin(header, path, earlier, _leftover(path))
     except PermissionError as error:
         raise RunError(f"{error.filename}: cannot be written: a ledger that is gone on from must be closed") from None
 
 
-def _leftover(path: Path) -> Opening | None:
+def _leftover(path: Path) -> LedgerHeader | None:
     """What a start that was killed before it began had opened its ledger with; it has released nothing."""
     try:
         stored = json.loads(path.read_bytes().splitlines()[-1])
-        return Opening.from_dict({name: value for name, value in stored.items() if name != "digest"})
+        return LedgerHeader.from_dict({name: value for name, value in stored.items() if name != "digest"})
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
 

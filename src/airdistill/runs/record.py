@@ -14,7 +14,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.errors import InputError
-from airdistill.radio.superposition import Heard
+from airdistill.radio.superposition import Reception
 from airdistill.runs.folder import ROUNDS, SUMMARY, RunError, simulated
 
 
@@ -68,7 +68,7 @@ _DIGITS = 6
 Table = list[list[float | None]]
 
 
-def class_mean_tables(heard: Heard, num_classes: int) -> dict[str, Any]:
+def class_mean_tables(heard: Reception, num_classes: int) -> dict[str, Any]:
     """Everybody's average without noise, what was received, and what was broadcast: row k is class k's vector.
 
     Nothing of a scheme of a user's own that sends something else.
@@ -79,7 +79,7 @@ def class_mean_tables(heard: Heard, num_classes: int) -> dict[str, Any]:
     return _kept(tables, num_classes)
 
 
-def public_tables(heard: Heard, num_classes: int, labels_asked: IntArray, labels: IntArray) -> dict[str, Any]:
+def public_tables(heard: Reception, num_classes: int, labels_asked: IntArray, labels: IntArray) -> dict[str, Any]:
     """The same for answers on public samples whose labels are known: row k is the mean over the samples of class k."""
     tables = {
         "ideal": _mean_by_label(heard.ideal.reshape(-1, num_classes), labels_asked, num_classes),

@@ -67,7 +67,7 @@ def run(
     simulation = Simulation(planned, chosen, options)
     folder = new_folder(None if out is None else Path(out), f"{scenario.name}-{chosen.name}")
     with locked(folder), writing(folder):
-        simulation.ledger = begin_ledger(folder, simulation.ledger.opening, before)
+        simulation.ledger = begin_ledger(folder, simulation.ledger.header, before)
         write_whole(folder / SCENARIO, as_toml(adapted).encode())
         write_json(folder / PLAN, simulation.plan.to_dict())
         how = {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()}

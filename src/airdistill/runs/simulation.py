@@ -23,8 +23,8 @@ from airdistill.learning.samples import to_tensor
 from airdistill.planning.plan import Plan
 from airdistill.planning.uplinks import declared_public
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
-from airdistill.radio.superposition import Heard
-from airdistill.runs.accounts import opening_of
+from airdistill.radio.superposition import Reception
+from airdistill.runs.accounts import ledger_header
 from airdistill.runs.folder import RunError
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import class_mean_tables, public_tables
@@ -53,7 +53,7 @@ class Simulation:
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
         self.inputs_digest = _digest(dataset, self._public, self._source, plan.num_rounds)
-        self.ledger = Ledger(opening_of(plan, scheme, self.inputs_digest))
+        self.ledger = Ledger(ledger_header(plan, scheme, self.inputs_digest))
         self._receiver = receiver_of(plan, self._public, engine)
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
@@ -100,7 +100,7 @@ class Simulation:
         if not isinstance(outcome, Outcome):
             raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {outcome!r}")
         if outcome.heard is not None and self.ledger.num_releases == charged:
-            rule = "draw its noise with this.noise(design), or say this.release_bare()"
+            rule = "draw its noise with this.noise(design), or say this.release_without_privacy()"
             raise AirDistillError(f"scheme {self.scheme.name}: sent what the ledger knows nothing of; {rule}")
         return outcome
 
@@ -145,7 +145,7 @@ class Simulation:
                 "measured_noise_var": heard.squared_error.tolist(),
                 "planned_power_w": heard.planned_power_w,
                 "measured_power_w": heard.measured_power_w,
-                **_about_silence(heard),
+                **_about_inactive_devices(heard),
                 **self._about_knowledge(this, heard),
             }
         return record | {
@@ -155,7 +155,7 @@ class Simulation:
             "epsilon_spent": epsilon_spent,
         }
 
-    def _about_knowledge(self, this: Round, heard: Heard) -> dict[str, Any]:
+    def _about_knowledge(self, this: Round, heard: Reception) -> dict[str, Any]:
         """How good what is broadcast is: of class means its error; of public samples, where their labels are known,
         how many the sum, the received and the broadcast rows have right."""
         if self.plan.uplink.kind != "public_knowledge":
@@ -168,7 +168,7 @@ class Simulation:
         right = {name: _share_right(rows.reshape(-1, num_classes), asked) for name, rows in sums.items()}
         return {"labels_right": {**right, "broadcast": _share_right(heard.knowledge, labels)}}
 
-    def _knowledge_tables(self, this: Round, heard: Heard | None) -> dict[str, Any]:
+    def _knowledge_tables(self, this: Round, heard: Reception | None) -> dict[str, Any]:
         """To look at; nothing of gradients, of silence, and of public samples whose labels nobody knows."""
         kind = self.plan.uplink.kind
         if heard is None or kind == "gradient":
@@ -215,7 +215,7 @@ class Simulation:
         self.measured_joules = numbers["measured_joules"]
 
 
-def _about_silence(heard: Heard) -> dict[str, Any]:
+def _about_inactive_devices(heard: Reception) -> dict[str, Any]:
     """Who was left out, and how far the others' average was from everybody's; nothing where all spoke."""
     if heard.design is None or heard.squared_bias is None:
         return {}
@@ -223,7 +223,7 @@ def _about_silence(heard: Heard) -> dict[str, Any]:
     return {"silent_devices": silent.tolist(), "measured_bias": heard.squared_bias.tolist()} if len(silent) else {}
 
 
-def _about_estimate(heard: Heard) -> dict[str, Any]:
+def _about_estimate(heard: Reception) -> dict[str, Any]:
     """The error of what is broadcast, per entry, and what the receiver thinks of it; nothing if it is as received."""
     if heard.estimate is None:
         return {}

@@ -14,14 +14,14 @@ from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Losses
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
-from airdistill.planning.uplinks import bare_release, release_of
+from airdistill.planning.uplinks import non_private_release, release_of
 from airdistill.planning.what_if.participation import hidden_coins_of
 from airdistill.privacy.ledger import Ledger
 from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid
 from airdistill.radio.receivers import Receiver
-from airdistill.radio.superposition import Heard, Noise, RoundNoise, receiver_noise
+from airdistill.radio.superposition import Noise, Reception, RoundNoise, receiver_noise
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.payloads import Sharing, learn_from, sharing_of, step_size
+from airdistill.schemes.payloads import PayloadProtocol, learn_from, payload_protocol, step_size
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Outcome:
     """A round's result: every device's losses, and what the server heard if anything was sent."""
 
     losses: Sequence[Losses]
-    heard: Heard | None = None
+    heard: Reception | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Round:
     """What a scheme has to play round `index` with, counted from 1.
 
     Nothing can be sent without noise, and `noise` writes what it is for into the ledger first; a scheme that sends its
-    numbers as they are says so with `release_bare`.
+    numbers as they are says so with `release_without_privacy`.
     """
 
     index: int
@@ -84,9 +84,9 @@ class Round:
         coins = hidden_coins_of(self.plan.uplink)
         return None if coins is None else coins.there(self.index)
 
-    def release_bare(self) -> None:
+    def release_without_privacy(self) -> None:
         """Charges the ledger with numbers that go out as they are."""
-        self.ledger.charge(bare_release(self.plan.uplink, self.index))
+        self.ledger.charge(non_private_release(self.plan.uplink, self.index))
 
     def local_knowledge(self) -> FloatArray:
         """Eq. (2) of every device, `[device, class, class]`."""
@@ -107,8 +107,8 @@ class Round:
         return self._sharing.learn(self.fleet, self.index, received, devices)
 
     @property
-    def _sharing(self) -> Sharing:
-        return sharing_of(self.plan)
+    def _sharing(self) -> PayloadProtocol:
+        return payload_protocol(self.plan)
 
 
 class Scheme(ABC):

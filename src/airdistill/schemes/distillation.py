@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from airdistill.radio.superposition import error_free, one_after_another, over_the_air
+from airdistill.radio.superposition import error_free, over_tdma, over_the_air
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
-from airdistill.schemes.planning import silence_of, with_fixed_rounds
+from airdistill.schemes.planning import truncation_threshold, with_fixed_rounds
 
 
 class LocalOnly(Scheme):
@@ -71,7 +71,7 @@ class AirDistill(OtaFd):
                     "carry_over": not scenario.fleet.participation_hidden,
                     "class_budget": "optimal",
                 },
-                "radio": {"transceiver": "optimal", "truncation": silence_of(radio)},
+                "radio": {"transceiver": "optimal", "truncation": truncation_threshold(radio)},
                 "learning": {"receiver": "tracking" if learning.receiver == "linear" else learning.receiver},
             },
         )
@@ -87,7 +87,7 @@ class OrthogonalFd(Scheme):
     def play(self, this: Round) -> Outcome:
         counts, knowledge, design = this.plan.fleet.class_counts, this.local_knowledge(), this.design()
         noise, slot = this.noise(design), this.scenario.radio.slot
-        heard = one_after_another(counts, knowledge, design, this.channel(), noise, slot).estimated_by(this.receiver)
+        heard = over_tdma(counts, knowledge, design, this.channel(), noise, slot).estimated_by(this.receiver)
         return Outcome(this.learn(heard.knowledge), heard)
 
 
@@ -100,6 +100,6 @@ class FdErrorFree(Scheme):
     def play(self, this: Round) -> Outcome:
         counts = this.plan.fleet.class_counts
         knowledge = this.local_knowledge()
-        this.release_bare()
+        this.release_without_privacy()
         heard = error_free(counts, knowledge, this.scenario.radio.slot)
         return Outcome(this.learn(heard.received), heard)

@@ -44,7 +44,7 @@ class FedSgd(FederatedLearning):
 
     def play(self, this: Round) -> Outcome:
         gradients, losses = this.fleet.gradients(clip_norm=None)
-        this.release_bare()
+        this.release_without_privacy()
         heard = mean_without_error(shares_of_data(this), gradients, this.scenario.radio.slot)
         this.fleet.descend(heard.received[0], this.lr)
         return Outcome(losses, heard)
@@ -58,7 +58,7 @@ class FedAvg(FederatedLearning):
 
     def play(self, this: Round) -> Outcome:
         losses, weights = this.learn(None), shares_of_data(this)
-        this.release_bare()
+        this.release_without_privacy()
         heard = mean_without_error(weights, this.fleet.parameters(), this.scenario.radio.slot)
         this.fleet.average(weights)
         return Outcome(losses, heard)

@@ -22,7 +22,7 @@ from airdistill.learning.mixed import MixedSteps, passes_in_batches, rise_and_fa
 from airdistill.learning.public_predictions import ClientSelector, check_answers, sharpened, surest_answers, votes
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.gradient import GradientUplink
-from airdistill.planning.transceiver.superposed import public_rows_of
+from airdistill.planning.transceiver.superposed import public_predictions_of
 from airdistill.planning.uplinks import declared_public
 from airdistill.scenario.model import Public, Scenario
 from airdistill.streams import stream
@@ -35,7 +35,7 @@ _PUBLIC_BATCH, _OWN_BATCH, _WARM_UP = 50, 10, 30
 
 
 @dataclass(frozen=True)
-class SharedPredictions:
+class PublicPredictionProtocol:
     """Each round a device trains on its own samples, answers the round's public ones, and learns from the broadcast.
 
     With abstention it is also taught, while it trains, to be unsure on public samples, which are mostly none of its own
@@ -48,8 +48,8 @@ class SharedPredictions:
     num_classes: int
 
     @classmethod
-    def of(cls, plan: Plan) -> SharedPredictions:
-        shared = public_rows_of(plan.uplink)
+    def of(cls, plan: Plan) -> PublicPredictionProtocol:
+        shared = public_predictions_of(plan.uplink)
         assert shared is not None  # the caller has looked
         if plan.scenario.learning.local_epochs == 0:
             rule = "devices train in passes over their samples before they answer a public set: at least 1"
@@ -155,7 +155,7 @@ def rows_of_round(public: Public, round_index: int) -> IntArray:
     return np.arange(first, first + public.rows_a_round) % public.samples
 
 
-class Sharing(Protocol):
+class PayloadProtocol(Protocol):
     """Learner n of the fleet stands for device `devices[n]`: it takes its batches in that device's public order."""
 
     def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
@@ -167,17 +167,17 @@ class Sharing(Protocol):
         """Every learner's update from what the server broadcast, or on its own."""
 
 
-def sharing_of(plan: Plan) -> Sharing:
+def payload_protocol(plan: Plan) -> PayloadProtocol:
     uplink = plan.uplink
     if isinstance(uplink, GradientUplink):
-        return SharedGradients(plan.scenario, uplink.clip_norm)
+        return GradientProtocol(plan.scenario, uplink.clip_norm)
     if uplink.kind == "public_knowledge":
-        return SharedPredictions.of(plan)
-    return SharedClassMeans(plan.scenario)
+        return PublicPredictionProtocol.of(plan)
+    return ClassMeanProtocol(plan.scenario)
 
 
 @dataclass(frozen=True)
-class SharedClassMeans:
+class ClassMeanProtocol:
     """Eq. (2), and the update of eq. (4) or local epochs."""
 
     scenario: Scenario
@@ -192,7 +192,7 @@ class SharedClassMeans:
 
 
 @dataclass(frozen=True)
-class SharedGradients:
+class GradientProtocol:
     """Gradients clipped per sample, and one step along their noisy mean."""
 
     scenario: Scenario

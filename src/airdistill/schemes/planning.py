@@ -44,7 +44,7 @@ def with_fixed_rounds(scenario: Scenario) -> Scenario:
     return changed(scenario, {"learning": {"rounds": scenario.learning.fixed_rounds}})
 
 
-def silence_of(radio: Radio) -> float | str:
+def truncation_threshold(radio: Radio) -> float | str:
     """The threshold of silence of this project's own schemes: the scenario's if it has one, or else the best.
 
     Several antennas seldom fade all at once: everybody speaks to them.

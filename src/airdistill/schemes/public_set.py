@@ -15,7 +15,7 @@ from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.schemes.payloads import rows_of_round
-from airdistill.schemes.planning import for_public_set, refuse_server_selector, silence_of
+from airdistill.schemes.planning import for_public_set, refuse_server_selector, truncation_threshold
 
 
 class ProxyFd(Scheme):
@@ -30,7 +30,7 @@ class ProxyFd(Scheme):
 
     def play(self, this: Round) -> Outcome:
         public, vectors = declared_public(this.scenario), this.vectors()
-        this.release_bare()
+        this.release_without_privacy()
         heard = mean_of_answers(vectors.reshape(len(vectors), public.rows_a_round, -1), this.scenario.radio.slot)
         rows = heard.received.reshape(public.rows_a_round, -1)
         if public.server_selector is not None:
@@ -74,7 +74,7 @@ class OtaProxyFd(Scheme):
         uplink, design, slot = this.plan.uplink, this.design(), this.scenario.radio.slot
         assert isinstance(uplink, KnowledgeUplink)
         # Paid for first: devices train before they answer, and must not for a round that cannot be paid.
-        noise, weights = this.noise(design), uplink.usual_weights[:, 0]
+        noise, weights = this.noise(design), uplink.nominal_weights[:, 0]
         heard = vector_over_the_air(
             weights, this.vectors()[:, 0], design, this.channel(), noise, slot, uplink.largest_norm, this.there()
         ).estimated_by(this.receiver)
@@ -96,7 +96,7 @@ class AirDistillProxy(OtaProxyFd):
             for_public_set(scenario, abstain=True),
             {
                 "privacy": {"accountant": "exact", "carry_over": not scenario.fleet.participation_hidden},
-                "radio": {"transceiver": "optimal", "truncation": silence_of(radio)},
+                "radio": {"transceiver": "optimal", "truncation": truncation_threshold(radio)},
                 "learning": {"receiver": "learning" if learning.receiver == "linear" else learning.receiver},
             },
         )

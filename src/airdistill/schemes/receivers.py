@@ -15,7 +15,7 @@ from airdistill.errors import InputError
 from airdistill.learning.fleet import Engine
 from airdistill.learning.server import Server
 from airdistill.planning.plan import Plan
-from airdistill.planning.transceiver.superposed import public_rows_of
+from airdistill.planning.transceiver.superposed import public_predictions_of
 from airdistill.planning.uplinks import declared_public
 from airdistill.radio.receivers import Estimate, PooledRows, Receiver, TrackedRows, make_receiver, project_on_simplex
 from airdistill.scenario.model import Public
@@ -28,7 +28,7 @@ Reading = Callable[[FloatArray, FloatArray], FloatArray]
 def public_receiver(plan: Plan, public: PublicSet, engine: Engine) -> Receiver:
     """By the scenario's `learning.receiver`."""
     learning, declared, num_classes = plan.scenario.learning, declared_public(plan.scenario), plan.fleet.num_classes
-    shared = public_rows_of(plan.uplink)
+    shared = public_predictions_of(plan.uplink)
     assert shared is not None  # the caller has looked
     # A device answers so many samples at most: of a sample that all know, so large a share of them speaks.
     scale = shared.num_samples / shared.most_answers

@@ -6,7 +6,7 @@ import streamlit as st
 
 from airdistill.errors import AirDistillError
 from airdistill.planning.plan import Plan
-from airdistill.planning.what_if.steps import outlook_of
+from airdistill.planning.what_if.steps import what_if
 from airdistill.report.plan_table import (
     RECEIVERS_NOTE,
     fleet_in_words,
@@ -190,7 +190,7 @@ def _show_outlook(plan: Plan) -> None:
         if not st.button("Compute", help="Takes some seconds."):
             return
         with st.spinner("Following the receivers along the planned rounds"):
-            outlook = outlook_of(plan)
+            outlook = what_if(plan)
         if outlook is None:
             st.caption("Only for knowledge that devices send at once, by the optimal transceiver.")
             return

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airdistill.errors import InputError
-from airdistill.flower.endpoint import StationError
+from airdistill.flower.endpoint import EndpointError
 from airdistill.flower.machine.certificates import write_secret
 from airdistill.flower.records import Record, by_device, integer, octets, ordered
 from airdistill.flower.sums.keys import Identity, Modulus, digest
@@ -125,9 +125,9 @@ class Roster:
             keys = {int(number): bytes.fromhex(key) for number, key in stored["devices"].items()}
             return cls(str(stored["run"]), keys)
         except FileNotFoundError:
-            raise StationError(f"{folder}: has no {ROSTER}: a secure sum needs everybody's public key") from None
+            raise EndpointError(f"{folder}: has no {ROSTER}: a secure sum needs everybody's public key") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StationError(f"{folder / ROSTER}: is no roster: {error}") from None
+            raise EndpointError(f"{folder / ROSTER}: is no roster: {error}") from None
 
     def write(self, folder: Path) -> None:
         devices = {str(number): key.hex() for number, key in self.public_keys.items()}
@@ -139,7 +139,7 @@ def own_identity(folder: Path) -> Identity:
     try:
         return Identity((folder / IDENTITY).read_bytes())
     except FileNotFoundError:
-        raise StationError(f"{folder}: has no {IDENTITY}: the device cannot sign") from None
+        raise EndpointError(f"{folder}: has no {IDENTITY}: the device cannot sign") from None
 
 
 def write_identity(folder: Path) -> Identity:

@@ -19,7 +19,7 @@ from airdistill.planning.antennas.combining import Combiner, best_combiner, comb
 from airdistill.planning.transceiver.common_noise import Cover
 from airdistill.planning.transceiver.design import ReceiverNoise, RoundDesign, inverse_of
 from airdistill.planning.transceiver.superposed import KnowledgeUplink
-from airdistill.privacy.antennas import Heard
+from airdistill.privacy.antennas import ReceivedSignal
 from airdistill.streams import stream
 
 _KEPT = 256  # rounds whose combiners are kept: planner, outlook and run ask for the same ones
@@ -41,7 +41,7 @@ class AntennaUplink(KnowledgeUplink):
 
     def combiners(self, channel: ComplexArray) -> tuple[Combiner, ...]:
         """Of one round: one for all rows, or one for each."""
-        burden = self.usual_weights**2 / self.fleet.peak_power_w[:, None]
+        burden = self.nominal_weights**2 / self.fleet.peak_power_w[:, None]
         importance = self.over_fleet(np.eye(self.num_rows))
         alone = self.combining == "per_class"
         return _combiners(_Key(channel), _Key(burden), _Key(np.where(importance > 0, importance, 0.0)), alone)
@@ -60,7 +60,7 @@ class AntennaUplink(KnowledgeUplink):
 
     def _cover_of(self, power_w: FloatArray, reaching: FloatArray, proportions: FloatArray) -> Cover:
         return Cover(
-            self.usual_weights,
+            self.nominal_weights,
             power_w,
             reaching,
             proportions,
@@ -83,7 +83,7 @@ class AntennaUplink(KnowledgeUplink):
         proportions = divide_or(shares, shares.sum(axis=0), 0.0)
         gains = inverse_of(combined)
         together = slice(0, 1) if self.combining == "joint" else slice(None)
-        heard = Heard(channel, gains[:, together], (np.sqrt(proportions) * gains)[:, together], 0.0)
+        heard = ReceivedSignal(channel, gains[:, together], (np.sqrt(proportions) * gains)[:, together], 0.0)
         reaching = heard.counted_by_trust()["fleet_noise"]
         return np.broadcast_to(np.where(np.isfinite(reaching), reaching, 0.0), combined.shape), proportions
 
@@ -101,7 +101,7 @@ class AntennaUplink(KnowledgeUplink):
         return lambda num_rounds: covers.design(self.required(num_rounds)).effective_noise_var
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
-        return self._covers(channels).design(np.zeros(self.usual_weights.shape)).effective_noise_var
+        return self._covers(channels).design(np.zeros(self.nominal_weights.shape)).effective_noise_var
 
     def squared_bias(self, channels: ComplexArray) -> FloatArray:
         return np.zeros((len(channels), self.num_rows))
@@ -109,18 +109,18 @@ class AntennaUplink(KnowledgeUplink):
     def design(
         self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
     ) -> RoundDesign:
-        required = np.where(self.usual_weights > 0, self.required_at(num_rounds, round_index, spent), 0.0)
+        required = np.where(self.nominal_weights > 0, self.required_at(num_rounds, round_index, spent), 0.0)
         cover, combined = self._cover(channel)
         made = cover.design(required)
         sent = np.isfinite(made.effective_noise_var)
         scale_sq = np.where(sent, divide_or(np.ones(()), made.inverse_scale_sq, 0.0), 0.0)
         inverse = inverse_of(combined)
         # Eq. (18) with f^H h in place of h; P2 so that the noise arrives on the real axis of f^H Y.
-        signal_gain = self.usual_weights * np.sqrt(scale_sq / self._energy_slots) * inverse
+        signal_gain = self.nominal_weights * np.sqrt(scale_sq / self._energy_slots) * inverse
         noise_gain = np.sqrt(made.added_noise_var * scale_sq) * inverse
         heard = self._heard_by_all(channel, signal_gain, noise_gain)
         return RoundDesign(
-            weights=self.usual_weights,
+            weights=self.nominal_weights,
             signal_gain=signal_gain,
             noise_gain=noise_gain,
             rx_scale=np.sqrt(scale_sq),
@@ -134,14 +134,16 @@ class AntennaUplink(KnowledgeUplink):
     def _counted_as(self) -> str:
         return self.trust if self._receiver_counts or self._counts_alone else "fleet_noise"
 
-    def _heard_by_all(self, channel: ComplexArray, signal_gain: ComplexArray, noise_gain: ComplexArray) -> Heard:
-        weights = self.usual_weights
+    def _heard_by_all(
+        self, channel: ComplexArray, signal_gain: ComplexArray, noise_gain: ComplexArray
+    ) -> ReceivedSignal:
+        weights = self.nominal_weights
         unit = np.divide(
             signal_gain * np.sqrt(self._energy_slots), weights, out=np.zeros_like(signal_gain), where=weights > 0
         )
-        return Heard(channel, unit, noise_gain, self.channel_noise_var)
+        return ReceivedSignal(channel, unit, noise_gain, self.channel_noise_var)
 
-    def heard(self, design: RoundDesign, channel: ComplexArray) -> Heard:
+    def heard(self, design: RoundDesign, channel: ComplexArray) -> ReceivedSignal:
         """A designed round as the antennas hear it."""
         return self._heard_by_all(channel, design.signal_gain, design.noise_gain)
 

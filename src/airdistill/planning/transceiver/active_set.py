@@ -14,7 +14,9 @@ from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.privacy.sensitivity import SIMPLEX_DIAMETER
 
 
-def speaks(channel: ComplexArray, threshold: float, at_least: int = 1, there: BoolArray | None = None) -> BoolArray:
+def active_devices(
+    channel: ComplexArray, threshold: float, at_least: int = 1, there: BoolArray | None = None
+) -> BoolArray:
     """Whether |h|² reaches the threshold, `[..., device]`; nobody does where fewer than `at_least` would.
 
     Of those who are `there`, if not all are.
@@ -25,7 +27,7 @@ def speaks(channel: ComplexArray, threshold: float, at_least: int = 1, there: Bo
     return np.asarray(reach & (reach.sum(axis=-1, keepdims=True) >= at_least))
 
 
-def weights_of_speakers(weights: FloatArray, speaking: BoolArray | None) -> FloatArray:
+def weights_of_active_devices(weights: FloatArray, speaking: BoolArray | None) -> FloatArray:
     """Usual weights `[device, class]` for rounds in which these speak, `[..., device, class]`; None: all do."""
     if speaking is None:
         return weights

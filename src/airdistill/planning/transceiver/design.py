@@ -271,7 +271,7 @@ class RoundDesign:
             chance_of_signal=probability,
         )
 
-    def at_usual_weights(self, usual: FloatArray) -> RoundDesign:
+    def at_nominal_weights(self, usual: FloatArray) -> RoundDesign:
         """The same with c as if each device had its usual weight, so that rounds of other weights can be added up."""
         relative = divide_or(self.weights, usual, 0.0) ** 2
         counted = divide_or(np.broadcast_to(self.counted_noise_var, relative.shape), relative, np.inf)

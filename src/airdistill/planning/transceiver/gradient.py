@@ -64,7 +64,7 @@ class GradientUplink:
         return self.num_parameters
 
     def shift(self, model: str) -> ConstantShift:
-        return ConstantShift(self._squared_shift(model, self.participation.usual_weights)[:, None])
+        return ConstantShift(self._squared_shift(model, self.participation.nominal_weights)[:, None])
 
     def _squared_shift(self, model: str, weights: FloatArray) -> FloatArray:
         samples = self.participation.samples_per_device
@@ -96,12 +96,12 @@ class GradientUplink:
             rounds = self.participation.expected_rounds(num_rounds)
         else:
             rounds = self.participation.rounds_taken(num_rounds)
-        shift = self._squared_shift(self.model, self.participation.usual_weights)
+        shift = self._squared_shift(self.model, self.participation.nominal_weights)
         return np.asarray((rounds * shift / self.fleet.mu**2)[:, None])
 
     def _required_at(self, num_rounds: int, weights: FloatArray) -> FloatArray:
         """With the weights that a round has, `[device, row]`."""
-        return self.required(num_rounds) * (weights / self.participation.usual_weights)[:, None] ** 2
+        return self.required(num_rounds) * (weights / self.participation.nominal_weights)[:, None] ** 2
 
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
         """Where not everybody takes part, the mean over many rounds of what grows with their number, scaled to T."""
@@ -126,7 +126,10 @@ class GradientUplink:
     def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
         rule = trust_model(self.trust, self.channel_noise_var)
         if self.participation.everybody:
-            links, weights = self._links(channels, self.participation.usual_weights), self.participation.usual_weights
+            links, weights = (
+                self._links(channels, self.participation.nominal_weights),
+                self.participation.nominal_weights,
+            )
             return lambda num_rounds: (
                 effective_noise_var(links, self._required_at(num_rounds, weights), rule) * self._divided
             )
@@ -146,7 +149,7 @@ class GradientUplink:
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
         if self.participation.everybody:
-            return self._links(channels, self.participation.usual_weights).channel_floor * self._divided
+            return self._links(channels, self.participation.nominal_weights).channel_floor * self._divided
         drawn = [self.participation.weights(draw + 1) for draw in range(len(channels))]
         return np.stack([self._links(*pair).channel_floor for pair in zip(channels, drawn, strict=True)])
 
@@ -164,7 +167,7 @@ class GradientUplink:
         heard = np.where(weights > 0, channel, 0)
         required = self._required_at(num_rounds, weights)
         drawn = design_links(self._links(channel, weights), heard, required, self.trust)
-        drawn = drawn.at_usual_weights(self.participation.usual_weights[:, None])
+        drawn = drawn.at_nominal_weights(self.participation.nominal_weights[:, None])
         return drawn if self.hidden_coins is None else drawn.with_hidden_coins(self.hidden_coins.probability)
 
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:

@@ -31,7 +31,7 @@ from airdistill.privacy.sensitivity import (
 )
 
 
-class Demand(Protocol):
+class RequiredNoise(Protocol):
     """Noise that privacy asks for, `[device, row]`, at every device's usual weight."""
 
     @property
@@ -49,7 +49,7 @@ class Demand(Protocol):
 
 
 @dataclass(frozen=True)
-class OneVectorDemand:
+class VectorRequiredNoise:
     """Of one vector a round, whose squared shift is always the same: T·shift/μ² in each."""
 
     shift: ConstantShift
@@ -68,7 +68,7 @@ class OneVectorDemand:
 
 
 @dataclass
-class ClassDemand:
+class ClassRequiredNoise:
     """What a sensitivity model demands of a fleet, `[device, class]`, at every device's usual weight.
 
     `split` says that a joint model's budget is shared out over the classes to make Σ_k α_k v_k least, and not equally.

@@ -13,8 +13,8 @@ from airdistill.channel.csi import ChannelError
 from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.participation import MANY_ROUNDS, Coins, every_round_alike, variance_of_division
-from airdistill.planning.payloads import PublicRows, SharedKnowledge
-from airdistill.planning.transceiver.active_set import speaks, squared_bias_bound, weights_of_speakers
+from airdistill.planning.payloads import KnowledgePayload, PublicPredictions
+from airdistill.planning.transceiver.active_set import active_devices, squared_bias_bound, weights_of_active_devices
 from airdistill.planning.transceiver.design import (
     FleetNoise,
     Links,
@@ -26,7 +26,7 @@ from airdistill.planning.transceiver.design import (
     trust_model,
 )
 from airdistill.planning.transceiver.paper import design_round_paper, privacy_stringency
-from airdistill.planning.transceiver.required_noise import Demand
+from airdistill.planning.transceiver.required_noise import RequiredNoise
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS, Shift
 
@@ -46,7 +46,7 @@ class KnowledgeUplink:
     fleet: RealisedFleet
     channel_noise_var: float
     trust: str
-    shared: SharedKnowledge
+    shared: KnowledgePayload
     transceiver: str = "optimal"
     truncation: float = 0.0
     error: ChannelError = field(default_factory=ChannelError)
@@ -87,7 +87,7 @@ class KnowledgeUplink:
         return self.num_rows * self.vector_length
 
     @cached_property
-    def demand(self) -> Demand:
+    def demand(self) -> RequiredNoise:
         floor = None if self.floor is None else self.floor / self._divided
         return self.shared.demand(self.split_budget, self._counts_alone, floor)
 
@@ -108,15 +108,15 @@ class KnowledgeUplink:
         return {model: self.shift(model) for model in SENSITIVITY_MODELS}
 
     @property
-    def usual_weights(self) -> FloatArray:
+    def nominal_weights(self) -> FloatArray:
         """Of a round in which everybody speaks, `[device, row]`."""
-        return self.shared.usual_weights
+        return self.shared.nominal_weights
 
     def weights(self, round_index: int) -> FloatArray:  # noqa: ARG002
-        return self.usual_weights
+        return self.nominal_weights
 
     def sensitivity(self, model: str, round_index: int) -> FloatArray:
-        return divide_or(np.sqrt(self._shifts[model].at(round_index)), self.usual_weights, 0.0)
+        return divide_or(np.sqrt(self._shifts[model].at(round_index)), self.nominal_weights, 0.0)
 
     def linear_from(self, max_rounds: int) -> int:
         return self.demand.shift.linear_from(max_rounds)
@@ -150,8 +150,8 @@ class KnowledgeUplink:
         if self.coins is None:
             return np.asarray(self.required(num_rounds).max(axis=0) * self._divided)
         there = self.coins.over_rounds(MANY_ROUNDS, MANY_ROUNDS)
-        weights = weights_of_speakers(self.usual_weights, there)
-        asked = self.required(MANY_ROUNDS) * divide_or(weights, self.usual_weights, 0.0) ** 2
+        weights = weights_of_active_devices(self.nominal_weights, there)
+        asked = self.required(MANY_ROUNDS) * divide_or(weights, self.nominal_weights, 0.0) ** 2
         return np.asarray(asked.max(axis=-2).mean(axis=0) * num_rounds / MANY_ROUNDS)
 
     @property
@@ -168,7 +168,7 @@ class KnowledgeUplink:
 
     def _links(self, channels: ComplexArray, there: BoolArray | None) -> Links:
         """Of channels `[..., device]` as they are known; who is silent has no power to offer."""
-        weights = weights_of_speakers(self.usual_weights, self._speaks(channels, there))
+        weights = weights_of_active_devices(self.nominal_weights, self._active_devices(channels, there))
         return Links.weighted(
             weights,
             self.vector_length / self.largest_norm**2,
@@ -178,20 +178,20 @@ class KnowledgeUplink:
             self._noise_axes,
         )
 
-    def _speaks(self, channels: ComplexArray, there: BoolArray | None) -> BoolArray | None:
+    def _active_devices(self, channels: ComplexArray, there: BoolArray | None) -> BoolArray | None:
         """Who does, `[..., device]`, of those who are `there`; None where all are and do whatever the channel."""
         if self.truncation == 0:
             return there
-        return speaks(channels, self.truncation, self.min_devices, there)
+        return active_devices(channels, self.truncation, self.min_devices, there)
 
     def _heard(self, channels: ComplexArray, there: BoolArray | None) -> ComplexArray:
-        speaking = self._speaks(channels, there)
+        speaking = self._active_devices(channels, there)
         return channels if speaking is None else np.where(speaking, channels, 0)
 
     def _asked(self, links: Links, required: FloatArray) -> FloatArray:
         """Noise at usual weights as a round must have it: for the weights that it has, and for signals that slip."""
         if self._weights_vary:
-            required = required * divide_or(links.weights, self.usual_weights, 0.0) ** 2
+            required = required * divide_or(links.weights, self.nominal_weights, 0.0) ** 2
         return required if self.error.exact else required * self._slip_margin
 
     @property
@@ -238,8 +238,8 @@ class KnowledgeUplink:
 
     def squared_bias(self, channels: ComplexArray) -> FloatArray:
         """Of weak channels alone: who is missing by a coin makes the sum scatter, and pulls it nowhere."""
-        speaking = self._speaks(channels, None)
-        return squared_bias_bound(self.usual_weights, speaking, channels.shape, self.shared.diameter)
+        speaking = self._active_devices(channels, None)
+        return squared_bias_bound(self.nominal_weights, speaking, channels.shape, self.shared.diameter)
 
     def channel_floor(self, channels: ComplexArray) -> FloatArray:
         there = None if self.coins is None else self.coins.over_rounds(len(channels), len(channels))
@@ -264,7 +264,7 @@ class KnowledgeUplink:
                 counted_noise_var=drawn.counted_noise_var / self._slip_margin,
             )
         if self._weights_vary:
-            drawn = drawn.at_usual_weights(self.usual_weights)
+            drawn = drawn.at_nominal_weights(self.nominal_weights)
         return drawn if self.hidden_coins is None else drawn.with_hidden_coins(self.hidden_coins.probability)
 
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
@@ -297,7 +297,7 @@ class KnowledgeUplink:
         return self.shared.paper_rounds(constants)
 
 
-def public_rows_of(uplink: Uplink) -> PublicRows | None:
+def public_predictions_of(uplink: Uplink) -> PublicPredictions | None:
     """What an uplink sends of a public set; None if it sends anything else."""
     shared = uplink.shared if isinstance(uplink, KnowledgeUplink) else None
-    return shared if isinstance(shared, PublicRows) else None
+    return shared if isinstance(shared, PublicPredictions) else None

@@ -51,7 +51,7 @@ class OrthogonalUplink(KnowledgeUplink):
 
     def _alone(self, channels: ComplexArray, asked: FloatArray | None) -> _AloneDesign:
         """The optimum of section 1 for fleets of one device; without `asked` `[device, class]` no privacy is."""
-        weights = self.usual_weights
+        weights = self.nominal_weights
         required = np.zeros(weights.shape)
         if asked is not None:
             # Of q_i itself, not of its share in the mean.
@@ -70,14 +70,14 @@ class OrthogonalUplink(KnowledgeUplink):
 
     def _of_the_mean(self, noise_var: FloatArray) -> FloatArray:
         """v_k = Σ_i (w_i^k)² v_ik, `[..., class]`; infinite for a class that nobody holds."""
-        weights = self.usual_weights
+        weights = self.nominal_weights
         weighed = weights**2 * np.where(weights > 0, noise_var, 0.0)
         return np.where(weights.any(axis=0), weighed.sum(axis=-2), np.inf)
 
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
         """In slots of its own a device has its own noise and the receiver's."""
         apart = noise_by_trust(design, channel, self.channel_noise_var)
-        sent, squared = design.rx_scale > 0, self.usual_weights**2
+        sent, squared = design.rx_scale > 0, self.nominal_weights**2
         # As if it stood in the mean, where the device's shift has weight w.
         return {trust: np.where(sent, squared * np.where(sent, noise, 0.0), np.inf) for trust, noise in apart.items()}
 
@@ -94,7 +94,7 @@ class OrthogonalUplink(KnowledgeUplink):
     def design(
         self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
     ) -> RoundDesign:
-        required, weights = self.required_at(num_rounds, round_index, spent), self.usual_weights
+        required, weights = self.required_at(num_rounds, round_index, spent), self.nominal_weights
         alone = self._alone(channel, required)
         noise_var = np.broadcast_to(alone.noise_var, weights.shape)
         sent = (weights > 0) & np.isfinite(noise_var)

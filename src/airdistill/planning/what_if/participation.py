@@ -24,7 +24,7 @@ from airdistill.scenario.model import Scenario
 
 
 @dataclass(frozen=True)
-class TakingPart:
+class ParticipationComparison:
     """Of a plan's own rounds: how many devices a round has, how many rounds a device, each from least to most.
 
     `effective_noise_of_all` and `round_joules_of_all` are what the same number of rounds would have at the same (ε, δ)
@@ -52,7 +52,9 @@ def hidden_coins_of(uplink: Uplink) -> Coins | None:
     return uplink.hidden_coins if isinstance(uplink, GradientUplink | KnowledgeUplink) else None
 
 
-def taking_part(uplink: Uplink, num_rounds: int, forecast_of: Callable[[Uplink], RoundForecast]) -> TakingPart | None:
+def taking_part(
+    uplink: Uplink, num_rounds: int, forecast_of: Callable[[Uplink], RoundForecast]
+) -> ParticipationComparison | None:
     """Beside everybody, who are forecast as the plan's own rounds are; None where there are no coins."""
     coins = coins_of(uplink)
     if coins is None:
@@ -60,7 +62,7 @@ def taking_part(uplink: Uplink, num_rounds: int, forecast_of: Callable[[Uplink],
     devices = [int(np.count_nonzero(coins.there(round_index))) for round_index in range(1, num_rounds + 1)]
     rounds = coins.rounds_taken(num_rounds)
     all_of_them = forecast_of(_with_everybody(uplink))
-    return TakingPart(
+    return ParticipationComparison(
         probability=coins.probability,
         least_devices=min(devices),
         most_devices=max(devices),
@@ -79,7 +81,7 @@ def _with_everybody(uplink: Uplink) -> Uplink:
 
 
 @dataclass(frozen=True)
-class HiddenPart:
+class AmplificationComparison:
     """The error that the plan's own rounds would have at the same (ε, δ) otherwise, and energy where it differs.
 
     `published_noise` is what the published form would plan, infinite where it says nothing, and `published_excess` how
@@ -100,7 +102,7 @@ def hidden_part(
     channels: ComplexArray,
     num_rounds: int,
     forecast_of: Callable[[Uplink], RoundForecast],
-) -> HiddenPart | None:
+) -> AmplificationComparison | None:
     """None where the coins are seen, or where there are none."""
     if not scenario.fleet.participation_hidden:
         return None
@@ -119,7 +121,7 @@ def hidden_part(
         real = amplified_epsilon(scenario, sent, channels, fleet.delta, num_rounds)
         asked = np.isfinite(fleet.epsilon)
         noise, excess = forecast.effective_noise, float((real[asked] / fleet.epsilon[asked]).max(initial=0.0))
-    return HiddenPart(
+    return AmplificationComparison(
         scenario.fleet.participation,
         of_all.effective_noise,
         of_all.round_joules,

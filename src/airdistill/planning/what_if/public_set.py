@@ -16,9 +16,9 @@ import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.planning.fleet import RealisedFleet
-from airdistill.planning.payloads import PublicRows
+from airdistill.planning.payloads import PublicPredictions
 from airdistill.planning.plan import Plan, planning_draws
-from airdistill.planning.transceiver.superposed import KnowledgeUplink, public_rows_of
+from airdistill.planning.transceiver.superposed import KnowledgeUplink, public_predictions_of
 
 # What was measured on MNIST (docs/results.md): above the first devices learned nearly all that there was to learn,
 # below the second about half of it.
@@ -51,7 +51,7 @@ class PublicForecast:
 
 
 @dataclass(frozen=True)
-class PublicOutlook:
+class PublicSetWhatIf:
     """The plan's own forecast first, then others; and which kind of knowledge suits the fleet, in a sentence."""
 
     forecasts: tuple[PublicForecast, ...]
@@ -59,15 +59,15 @@ class PublicOutlook:
     advice: str
 
 
-def public_outlook_of(plan: Plan) -> PublicOutlook | None:
+def public_set_what_if(plan: Plan) -> PublicSetWhatIf | None:
     """Of a plan for a public set; None of any other."""
-    shared, uplink = public_rows_of(plan.uplink), plan.uplink
+    shared, uplink = public_predictions_of(plan.uplink), plan.uplink
     if shared is None or plan.forecast.effective_noise == 0:  # who makes no noise needs no forecast of it
         return None
     assert isinstance(uplink, KnowledgeUplink)  # only these share anything
     channels = planning_draws(plan.scenario)
     forecasts = tuple(_forecast(plan, uplink, shared, channels, *size) for size in _sizes(plan, shared))
-    return PublicOutlook(forecasts, affordable_rounds(forecasts[0]), advice_for(plan.fleet, forecasts[0]))
+    return PublicSetWhatIf(forecasts, affordable_rounds(forecasts[0]), advice_for(plan.fleet, forecasts[0]))
 
 
 def affordable_rounds(forecast: PublicForecast) -> int:
@@ -100,7 +100,7 @@ def advice_for(fleet: RealisedFleet, forecast: PublicForecast) -> str:
     )
 
 
-def _sizes(plan: Plan, shared: PublicRows) -> Iterator[tuple[int, int, int]]:
+def _sizes(plan: Plan, shared: PublicPredictions) -> Iterator[tuple[int, int, int]]:
     """Devices, samples and rounds: the plan's own, and each of them varied by itself."""
     devices, samples, rounds = plan.fleet.num_devices, shared.num_samples, plan.num_rounds
     yield devices, samples, rounds
@@ -112,7 +112,7 @@ def _sizes(plan: Plan, shared: PublicRows) -> Iterator[tuple[int, int, int]]:
 def _forecast(
     plan: Plan,
     uplink: KnowledgeUplink,
-    shared: PublicRows,
+    shared: PublicPredictions,
     channels: ComplexArray,
     devices: int,
     samples: int,
@@ -120,7 +120,7 @@ def _forecast(
 ) -> PublicForecast:
     fleet, drawn = _resized(plan.fleet, channels, devices)
     answers = max(1, round(shared.most_answers * samples / shared.num_samples))
-    varied = replace(uplink, fleet=fleet, shared=PublicRows(fleet, samples, answers))
+    varied = replace(uplink, fleet=fleet, shared=PublicPredictions(fleet, samples, answers))
     noise_var = float(np.median(varied.noise_over(drawn)(rounds)))
     known = float((plan.fleet.class_counts > 0).mean())
     row = known / np.sqrt(noise_var / rounds) if noise_var > 0 else np.inf

@@ -28,7 +28,7 @@ RECEIVERS = ("linear", "projected", "tracking")
 
 
 @dataclass(frozen=True)
-class ReceiverOutlook:
+class ReceiverWhatIf:
     """One receiver: T of least gap, and at the plan's T the gap and the mean squared error of a class's vector.
 
     The gaps are of different bounds: Theorem 1 for the linear receiver, which has no bias, and the one for biased
@@ -55,14 +55,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class WhatIf:
     """Receivers side by side; and from the paper's design to this project's own, step by step."""
 
-    receivers: tuple[ReceiverOutlook, ...]
+    receivers: tuple[ReceiverWhatIf, ...]
     steps: tuple[Step, ...]
 
 
-def outlook_of(plan: Plan, with_steps: bool = True) -> Outlook | None:
+def what_if(plan: Plan, with_steps: bool = True) -> WhatIf | None:
     """Of a plan for knowledge that devices send at once, by the optimal transceiver; None of any other.
 
     Steps are of devices with their whole budget before them: leave them out for a plan that has only the rest of it.
@@ -71,12 +71,12 @@ def outlook_of(plan: Plan, with_steps: bool = True) -> Outlook | None:
         return None
     channels = planning_draws(plan.scenario)
     receivers = tuple(_receiver(plan, channels, name) for name in RECEIVERS)
-    return Outlook(receivers, tuple(_steps(plan, channels)) if with_steps else ())
+    return WhatIf(receivers, tuple(_steps(plan, channels)) if with_steps else ())
 
 
-def _receiver(plan: Plan, channels: ComplexArray, name: str) -> ReceiverOutlook:
+def _receiver(plan: Plan, channels: ComplexArray, name: str) -> ReceiverWhatIf:
     objective = gap_objective(plan.scenario, plan.uplink, channels, name)
-    return ReceiverOutlook(
+    return ReceiverWhatIf(
         name,
         objective.best_rounds(plan.scenario.learning.max_rounds),
         objective.squared_error(plan.num_rounds),
@@ -128,7 +128,7 @@ def _noise_var(scenario: Scenario, plan: Plan, channels: ComplexArray) -> float:
 
 
 @dataclass(frozen=True)
-class AntennaOutlook:
+class AntennaWhatIf:
     """Noise variance per entry over rows, devices and all but the worst planning rounds, with all antennas and with the
     first alone: what the channel alone leaves (`floor`), and what the design has. `gap` is the combiners' cost over its
     bound, less one, in the median and at worst; `design_s` is how long one round's design took here."""
@@ -144,7 +144,7 @@ class AntennaOutlook:
     design_s: float
 
 
-def antenna_outlook(plan: Plan) -> AntennaOutlook | None:
+def antenna_what_if(plan: Plan) -> AntennaWhatIf | None:
     """None of a plan for one antenna."""
     uplink, scenario = plan.uplink, plan.scenario
     if not isinstance(uplink, AntennaUplink):
@@ -158,7 +158,7 @@ def antenna_outlook(plan: Plan) -> AntennaOutlook | None:
         noise = uplink.fleet_noise(noise_var) / plan.fleet.num_devices
         return float(noise[below_outage(noise, scenario.radio.outage)].mean() / uplink.vector_length)
 
-    return AntennaOutlook(
+    return AntennaWhatIf(
         scenario.radio.antennas,
         uplink.combining,
         float(np.median(gaps)),
