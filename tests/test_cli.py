@@ -266,7 +266,7 @@ def test_certify_says_what_a_run_guarantees(run, small_file, tmp_path):
     assert "holds under assumptions" in (tmp_path / "one" / "certificate.html").read_text()
     code, _, err = run("certify", tmp_path)
     assert code == 2
-    assert "is no run's folder" in err
+    assert "is not a run folder" in err
 
 
 def test_a_second_run_goes_on_from_the_ledger_given(run, small_file, tmp_path):

@@ -166,7 +166,7 @@ def test_the_command_line_compares_reports_and_reproduces(tmp_path, capsys):
     code, out, _ = call("report", tmp_path / "out" / "local_only" / "seed-0")
     assert (code, out.strip().endswith("seed-0/report.html")) == (0, True)
     code, _, err = call("report", tmp_path)
-    assert (code, "is no run's folder" in err) == (2, True)
+    assert (code, "is not a run folder" in err) == (2, True)
     code, _, err = call("compare", path, "--schemes", "local_only,nothing", "--out", tmp_path / "other")
     assert (code, "--scheme" in err) == (2, True)
     code, out, _ = call(
