@@ -338,7 +338,7 @@ def test_a_scenario_is_audited_without_a_run(run, small_file, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--scheme", "fd_error_free"], "there is no promise to audit"),
+        (["--scheme", "fd_error_free"], "there is no guarantee to audit"),
         (["--parts", "magic"], "--parts = magic"),
         (["--audited-device", "9"], "the fleet's devices are 0 to 2"),
         (["--shadows", "5"], "must be even"),
