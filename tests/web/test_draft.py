@@ -1,4 +1,4 @@
-"""A scenario under work says the same on the page, in its file and on the command line."""
+"""An edited scenario is the same on the page, in its file and on the command line; sliders have distinct values."""
 
 import shlex
 
@@ -6,8 +6,8 @@ import pytest
 
 from airdistill.errors import AirDistillError
 from airdistill.scenario.loading import as_toml, load, load_text
+from airdistill.web.controls import DELTA, EPSILON, NOISE_POWER, POWER
 from airdistill.web.draft import Draft, Origin, as_changes, check_names_no_code, check_names_no_files
-from airdistill.web.positions import DELTA, EPSILON, NOISE_POWER, POWER
 
 CHANGES = {
     "radio.peak_power": 0.0063,
@@ -29,14 +29,14 @@ def test_the_command_and_the_file_give_the_same_scenario():
     assert draft.scenario.radio.peak_power.numbers == (0.0063,)
 
 
-def test_an_opened_file_is_named_by_its_file_and_keeps_its_own_name():
+def test_an_opened_scenario_has_its_own_name_or_that_of_its_file():
     text = "[fleet]\ndevices = 5\n[privacy]\nepsilon = 8\ndelta = 1e-5\n"
     assert Origin("my plan (2).toml", text).scenario().name == "my-plan--2-"
     assert Origin("x.toml", 'name = "mine"\n' + text).scenario().name == "mine"
     assert Origin("a.toml", text).identity != Origin("a.toml", text + "\n").identity
 
 
-def test_files_and_code_are_found_out():
+def test_scenarios_that_name_files_or_code_are_rejected():
     check_names_no_files(load("skewed"))
     check_names_no_code(load("skewed"))
     for change, field in [
@@ -60,14 +60,14 @@ def test_files_and_code_are_found_out():
             check_names_no_code(load("skewed", [change]))
 
 
-@pytest.mark.parametrize("positions", [POWER, NOISE_POWER, EPSILON, DELTA])
-def test_no_two_places_of_a_slider_read_the_same(positions):
-    shown = [positions.show(value) for value in positions.values]
+@pytest.mark.parametrize("slider", [POWER, NOISE_POWER, EPSILON, DELTA])
+def test_the_values_of_a_slider_are_sorted_and_look_different(slider):
+    shown = [slider.show(value) for value in slider.values]
     assert len(set(shown)) == len(shown)
-    assert list(positions.values) == sorted(positions.values)
+    assert list(slider.values) == sorted(slider.values)
 
 
-def test_a_scenarios_own_value_has_a_place_as_it_is():
+def test_a_slider_contains_the_exact_value_of_the_scenario():
     assert 5.123e-15 in NOISE_POWER.with_own([5.123e-15])
     assert len(NOISE_POWER.with_own([1e-15])) == len(NOISE_POWER.values)
     assert POWER.show(1e-3) == "0 dBm (1 mW)"

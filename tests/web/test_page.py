@@ -1,5 +1,6 @@
-"""The pages without a browser: what they compute, refuse and say."""
+"""The pages without a browser: numbers, rejected input and messages."""
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 import airdistill as ad
 import airdistill.web
+from airdistill.report.wording import limiting_factor
 from airdistill.runs.options import RunOptions
 from airdistill.runs.results import Curve
 from airdistill.scenario.loading import load, preset_names
@@ -22,7 +24,7 @@ SCRIPT = Path(airdistill.web.__file__).with_name("app.py")
 
 @pytest.fixture
 def open_page(tmp_path, monkeypatch):
-    """The page of a folder, as a visitor of its first address sees it; more arguments are the server's."""
+    """Open the page of a folder at an address; `arguments` are passed by the server."""
 
     def opened(folder=tmp_path, *arguments, **address):
         monkeypatch.setattr(sys, "argv", ["app.py", str(folder), *arguments])
@@ -46,39 +48,39 @@ def command_of(page):
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_preset_is_planned_and_nothing_is_changed_that_was_not_touched(open_page, name):
+def test_every_preset_is_planned_without_changes(open_page, name):
     page = open_page()
     choice(page, "Scenario").set_value(name)
     page.run()
     assert not page.exception
     assert [each.value for each in page.error] == []
-    assert command_of(page) == f"airdistill plan {name}"
-    assert page.metric[0].value == str(ad.plan(load(name)).num_rounds)
+    assert command_of(page) == f"airdistill plan {name} --scheme ota_fd"
+    assert page.metric[0].value == str(ad.plan(load(name), "ota_fd").num_rounds)
 
 
-def test_every_slider_makes_the_change_that_its_label_says(open_page):
-    """Each is moved by one place; the command line then has that field, and the plan is the one of that scenario."""
+def test_every_slider_changes_its_field(open_page):
+    """Each is moved by one position. The command then sets that field, and the plan is that of the scenario."""
     page = open_page()
     choice(page, "Scenario").set_value("quick")
     page.run()
     for number in range(len(page.select_slider)):
-        knob = page.select_slider[number]
-        start = knob.value
-        knob.set_value((start[0], start[1] + 1) if isinstance(start, tuple) else start - 1 if start else start + 1)
+        moved = page.select_slider[number]
+        start = moved.value
+        moved.set_value((start[0], start[1] + 1) if isinstance(start, tuple) else start - 1 if start else start + 1)
         page.run()
         assert not page.exception
         assert not page.error
-        _, _, _, flag, change = command_of(page).split(" ", 4)
+        *_, flag, change = shlex.split(command_of(page))
         assert flag == "--set"
-        changed = load("quick", [change.strip("'")])
-        assert changed != load("quick"), knob.label
-        assert page.metric[0].value == str(ad.plan(changed).num_rounds)
+        changed = load("quick", [change])
+        assert changed != load("quick"), moved.label
+        assert page.metric[0].value == str(ad.plan(changed, "ota_fd").num_rounds)
         page.select_slider[number].set_value(start)
 
 
-def test_a_choice_that_needs_another_field_brings_it(open_page):
+def test_a_choice_that_requires_another_field_shows_its_slider(open_page):
     page = open_page()
-    choice(page, "How classes fall to devices").set_value("dirichlet")
+    choice(page, "Partition of classes").set_value("dirichlet")
     page.run()
     assert not page.error
     assert slider(page, "Concentration α")
@@ -102,52 +104,52 @@ def ended_run(tmp_path_factory):
 @pytest.mark.parametrize(
     "name", ["run.json", "plan.json", "scenario.toml", "rounds.jsonl", "ledger.jsonl", "summary.json"]
 )
-@pytest.mark.parametrize("harm", ["gone", "empty", "garbage", "cut"])
-def test_no_harm_to_a_run_breaks_the_page(open_page, ended_run, tmp_path, name, harm):
-    """Whatever was lost or overwritten: a sentence, or less to see, and never an exception."""
+@pytest.mark.parametrize("damage", ["gone", "empty", "garbage", "cut"])
+def test_a_damaged_run_does_not_break_the_page(open_page, ended_run, tmp_path, name, damage):
+    """A lost or overwritten file leads to a message or to missing parts, never to an exception."""
     shutil.copytree(ended_run, tmp_path / "run")
     path = tmp_path / "run" / name
     content = path.read_bytes()
-    if harm == "gone":
+    if damage == "gone":
         path.unlink()
     else:
-        path.write_bytes({"empty": b"", "garbage": b"\xff\x00{]\n", "cut": content[: len(content) // 2]}[harm])
+        path.write_bytes({"empty": b"", "garbage": b"\xff\x00{]\n", "cut": content[: len(content) // 2]}[damage])
     page = open_page(tmp_path, page="Runs", run="run")
     assert not page.exception
-    assert not any("nobody foresaw" in each.value for each in page.error)
+    assert not any("failed unexpectedly" in each.value for each in page.error)
     assert page.error or page.metric
 
 
-def test_a_page_open_to_the_network_starts_nothing_and_reads_no_files(open_page, tmp_path, few_digits):
+def test_a_page_open_to_the_network_starts_no_runs_and_reads_no_files(open_page, tmp_path, few_digits):
     page = open_page(tmp_path, LOOK_ONLY)
     assert not any(each.label == "Start a run" for each in page.button)
     page.text_area[0].set_value(f"data.dataset={few_digits}")
     page.run()
-    assert "takes none" in page.error[0].value
+    assert "does not read files" in page.error[0].value
     assert not page.metric
 
 
 @pytest.mark.parametrize("field", ["learning.model", "overrides.ota_fl.learning.model"])
-def test_a_page_open_to_the_network_plans_without_a_visitors_code(open_page, tmp_path, monkeypatch, field):
-    """Federated learning's plan counts a model's parameters, and for that builds it."""
+def test_a_page_open_to_the_network_does_not_import_code_to_plan(open_page, tmp_path, monkeypatch, field):
+    """The plan of federated learning builds the model to count its parameters."""
     (tmp_path / "visitors.py").write_text(f"open({str(tmp_path / 'was_here')!r}, 'w').close()")
     monkeypatch.chdir(tmp_path)
     page = open_page(tmp_path, LOOK_ONLY)
     page.text_area[0].set_value(f"{field}=visitors:Model")
-    choice(page, "Planned for").set_value("ota_fl")
+    choice(page, "Scheme").set_value("ota_fl")
     page.run()
     assert "code of your own" in page.error[0].value
     assert not (tmp_path / "was_here").exists()
 
 
-def test_a_number_of_any_length_is_refused_in_a_sentence(open_page):
+def test_a_very_long_number_is_rejected_with_a_message(open_page):
     page = open_page()
     page.text_area[0].set_value("fleet.devices=0x" + "f" * 6000)
     page.run()
     assert "too long to be shown" in page.error[0].value
 
 
-def test_code_of_a_visitor_is_not_run(open_page, tmp_path):
+def test_a_run_of_foreign_code_is_not_started(open_page, tmp_path):
     page = open_page(tmp_path)
     page.text_area[0].set_value("learning.model=somewhere:Model")
     page.run()
@@ -157,15 +159,15 @@ def test_code_of_a_visitor_is_not_run(open_page, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_numbers_of_a_preset_are_those_of_the_command_line(open_page):
+def test_the_numbers_of_a_preset_are_those_of_the_command_line(open_page):
     page = open_page()
-    plan = ad.plan(load("paper"))
+    plan = ad.plan(load("paper"), "ota_fd")
     shown = {each.label: each.value for each in page.metric}
-    assert shown["What binds"] == plan.forecast.regime
+    assert shown["Limiting factor"] == limiting_factor(plan.forecast.regime)
     assert shown["Worst ε, device"] == f"{np.max(plan.epsilon_by_model['device']):.3g}"
 
 
-def test_picked_runs_are_kept_while_another_page_is_looked_at_and_none_that_is_gone(open_page, ended_run, tmp_path):
+def test_selected_runs_are_kept_while_another_page_is_shown_unless_deleted(open_page, ended_run, tmp_path):
     for name in ("one", "other"):
         shutil.copytree(ended_run, tmp_path / name)
     page = open_page(tmp_path, page="Compare")
@@ -181,7 +183,7 @@ def test_picked_runs_are_kept_while_another_page_is_looked_at_and_none_that_is_g
     assert not page.error
 
 
-def test_a_name_in_a_picture_is_no_markup():
+def test_markup_in_the_name_of_a_run_is_escaped_in_figures():
     level = np.array([0.5])
     curve = Curve(rounds=np.array([1.0]), seconds=np.array([1.0]), mean=level, low=level, high=level)
     names = [trace.name for trace in curves_figure({"<a href='https://a.example'>run</a>": curve}, "rounds").data]

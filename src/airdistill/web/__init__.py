@@ -1,1 +1,1 @@
-"""The page in the browser: plan, watch, compare. A front door; what it shows is computed elsewhere."""
+"""The web page: plan scenarios, watch runs and compare them. It shows what the other packages compute."""

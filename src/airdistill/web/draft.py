@@ -1,4 +1,4 @@
-"""A scenario being worked on: what it starts from, what was changed, and the command that says the same."""
+"""A scenario that is being edited: its origin, the changes, the equivalent command, and its plan."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from typing import Any
 import tomli_w
 
 from airdistill.errors import InputError
-from airdistill.planning.plan import Plan, plan
+from airdistill.planning.plan import Plan
 from airdistill.scenario.loading import as_toml, for_scheme, load, load_text
 from airdistill.scenario.model import Scenario
-
-AS_IT_STANDS = "the scenario as it stands"
 
 
 @dataclass(frozen=True)
@@ -29,38 +27,41 @@ class Origin:
 
     @property
     def identity(self) -> str:
+        """A short string that differs between origins."""
         return self.name if self.text is None else hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     def scenario(self, changes: list[str] | None = None) -> Scenario:
+        """The scenario with changes, each as `--set` takes it."""
         if self.text is None:
             return load(self.name, changes or [])
-        return load_text(self.text, _fit_for_a_name(self.name), changes or [])
+        return load_text(self.text, _valid_name(self.name), changes or [])
 
 
-def _fit_for_a_name(file_name: str) -> str:
+def _valid_name(file_name: str) -> str:
     stem = re.sub(r"\.toml$", "", file_name)
     return re.sub(r"[^\w.-]", "-", stem)[:100].lstrip(".-") or "scenario"
 
 
 @dataclass(frozen=True)
 class Draft:
-    """`changes` are of single fields, as `--set` takes them."""
+    """An origin with `changes` of single fields, each as `--set` takes it."""
 
     origin: Origin
     changes: tuple[str, ...] = ()
 
     @property
     def scenario(self) -> Scenario:
+        """The scenario with all changes applied."""
         return self.origin.scenario(list(self.changes))
 
     def command(self, verb: str, *options: str) -> str:
-        """The same on the command line."""
+        """The equivalent command line."""
         sets = [part for change in self.changes for part in ("--set", change)]
         return shlex.join(["airdistill", verb, self.origin.name, *options, *sets])
 
 
 def as_changes(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """`{"radio.peak_power": 0.01}` as `--set` has it."""
+    """`{"radio.peak_power": 0.01}` as arguments of `--set`."""
     return tuple(f"{name}={_toml_value(value)}" for name, value in fields.items())
 
 
@@ -69,45 +70,44 @@ def _toml_value(value: Any) -> str:
 
 
 def check_names_no_files(scenario: Scenario) -> None:
-    """For a page that others can reach: a scenario from outside must not say which files of this machine are read."""
-    for where, seen in _as_schemes_see_it(scenario):
-        public = seen.public.source if seen.public is not None else "test"
-        for name, value, known in [
-            ("data.dataset", seen.data.dataset, ("mnist",)),
-            ("radio.trace", seen.radio.trace, (None,)),
+    """Reject a scenario that names files. A visitor from the network must not choose which files are read."""
+    for prefix, variant in _variants(scenario):
+        public = variant.public.source if variant.public is not None else "test"
+        for name, value, allowed in [
+            ("data.dataset", variant.data.dataset, ("mnist",)),
+            ("radio.trace", variant.radio.trace, (None,)),
             ("public.source", public, ("test", "train")),
         ]:
-            if value not in known:
-                raise InputError(where + name, value, "names a file; a page that is open to the network takes none")
+            if value not in allowed:
+                rule = "names a file; a page that is open to the network does not read files of this machine"
+                raise InputError(prefix + name, value, rule)
 
 
 def check_names_no_code(scenario: Scenario) -> None:
-    """What the page starts, or plans for others, imports nobody's code: whoever reaches the page could name any."""
-    for where, seen in _as_schemes_see_it(scenario):
-        server = None if seen.public is None else seen.public.server_model
-        named = [("fleet.groups", group.model) for group in seen.fleet.groups]
-        for name, model in [("learning.model", seen.learning.model), *named, ("public.server_model", server)]:
+    """Reject a scenario that names Python code. Any visitor could otherwise run code on this machine."""
+    for prefix, variant in _variants(scenario):
+        server = None if variant.public is None else variant.public.server_model
+        groups = [("fleet.groups", group.model) for group in variant.fleet.groups]
+        for name, model in [("learning.model", variant.learning.model), *groups, ("public.server_model", server)]:
             if model is not None and ":" in model:
-                raise InputError(where + name, model, "is code of your own, which the page does not run: use the shell")
+                rule = "names code of your own, which the page does not run; use the command line"
+                raise InputError(prefix + name, model, rule)
 
 
-def _as_schemes_see_it(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """As it stands and with every scheme's overrides: any of them can name a file or code. With where they stand."""
+def _variants(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """The scenario alone and with each scheme's overrides, any of which can name a file; with prefixes of fields."""
     yield "", scenario
     for scheme in scenario.overrides:
         yield f"overrides.{scheme}.", for_scheme(scenario, scheme)
 
 
+def planned(scenario: Scenario, scheme: str) -> Plan:
+    """The plan that a run of the scheme follows; plans are kept and returned at once the next time."""
+    return _planned(as_toml(scenario), scheme)
+
+
 @lru_cache(maxsize=64)
 def _planned(toml: str, scheme: str) -> Plan:
-    scenario = load_text(toml, "scenario")
-    if scheme == AS_IT_STANDS:
-        return plan(scenario)
-    from airdistill.schemes.registry import plan_run
+    from airdistill.runs.options import plan
 
-    return plan_run(scenario, scheme)
-
-
-def planned(scenario: Scenario, scheme: str = AS_IT_STANDS) -> Plan:
-    """The plan; of what was asked before, at once."""
-    return _planned(as_toml(scenario), scheme)
+    return plan(load_text(toml, "scenario"), scheme)

@@ -1,9 +1,4 @@
-"""What a server of the page was started with.
-
-Starting the server of the page.
-
-The page served by a process of its own for as long as it is needed: for tests, pictures and measurements.
-"""
+"""Start the server of the page: its settings and checks, and a context manager that serves it for tests."""
 
 from __future__ import annotations
 
@@ -24,26 +19,8 @@ from typing import NoReturn
 from airdistill.errors import AirDistillError, InputError
 
 LOOK_ONLY = "--look-only"
-
-
-@dataclass(frozen=True)
-class Site:
-    """`runs` is the folder whose runs are shown. Who may only look starts nothing and names no file here."""
-
-    runs: Path
-    look_only: bool = False
-
-    def as_arguments(self) -> list[str]:
-        return [str(self.runs.resolve()), *([LOOK_ONLY] if self.look_only else [])]
-
-
-def this_site() -> Site:
-    """From the arguments that the server hands to the page."""
-    return Site(Path(sys.argv[1]), LOOK_ONLY in sys.argv[2:])
-
-
-# No word to anybody, no developer's menu, no watching of source files, no links to other sites beside an error.
-_QUIET = {
+# No usage statistics, no developer menu, no watching of source files, no links to other sites next to an error.
+_SETTINGS = {
     "browser.gatherUsageStats": "false",
     "server.showEmailPrompt": "false",
     "server.fileWatcherType": "none",
@@ -57,24 +34,46 @@ _QUIET = {
     "theme.metricValueFontSize": "1.6rem",
     "theme.headingFontSizes": "2rem,1.6rem,1.25rem",
 }
+_RUN_SERVER = "from airdistill.web.serving import run_streamlit; run_streamlit()"
+_TIMEOUT_S, _POLL_S = 60.0, 0.2
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the server was started with: the folder of runs, and whether visitors may only look.
+
+    Visitors who may only look cannot start or stop runs, and their scenarios cannot name files.
+    """
+
+    runs: Path
+    look_only: bool = False
+
+    def as_arguments(self) -> list[str]:
+        """Command-line arguments from which `this_site` reads the site."""
+        return [str(self.runs.resolve()), *([LOOK_ONLY] if self.look_only else [])]
+
+
+def this_site() -> Site:
+    """The site of this server, from the arguments that the server passes to the page."""
+    return Site(Path(sys.argv[1]), LOOK_ONLY in sys.argv[2:])
 
 
 def serve(runs: Path, address: str, port: int, open_browser: bool) -> NoReturn:
-    """Becomes the server; returns only where it cannot start."""
-    told = server_arguments(runs, address, port, open_browser)
-    os.execv(sys.executable, [sys.executable, "-m", "airdistill.web.quiet_server", "run", *told])
+    """Replace this process by the server. Raise if it cannot start."""
+    arguments = server_arguments(runs, address, port, open_browser)
+    os.execv(sys.executable, [sys.executable, "-c", _RUN_SERVER, "run", *arguments])
 
 
 def server_arguments(runs: Path, address: str, port: int, open_browser: bool) -> list[str]:
-    """What `streamlit run` is told, once it is known that it can be done."""
+    """The arguments of `streamlit run`, after checks of folder, address, port and installed packages."""
     _check_installed()
     if runs.exists() and not runs.is_dir():
         raise InputError("FOLDER", str(runs), "is not a folder")
     local = is_local(address)
     _check_free(address, port)
-    settings = {**_QUIET, "server.address": address, "server.port": str(port)}
+    settings = {**_SETTINGS, "server.address": address, "server.port": str(port)}
     settings["server.headless"] = "false" if open_browser else "true"
-    # Against web pages elsewhere that point a name of theirs to this machine.
+    # Against DNS rebinding: a foreign web page may resolve its own name to this machine.
     hosts = dict.fromkeys(["localhost", "127.0.0.1", "::1", address]) if local else []
     flags = [f"--{name}={value}" for name, value in settings.items()]
     flags += [f"--server.allowedHosts={host}" for host in hosts]
@@ -82,8 +81,20 @@ def server_arguments(runs: Path, address: str, port: int, open_browser: bool) ->
     return [str(script), *flags, "--", *Site(runs, look_only=not local).as_arguments()]
 
 
+def run_streamlit() -> None:
+    """Run Streamlit's command line without its requests for the external IP address of this machine.
+
+    Streamlit sends one to a foreign server when the page is open to a network, and whenever a foreign origin connects.
+    """
+    from streamlit import net_util
+    from streamlit.web.cli import main
+
+    net_util.get_external_ip = lambda: None
+    main(prog_name="streamlit")
+
+
 def is_local(address: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether the address can be reached from this machine only."""
     if address == "localhost":
         return True
     try:
@@ -106,16 +117,13 @@ def _check_free(address: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            rule = f"cannot be listened on at {address}: {error.strerror}; choose another port"
+            rule = f"cannot be opened at {address}: {error.strerror}; choose another port"
             raise InputError("--port", port, rule) from None
-
-
-_PATIENCE_S, _LOOK_S = 60.0, 0.2
 
 
 @dataclass(frozen=True)
 class Served:
-    """`address` is where a browser finds it."""
+    """A running server. `address` is the one for a browser."""
 
     address: str
     process: subprocess.Popen[bytes]
@@ -123,12 +131,15 @@ class Served:
 
 @contextmanager
 def served(runs: Path, log: Path) -> Iterator[Served]:
-    """`airdistill serve` on a free port of this machine, once it answers; what it says goes into the log."""
+    """Run `airdistill serve` on a free port until the block ends, for tests, pictures and measurements.
+
+    The block begins when the server answers. The server's output goes to `log`.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     command = [sys.executable, "-m", "airdistill", "serve", str(runs), "--port", port]
-    with log.open("wb") as said, subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT) as process:
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
         try:
             page = Served(f"http://localhost:{port}", process)
             _wait_for(page, log)
@@ -138,13 +149,13 @@ def served(runs: Path, log: Path) -> Iterator[Served]:
 
 
 def _wait_for(page: Served, log: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         if page.process.poll() is not None:
-            raise AirDistillError(f"the page ended before it began: {log.read_text(errors='replace').strip()}")
+            raise AirDistillError(f"the server of the page did not start: {log.read_text(errors='replace').strip()}")
         try:
             urllib.request.urlopen(f"{page.address}/_stcore/health").close()
             return
         except OSError:
-            time.sleep(_LOOK_S)
-    raise AirDistillError(f"the page did not answer within {_PATIENCE_S:.0f} s")
+            time.sleep(_POLL_S)
+    raise AirDistillError(f"the server of the page did not answer within {_TIMEOUT_S:.0f} s")
