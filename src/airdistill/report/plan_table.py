@@ -12,7 +12,7 @@ from rich.table import Table
 
 from airdistill.arrays import FloatArray
 from airdistill.planning.plan import Plan
-from airdistill.planning.transceiver.superposed import KnowledgeUplink, public_predictions_of
+from airdistill.planning.transceiver.superposed import SuperposedUplink, public_predictions_of
 from airdistill.planning.what_if.public_set import PublicSetWhatIf
 from airdistill.planning.what_if.steps import WhatIf, antenna_what_if
 from airdistill.privacy.assumptions import PUBLIC_KNOWLEDGE
@@ -210,7 +210,7 @@ def _antenna_rows(plan: Plan) -> list[tuple[str, str]]:
 def _silence_rows(plan: Plan) -> list[tuple[str, str]]:
     """Nothing where everybody always speaks."""
     uplink, forecast = plan.uplink, plan.forecast
-    if not isinstance(uplink, KnowledgeUplink) or uplink.truncation == 0:
+    if not isinstance(uplink, SuperposedUplink) or uplink.truncation == 0:
         return []
     level = f"{10 * np.log10(uplink.truncation):.1f} dB"
     absent = "" if plan.taking_part is None else ", those who do not take part included"
