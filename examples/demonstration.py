@@ -8,10 +8,9 @@ import sys
 from rich.console import Console
 
 import airdistill as ad
-from airdistill.report.certificate_table import print_certificate
-from airdistill.report.comparison_page import write_comparison_page
-from airdistill.report.comparison_table import print_comparison
-from airdistill.report.plan_table import print_plan
+from airdistill.report.certificate import print_certificate
+from airdistill.report.comparison import print_comparison, write_comparison_page
+from airdistill.report.plan import print_plan
 from airdistill.report.progress import comparison_bar
 from airdistill.runs.options import RunOptions
 

@@ -1,4 +1,4 @@
-"""The simulator's answer to the scenario of a federation, and how far the two are apart."""
+"""Run the scenario of a federation in the simulator and compare the records of the two."""
 
 import json
 
@@ -17,23 +17,23 @@ def records(folder):
 
 
 def simulated(scenario, scheme):
-    """The simulator's records and broadcasts of the same scenario."""
+    """The simulator's records and broadcasts for the scenario."""
     broadcasts = []
 
-    class Overheard(SCHEMES[scheme]):
+    class Recording(SCHEMES[scheme]):
         def play(self, this):
             outcome = super().play(this)
             broadcasts.append(outcome.heard.knowledge)
             return outcome
 
-    chosen = Overheard()
+    chosen = Recording()
     plan = plan_scheme(chosen, as_run_by(chosen, scenario))
-    simulation = Simulation(plan, chosen, RunOptions(threads=1, kernels="torch", eval_every=1))
+    simulation = Simulation(plan, chosen, RunOptions(threads=1, engine="torch", eval_every=1))
     return [simulation.advance() for _ in range(plan.num_rounds)], broadcasts
 
 
 def worst_difference(recorded, expected, broadcasts):
-    """Of knowledge, losses, accuracy and ε, over all rounds."""
+    """The largest difference in knowledge, losses, accuracy and ε over all rounds."""
     assert len(recorded) == len(expected)
     worst = 0.0
     for mine, theirs, broadcast in zip(recorded, expected, broadcasts, strict=True):
@@ -41,6 +41,6 @@ def worst_difference(recorded, expected, broadcasts):
         assert np.array_equal(np.isnan(known), np.isnan(broadcast))
         numbers = [(mine[name], theirs[name]) for name in ("loss", "training_loss", "epsilon_spent", "uplink_seconds")]
         numbers += [(mine["accuracy"][name], theirs["accuracy"][name]) for name in theirs["accuracy"]]
-        apart = [abs(one - other) for one, other in numbers]
-        worst = max(worst, float(np.nanmax(np.abs(known - broadcast))), *apart)
+        differences = [abs(one - other) for one, other in numbers]
+        worst = max(worst, float(np.nanmax(np.abs(known - broadcast))), *differences)
     return worst

@@ -1,24 +1,5 @@
-"""Small worlds to audit within milliseconds."""
+"""Old names of `audit_contexts`, for tests that still import them."""
 
-from small_worlds import small_scenario
-
-from airdistill.audit.context import Link, replay
-from airdistill.runs.options import RunOptions
-from airdistill.schemes.planning import as_run_by, plan_scheme
-from airdistill.schemes.registry import load_scheme
-
-FLOAT64 = RunOptions(threads=1, dtype="float64")
-
-
-def quiet(_stage, _done, _total):
-    pass
-
-
-def planned(folder, scheme="ota_fd", *changes):
-    chosen = load_scheme(scheme)
-    return plan_scheme(chosen, as_run_by(chosen, small_scenario(folder, *changes))), chosen
-
-
-def small_world(folder, scheme="ota_fd", *changes, rounds=3, device=0):
-    plan, chosen = planned(folder, scheme, *changes)
-    return replay(plan, Link(plan, device), FLOAT64.engine(), chosen.one_model, rounds, quiet)
+from audit_contexts import FLOAT64, planned  # noqa: F401
+from audit_contexts import no_progress as quiet  # noqa: F401
+from audit_contexts import small_context as small_world  # noqa: F401

@@ -1,4 +1,4 @@
-"""The ends of a federation without a federation between them: in one process, message by message."""
+"""A federation without a network: the server and all devices run in one process and exchange messages directly."""
 
 from pathlib import Path
 
@@ -13,15 +13,19 @@ from airdistill.flower.device import Device
 from airdistill.flower.media import NO_ANSWER
 
 
-def as_it_is(_kind, _round_index, _device, answer):
+def unchanged(_step, _round_index, _device, answer):
     return answer
 
 
-class Nearby:
-    """Devices in this process; a test may spoil what they answer."""
+class InProcessDevices:
+    """Devices in this process.
+
+    A test may replace `tamper`, which is called with "asked" before a device is asked and with the answer after that.
+    It returns None for a device that does not reply, and otherwise the answer that the server receives.
+    """
 
     def __init__(self, folders, scheme, radio=""):
-        self.folders, self.scheme, self.radio, self.spoil = folders, scheme, radio, as_it_is
+        self.folders, self.scheme, self.radio, self.tamper = folders, scheme, radio, unchanged
         self.data = [""] * len(folders)
 
     def device(self, number):
@@ -29,7 +33,7 @@ class Nearby:
 
     def introductions(self, expected):
         devices = [self.device(number) for number in sorted(expected)]
-        return [Introduction(each.number, each.station.digest) for each in devices]
+        return [Introduction(each.number, each.endpoint.digest) for each in devices]
 
     def newcomers(self):
         return []
@@ -37,18 +41,18 @@ class Nearby:
     def ask(self, step, round_index, questions):
         answers = {}
         for number, question in questions.items():
-            if self.spoil(step, round_index, number, "asked") is None:
-                answers[number] = NO_ANSWER  # a device that hears nothing
+            if self.tamper(step, round_index, number, "asked") is None:
+                answers[number] = NO_ANSWER
                 continue
             try:
                 answer = self.device(number).answer(step, round_index, question)
             except AirDistillError as refusal:
                 answer = f"failed: {refusal}"
-            answers[number] = self.spoil(step, round_index, number, answer)
+            answers[number] = self.tamper(step, round_index, number, answer)
         return answers
 
 
 def federation(folder: Path, scenario, scheme, radio=""):
     """The server's folder and the devices."""
     folders = prepare(folder, scenario, scheme)
-    return folders.server, Nearby(folders.devices, scheme, radio)
+    return folders.server, InProcessDevices(folders.devices, scheme, radio)

@@ -266,7 +266,7 @@ def test_certify_says_what_a_run_guarantees(run, small_file, tmp_path):
     assert "holds under assumptions" in (tmp_path / "one" / "certificate.html").read_text()
     code, _, err = run("certify", tmp_path)
     assert code == 2
-    assert "is no run's folder" in err
+    assert "is not a run folder" in err
 
 
 def test_a_second_run_goes_on_from_the_ledger_given(run, small_file, tmp_path):
@@ -338,7 +338,7 @@ def test_a_scenario_is_audited_without_a_run(run, small_file, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--scheme", "fd_error_free"], "there is no promise to audit"),
+        (["--scheme", "fd_error_free"], "there is no guarantee to audit"),
         (["--parts", "magic"], "--parts = magic"),
         (["--audited-device", "9"], "the fleet's devices are 0 to 2"),
         (["--shadows", "5"], "must be even"),

@@ -141,9 +141,7 @@ def test_flowers_programs_have_the_options_that_the_deployment_gives_them():
 
 
 def equation_rows():
-    table = (
-        (DOCS / "theory.md").read_text().split("## Which equation stands where")[1].split("What the paper does not")[0]
-    )
+    table = (DOCS / "equations.md").read_text().split("## Every equation")[1].split("## Beyond the paper")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     return rows[1:]
 

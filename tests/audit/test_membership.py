@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from audited_worlds import quiet, small_world
+from audit_contexts import no_progress, small_context
 from scipy.stats import norm
 
 from airdistill.audit.membership import MembershipAudit, auc, audit_membership, membership_scores, rate_at, roc
@@ -12,12 +12,12 @@ from airdistill.errors import InputError
 def test_scores_are_log_likelihood_ratios_of_the_broadcast():
     rng = np.random.default_rng(0)
     labels, holds = rng.integers(2, size=40), rng.random((40, 6)) < 0.3
-    holds[0] = False  # nobody trained on it: nothing to compare with
-    knowledge, heard = rng.normal(size=(6, 3, 2, 4)), rng.normal(size=(3, 2, 4))
+    holds[0] = False  # no shadow device trained on it: nothing to compare with
+    knowledge, received = rng.normal(size=(6, 3, 2, 4)), rng.normal(size=(3, 2, 4))
     noise_var, share = rng.uniform(0.1, 2, size=(3, 2)), 0.25
-    heard[1, 0] = np.nan  # a class that was not sent in one round
+    received[1, 0] = np.nan  # a class that was not sent in one round
     knowledge[5, :, 1] = np.nan  # a shadow device without class 1
-    found = membership_scores(labels, holds, knowledge, heard, noise_var, share)
+    found = membership_scores(labels, holds, knowledge, received, noise_var, share)
     assert found[0] == 0
     for record in range(1, 40):
         klass, expected = labels[record], 0.0
@@ -27,19 +27,19 @@ def test_scores_are_log_likelihood_ratios_of_the_broadcast():
             assert found[record] == 0
             continue
         for t in range(3):
-            if np.isnan(heard[t, klass]).any():
+            if np.isnan(received[t, klass]).any():
                 continue
             known = knowledge[who, t, klass]
             spread = np.sqrt(share * known.var(axis=0, ddof=1) + noise_var[t, klass])
             without = known[~own].mean(axis=0)
             with_it = (1 - share) * without + share * known[own].mean(axis=0)
-            logs = [norm.logpdf(heard[t, klass], mean, spread).sum() for mean in (with_it, without)]
+            logs = [norm.logpdf(received[t, klass], mean, spread).sum() for mean in (with_it, without)]
             expected += logs[0] - logs[1]
         assert found[record] == pytest.approx(expected)
 
 
-def test_a_fleet_that_repeats_its_members_is_found_out():
-    """What a shadow device knows shows the marks of its records; the broadcast shows the members' marks."""
+def test_a_fleet_that_broadcasts_its_members_is_detected():
+    """The knowledge of a shadow device contains marks of its records; the broadcast contains the members' marks."""
     rng, num_shadows, size, devices = np.random.default_rng(1), 512, 60, 3
     marks, holds = rng.normal(size=(size, 400)), np.zeros((size, num_shadows * devices), dtype=bool)
     for shadow in range(num_shadows):
@@ -47,52 +47,54 @@ def test_a_fleet_that_repeats_its_members_is_found_out():
             holds[held, shadow * devices + device] = True
     knowledge = (holds.T / (size // 2 // devices)) @ marks
     is_member = np.arange(size) < size // 2
-    heard = marks[is_member].mean(axis=0)
+    received = marks[is_member].mean(axis=0)
 
     def measured(noise):
         labels, noise_var = np.zeros(size, dtype=int), np.array([[noise]])
         known = knowledge[:, None, None]
-        scores = membership_scores(labels, holds, known, heard[None, None], noise_var, 1 / devices)
+        scores = membership_scores(labels, holds, known, received[None, None], noise_var, 1 / devices)
         return auc(scores[is_member], scores[~is_member])
 
     assert measured(1e-6).low > 0.7
-    holds = holds[rng.permutation(size)]  # shadow devices that know nothing of whom they trained on
+    holds = holds[rng.permutation(size)]  # the attacker no longer knows which records a shadow device trained on
     blind = measured(1e-6)
     assert blind.low < 0.5 < blind.high
 
 
-def test_shadow_fleets_are_complementary_and_small_where_asked(tmp_path):
-    world = small_world(tmp_path, rounds=2)
-    pool = pool_of(world, seed=0)
+def test_shadow_fleets_are_complementary_and_of_the_requested_size(tmp_path):
+    context = small_context(tmp_path, rounds=2)
+    pool = pool_of(context, seed=0)
     shares = [np.bincount(pool.labels[who], minlength=3) for who in (pool.is_member, ~pool.is_member)]
     assert shares == [pytest.approx([20, 20, 20]), pytest.approx([10, 10, 10])]
-    train = {sample.tobytes() for sample in world.dataset.x_train}
+    train = {sample.tobytes() for sample in context.dataset.x_train}
     assert [sample.tobytes() in train for sample in pool.samples] == pool.is_member.tolist()
-    shadows = train_shadows(world, pool, AuditOptions(shadows=6, shadow_devices=2), quiet)
+    shadows = train_shadows(context, pool, AuditOptions(shadows=6, shadow_devices=2), no_progress)
     assert shadows.holds.shape == (90, 12)
     inside = shadows.holds.reshape(90, 6, 2).sum(axis=2)
-    assert inside.max() == 1  # of a shadow fleet's devices one at most holds a record
+    assert inside.max() == 1  # at most one device of a shadow fleet holds a record
     assert not (inside[:, ::2] & inside[:, 1::2]).any()
-    assert inside.sum(axis=0).tolist() == [44, 44] * 3  # of 45 each, for two devices with equally many
+    assert inside.sum(axis=0).tolist() == [44, 44] * 3  # of 45 each, because both devices hold equally many
     assert shadows.knowledge.shape == (12, 2, 3, 3)
     assert shadows.knowledge.sum(axis=-1) == pytest.approx(1)
 
 
 def test_unused_training_records_are_non_members(tmp_path):
-    world = small_world(tmp_path, "ota_fd", "data.samples_per_device=10", rounds=1)
-    pool = pool_of(world, seed=0)
-    held = {world.dataset.x_train[place].tobytes() for own in world.indices for place in own}
+    context = small_context(tmp_path, "ota_fd", "data.samples_per_device=10", rounds=1)
+    pool = pool_of(context, seed=0)
+    held = {context.dataset.x_train[place].tobytes() for own in context.indices for place in own}
     assert [sample.tobytes() in held for sample in pool.samples] == pool.is_member.tolist()
     assert pool.is_member.sum() == 30
     counts = [np.bincount(pool.labels[who], minlength=3) for who in (pool.is_member, ~pool.is_member)]
-    # The members' mix of classes, as far as whole records go: class counts are public.
+    # The members' class proportions, up to whole records: class counts are public.
     assert counts[1] / counts[1].sum() == pytest.approx(counts[0] / 30, abs=1 / counts[1].sum())
 
 
-def test_the_mix_of_classes_alone_does_not_pass_for_membership(tmp_path):
-    """Skewed devices, and a score that knows nothing but the label."""
-    world = small_world(tmp_path, "ota_fd", "fleet.devices=2", "data.partition=dirichlet", "data.alpha=0.3", rounds=1)
-    pool = pool_of(world, seed=0)
+def test_class_proportions_alone_do_not_reveal_membership(tmp_path):
+    """Devices with skewed classes, and a score that depends on the label alone."""
+    context = small_context(
+        tmp_path, "ota_fd", "fleet.devices=2", "data.partition=dirichlet", "data.alpha=0.3", rounds=1
+    )
+    pool = pool_of(context, seed=0)
     score = np.array([0.0, 1.0, 2.0])[pool.labels]
     found = auc(score[pool.is_member], score[~pool.is_member])
     assert found.value == pytest.approx(0.5, abs=0.05)
@@ -103,17 +105,17 @@ def test_the_mix_of_classes_alone_does_not_pass_for_membership(tmp_path):
     [["data.partition=dirichlet", "data.alpha=0.5"], ["data.partition=shards", "data.classes_per_device=2"]],
 )
 def test_shadow_fleets_are_split_by_the_scenarios_rule(tmp_path, partition):
-    world = small_world(tmp_path, "ota_fd", *partition, rounds=2)
-    found = audit_membership(world, AuditOptions(shadows=4), quiet)
+    context = small_context(tmp_path, "ota_fd", *partition, rounds=2)
+    found = audit_membership(context, AuditOptions(shadows=4), no_progress)
     assert 0 <= found.auc.low <= found.auc.high <= 1
     assert found.violations == ()
     assert "only 30 records" in found.notes[-1]
 
 
-def test_more_shadow_devices_than_records_are_refused(tmp_path):
-    world = small_world(tmp_path, "ota_fd", "fleet.devices=50", "data.samples_per_device=1", rounds=1)
+def test_more_shadow_devices_than_records_are_rejected(tmp_path):
+    context = small_context(tmp_path, "ota_fd", "fleet.devices=50", "data.samples_per_device=1", rounds=1)
     with pytest.raises(InputError, match="--shadow-devices = 50"):
-        audit_membership(world, AuditOptions(shadows=4, shadow_devices=50), quiet)
+        audit_membership(context, AuditOptions(shadows=4, shadow_devices=50), no_progress)
 
 
 @pytest.mark.parametrize(("epsilon", "broken"), [(1.0, True), (6.0, False), (np.inf, False)])

@@ -1,4 +1,4 @@
-"""Scores against brute force, and intervals against the coverage that they claim."""
+"""Scores against brute force, and intervals against their nominal coverage."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_the_auc_counts_pairs_and_is_the_area_under_the_curve(positive, negative
 
 
 @pytest.mark.parametrize(("mu", "size"), [(0.0, 60), (1.5, 150), (1.5, 1000)])
-def test_delongs_interval_covers_what_it_claims(mu, size):
+def test_delongs_interval_has_its_nominal_coverage(mu, size):
     rng, truth, covered = np.random.default_rng(1), norm.cdf(mu / np.sqrt(2)), 0
     for _ in range(400):
         found = auc(rng.normal(mu, 1, size), rng.normal(0, 1, size), level=0.95)
@@ -33,7 +33,7 @@ def test_delongs_interval_covers_what_it_claims(mu, size):
 
 
 def test_the_lower_end_keeps_its_level_with_few_trials():
-    """An alarm is raised by it alone, at half of 0.1 %."""
+    """It alone raises an alarm, at half of 0.1 %."""
     rng, truth = np.random.default_rng(4), norm.cdf(1.5 / np.sqrt(2))
     alarms = sum(auc(rng.normal(1.5, 1, 25), rng.normal(0, 1, 25)).low > truth for _ in range(4000))
     assert alarms <= 6  # two are expected
@@ -51,7 +51,7 @@ def test_delongs_variance_is_the_sum_of_the_placements():
     assert ends == pytest.approx(np.log(found.value / (1 - found.value)) + np.array([-half, half]), rel=1e-5)
 
 
-def test_groups_without_overlap_keep_an_interval_of_some_width():
+def test_groups_without_overlap_have_an_interval_of_positive_width():
     found = auc(np.arange(10.0) + 100, np.arange(20.0), level=0.95)
     assert (found.value, found.high) == (1, 1)
     assert found.low == pytest.approx(0.025**0.1)
@@ -64,7 +64,7 @@ def test_proportions_have_clopper_and_pearsons_interval(counts, level):
     assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-def test_a_rate_keeps_to_the_false_positives_that_were_asked_for():
+def test_a_rate_keeps_to_the_requested_false_positive_rate():
     negative, positive = np.arange(1000.0), np.arange(1000.0) + 10.5
     point = rate_at(positive, negative, 0.01)
     assert point.false_positive.value == 0.01  # 990 to 999 lie above 989
@@ -74,7 +74,7 @@ def test_a_rate_keeps_to_the_false_positives_that_were_asked_for():
     assert none.true_positive.value == pytest.approx(np.mean(positive > 999))
 
 
-def test_a_variances_interval_covers_what_it_claims():
+def test_the_interval_of_a_variance_has_its_nominal_coverage():
     rng, misses = np.random.default_rng(3), 0
     for _ in range(2000):
         found = variance_interval(float((rng.standard_normal(50) ** 2).sum()), 50)

@@ -7,7 +7,7 @@ from airdistill.privacy.ledger import Ledger
 
 
 @pytest.mark.parametrize(("model", "relabel"), [("device", False), ("class_mean", False), ("class_mean", True)])
-def test_dp_accountings_pld_gives_the_same_epsilon_to_a_thousandth(model, relabel):
+def test_dp_accountings_pld_gives_the_same_epsilon_within_a_thousandth(model, relabel):
     """Uneven rounds, each its own Gaussian mechanism."""
     ledger = Ledger(header(sensitivity=model, relabel=relabel))
     for t in range(1, 13):
@@ -27,8 +27,8 @@ def test_equal_rounds_are_one_event():
     assert pld_epsilon(event, 1e-5) == pytest.approx(ledger.epsilon()[1], abs=1e-3)
 
 
-def test_numbers_as_they_are_have_no_epsilon_and_silence_has_none_to_pay():
-    bare = Ledger(header(enforced=False))
-    bare.charge(random_release(1, noise=0.0))
-    assert pld_epsilon(dp_event(bare, 0), 1e-5) == np.inf
+def test_a_non_private_release_has_infinite_epsilon_and_no_release_has_zero():
+    unprotected = Ledger(header(enforced=False))
+    unprotected.charge(random_release(1, noise=0.0))
+    assert pld_epsilon(dp_event(unprotected, 0), 1e-5) == np.inf
     assert pld_epsilon(dp_event(Ledger(header()), 0), 1e-5) == 0

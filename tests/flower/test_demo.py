@@ -1,4 +1,4 @@
-"""A federation of real processes does what the simulator does."""
+"""A federation of real processes gives the same records as the simulator."""
 
 import json
 
@@ -13,26 +13,28 @@ from airdistill.scenario import load
 from airdistill.scenario.loading import changed
 
 
-def test_devices_over_tls_learn_what_the_simulator_learns(tmp_path, few_digits):
-    """Two softmax regressions and one of the paper's networks, four rounds: all that the records say of both."""
+def test_devices_over_tls_learn_the_same_as_the_simulator(tmp_path, few_digits):
+    """Compare all fields of the records for two softmax regressions and one paper network over four rounds."""
     groups = [{"count": 2, "model": "softmax_regression"}, {"count": 1, "model": "paper_cnn"}]
     preset = load("quick", [f"data.dataset={few_digits}", "data.samples_per_device=60", "learning.rounds=4"])
     scenario = changed(preset, {"fleet": {"devices": 3, "groups": groups}})
     seen = []
-    shown = demonstrate(scenario, "airdistill", tmp_path / "federation", seen.append, timeout_s=300)
+    shown = demonstrate(scenario, "airdistill", tmp_path / "federation", seen.append, timeout_s=600)
     expected, broadcasts = simulated(scenario, "airdistill")
     assert list(shown.records) == seen
     assert all(record["without_signal"] == record["without_lesson"] == {} for record in seen)
     assert worst_difference(seen, expected, broadcasts) < 1e-6
     folders = [tmp_path / "federation" / name for name in ("server", *(f"device-{number}" for number in range(3)))]
-    assert len({(folder / "ledger.jsonl").read_text() for folder in folders}) == 1  # each has planned for itself
+    assert (
+        len({(folder / "ledger.jsonl").read_text() for folder in folders}) == 1
+    )  # each has computed the same designs by itself
     certificate = json.loads((folders[0] / "certificate.json").read_text())
     assert any("emulated" in reason for reason in certificate["reasons"])
-    # At least the numbers themselves went over the wire, and much less than a model.
+    # The traffic is at least the numbers themselves, and much less than a model.
     assert shown.traffic.payload_bytes < shown.traffic.from_device < shown.traffic.model_bytes
 
 
-def test_what_cannot_be_played_is_said_before_anything_is_started(tmp_path):
+def test_a_scheme_that_a_federation_cannot_run_is_rejected_before_anything_starts(tmp_path):
     with pytest.raises(InputError, match="scheme"):
         demonstrate(load("quick"), "fedsgd", tmp_path / "federation", print)
     assert not (tmp_path / "federation").exists()

@@ -1,9 +1,9 @@
-"""Rounds over a radio, which here is a socket: the server hears the sum."""
+"""Rounds over a loopback radio, which is a socket: the server receives the sum."""
 
 import numpy as np
 import pytest
 from against_simulator import records, simulated
-from near_federation import as_it_is, federation
+from near_federation import federation, unchanged
 from small_worlds import small_scenario
 
 pytest.importorskip("flwr")
@@ -27,43 +27,43 @@ def radio_scenario(folder, *changes):
 
 
 @pytest.mark.parametrize(("axis", "scheme"), [("complex", "airdistill"), ("real", "ota_fd")])
-def test_what_comes_over_the_loopback_radio_is_what_the_simulator_hears(tmp_path, axis, scheme):
+def test_the_loopback_radio_receives_the_same_as_the_simulator(tmp_path, axis, scheme):
     scenario = radio_scenario(tmp_path, f"radio.noise={axis}")
     server, devices = federation(tmp_path / "run", scenario, scheme, TRANSMITTER)
-    said = []
-    devices.spoil = lambda step, _t, _device, real: said.append((step, real)) or real
+    calls = []
+    devices.tamper = lambda _step, _t, _device, real: calls.append(real) or real
     Coordinator(server, scheme, devices, radio=FRONT_END).play()
     expected, broadcasts = simulated(scenario, scheme)
     for mine, theirs, broadcast in zip(records(server), expected, broadcasts, strict=True):
         assert np.abs(np.array(mine["knowledge"]) - broadcast).max() < 1e-6
         assert mine["epsilon_spent"] == pytest.approx(theirs["epsilon_spent"], rel=1e-12)
         assert mine["uplink_seconds"] == pytest.approx(theirs["uplink_seconds"])
-    answers = [answer for _, answer in said if answer != "asked"]
-    assert all(answer == {} for answer in answers)  # neither signals nor lessons go over the wire
+    answers = [answer for answer in calls if answer != "asked"]
+    assert all(answer == {} for answer in answers)  # neither signals nor update reports cross the network
     certificate = certify(server)
     assert "emulated" not in " ".join(certificate.reasons)
     assert "sent together" in [assumption.name for assumption in certificate.assumptions]
 
 
-def test_who_never_came_costs_its_share_and_who_may_have_sent_the_round(tmp_path):
-    """Without its word nobody knows whether a device is in the sum."""
+def test_an_absent_device_is_left_out_and_an_uncertain_one_invalidates_the_round(tmp_path):
+    """Without its reply the server does not know whether a device is in the sum."""
     scenario = radio_scenario(tmp_path, "privacy.trust=own_noise", "privacy.epsilon=1e6", "radio.noise_power=1e-30 W")
     server, devices = federation(tmp_path / "run", scenario, "ota_fd", TRANSMITTER)
     known = devices.introductions({0, 1})
     devices.introductions = lambda _: known
-    devices.spoil = lambda step, t, device, real: (
-        "failed: who knows" if (step, t, device) == ("send", 2, 1) and real != "asked" else real
+    devices.tamper = lambda step, t, device, real: (
+        "failed: unknown" if (step, t, device) == ("send", 2, 1) and real != "asked" else real
     )
     Coordinator(server, "ota_fd", devices, radio=FRONT_END).play()
     first, second, third, _ = records(server)
     assert list(first["without_signal"]) == ["2"]
     assert np.allclose(np.sum(first["knowledge"], axis=1), 1.0, atol=0.05)
     assert second["knowledge"] is None
-    assert "nobody knows whether what devices 1 send" in second["nothing_because"]
+    assert "unknown whether the signals of devices 1 are in the sum" in second["nothing_because"]
     assert third["knowledge"] is not None
 
 
-def test_what_a_killed_server_had_heard_is_lost_and_is_not_sent_again(tmp_path):
+def test_the_signal_that_a_killed_server_had_received_is_lost_and_not_sent_again(tmp_path):
     server, devices = federation(tmp_path / "run", radio_scenario(tmp_path), "ota_fd", TRANSMITTER)
 
     def killed(step, round_index, _device, real):
@@ -71,18 +71,18 @@ def test_what_a_killed_server_had_heard_is_lost_and_is_not_sent_again(tmp_path):
             raise KeyboardInterrupt
         return real
 
-    devices.spoil = killed
+    devices.tamper = killed
     with pytest.raises(KeyboardInterrupt):
         Coordinator(server, "ota_fd", devices, radio=FRONT_END).play()
-    devices.spoil = as_it_is
+    devices.tamper = unchanged
     Coordinator(server, "ota_fd", devices, radio=FRONT_END).play()
-    heard = [record["knowledge"] is not None for record in records(server)]
-    assert heard == [True, False, True, True]
+    has_knowledge = [record["knowledge"] is not None for record in records(server)]
+    assert has_knowledge == [True, False, True, True]
     assert "is lost" in records(server)[1]["nothing_because"]
     assert {device.last_round for device in map(devices.device, range(3))} == {4}
 
 
-def test_a_loopback_radio_takes_one_round_at_a_time(tmp_path, monkeypatch):
+def test_a_loopback_radio_receives_one_round_at_a_time(tmp_path, monkeypatch):
     scenario = radio_scenario(tmp_path)
     air, transmitter = FrontEnd(scenario), Transmitter(scenario, 1)
     air.listen(3, (2, 2))
@@ -97,7 +97,7 @@ def test_a_loopback_radio_takes_one_round_at_a_time(tmp_path, monkeypatch):
         FrontEnd(scenario)
 
 
-def test_a_radio_must_be_named(tmp_path):
+def test_the_medium_radio_requires_the_name_of_a_driver(tmp_path):
     server, devices = federation(tmp_path / "run", radio_scenario(tmp_path), "ota_fd")
     with pytest.raises(InputError, match="name a front end"):
         Coordinator(server, "ota_fd", devices)

@@ -1,13 +1,14 @@
-"""The ends of a federation without a federation between them: in one process, message by message."""
+"""Rounds of a federation without a network: server and devices in one process, message by message."""
 
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from against_simulator import records, simulated, worst_difference
-from near_federation import as_it_is, federation
+from near_federation import federation, unchanged
 from small_worlds import small_scenario, write_dataset
 
 pytest.importorskip("flwr")
@@ -28,7 +29,7 @@ from airdistill.runs.runner import resume
 
 
 @pytest.mark.parametrize(("scheme", "epochs"), [("airdistill", 0), ("ota_fd", 0), ("ota_fd", 1)])
-def test_the_ends_together_do_what_the_simulator_does(tmp_path, scheme, epochs):
+def test_server_and_devices_give_the_same_records_as_the_simulator(tmp_path, scheme, epochs):
     scenario = small_scenario(
         tmp_path, f"learning.local_epochs={epochs}", "learning.batch_size=7", "learning.rounds=5", "privacy.epsilon=200"
     )
@@ -41,10 +42,10 @@ def test_the_ends_together_do_what_the_simulator_does(tmp_path, scheme, epochs):
     certificate = json.loads((server / "certificate.json").read_text())
     assert any("emulated" in line for line in certificate["reasons"])
     ledgers = {(folder / "ledger.jsonl").read_text() for folder in [server, *devices.folders]}
-    assert len(ledgers) == 1  # everybody has written down the same, each for itself
+    assert len(ledgers) == 1  # the server and all devices have computed the same ledger
 
 
-def test_a_device_pays_first_refuses_what_is_over_and_pays_for_what_it_missed(tmp_path):
+def test_a_device_is_charged_first_also_for_missed_rounds_and_refuses_earlier_rounds(tmp_path):
     server, devices = federation(tmp_path / "run", small_scenario(tmp_path, "learning.rounds=4"), "airdistill")
     devices.device(0).answer("signal", 1, {})
     assert devices.device(0).last_round == 1
@@ -60,26 +61,26 @@ def test_a_device_pays_first_refuses_what_is_over_and_pays_for_what_it_missed(tm
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
-def test_the_same_question_gets_the_same_bytes_and_no_second_charge(tmp_path, noise):
-    """Secure noise could not be drawn again: what was sent is kept."""
+def test_the_same_question_gets_the_same_bytes_without_a_second_charge(tmp_path, noise):
+    """Secure noise cannot be drawn again, and so the reply is cached."""
     scenario = small_scenario(tmp_path, f"privacy.noise={noise}", "privacy.trust=own_noise")
     _, devices = federation(tmp_path / "run", scenario, "ota_fd")
     first = devices.device(0).answer("signal", 1, {})
     ledger = (devices.folders[0] / "ledger.jsonl").read_bytes()
     assert devices.device(0).answer("signal", 1, {}) == first
     assert (devices.folders[0] / "ledger.jsonl").read_bytes() == ledger
-    with pytest.raises(EndpointError, match="asked otherwise"):
+    with pytest.raises(EndpointError, match="an earlier question was different"):
         devices.device(0).answer("signal", 1, {"more": 1})
 
 
-def test_a_device_that_died_after_it_was_charged_stays_charged_and_sends_nothing(tmp_path, monkeypatch):
+def test_a_device_killed_after_its_charge_stays_charged_and_sends_nothing(tmp_path, monkeypatch):
     _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
     device = devices.device(0)
 
-    def dies(*_):
+    def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(device, "_knowledge", dies)
+    monkeypatch.setattr(device, "_knowledge", killed)
     with pytest.raises(KeyboardInterrupt):
         device.answer("signal", 1, {})
     assert devices.device(0).last_round == 1
@@ -87,55 +88,55 @@ def test_a_device_that_died_after_it_was_charged_stays_charged_and_sends_nothing
         devices.device(0).answer("signal", 1, {})
 
 
-def test_a_device_refuses_a_round_that_it_cannot_pay_for(tmp_path, monkeypatch):
+def test_a_device_refuses_a_round_beyond_its_budget(tmp_path, monkeypatch):
     _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
     device = devices.device(1)
-    terms = device.station.ledger.header
-    monkeypatch.setattr(device.station.ledger, "opening", type(terms)(**{**vars(terms), "mu": terms.mu * 0.1}))
+    header = device.endpoint.ledger.header
+    monkeypatch.setattr(device.endpoint.ledger, "header", replace(header, mu=header.mu * 0.1))
     with pytest.raises(BudgetExceeded, match="it did not happen"):
         device.answer("signal", 1, {})
     assert devices.device(1).last_round == 0
 
 
-def test_a_device_learns_once_a_round_and_from_nothing_but_numbers(tmp_path):
+def test_a_device_learns_once_a_round_and_only_from_finite_numbers(tmp_path):
     _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
     uniform = np.full((3, 3), 1 / 3)
-    with pytest.raises(EndpointError, match="and paid for round 0"):
+    with pytest.raises(EndpointError, match="the last charge in round 0"):
         devices.device(0).answer("learn", 4, {"evaluate": 0})
     devices.device(0).answer("signal", 1, {})
     for number, wrong in enumerate((uniform[:2], uniform * np.inf, np.array([[np.nan, 0.5, 0.5]] * 3))):
         devices.device(number).answer("signal", 2, {})
-        with pytest.raises(AirDistillError, match=r"is refused|were asked"):
+        with pytest.raises(AirDistillError, match=r"is refused|of shape"):
             devices.device(number).answer("learn", 2, {"broadcast": packed(wrong), "evaluate": 0})
-        # Nor may a server try on until something works.
-        with pytest.raises(EndpointError, match="asked otherwise"):
+        # The server may not try other broadcasts until one is accepted.
+        with pytest.raises(EndpointError, match="an earlier question was different"):
             devices.device(number).answer("learn", 2, {"broadcast": packed(uniform), "evaluate": 0})
     unsent = uniform.copy()
     unsent[1] = np.nan
     question = {"broadcast": packed(unsent), "evaluate": 1}
-    lesson = devices.device(0).answer("learn", 1, question)
-    assert "mean" in lesson
+    report = devices.device(0).answer("learn", 1, question)
+    assert "mean" in report
     weights = (devices.folders[0] / "weights.safetensors").read_bytes()
-    assert devices.device(0).answer("learn", 1, question) == lesson
+    assert devices.device(0).answer("learn", 1, question) == report
     assert (devices.folders[0] / "weights.safetensors").read_bytes() == weights
-    with pytest.raises(EndpointError, match="asked otherwise"):
+    with pytest.raises(EndpointError, match="an earlier question was different"):
         devices.device(0).answer("learn", 1, {"broadcast": packed(uniform), "evaluate": 0})
 
 
-def test_a_model_that_has_learned_further_is_not_asked_for_a_round_before(tmp_path):
-    """Under `trajectory` a round's bound grows with the lessons before it: round 1 is charged for none."""
+def test_an_updated_model_does_not_send_in_an_earlier_round(tmp_path):
+    """Under `trajectory` the sensitivity of a round grows with the updates before it; in round 1 there are none."""
     scenario = small_scenario(tmp_path, "privacy.sensitivity=trajectory")
     _, devices = federation(tmp_path / "run", scenario, "ota_fd")
     device = devices.device(0)
-    device.station.charge_through(2)
+    device.endpoint.charge_through(2)
     device.learn(1, None, evaluate=False)
     devices.device(0).answer("signal", 3, {})
     devices.device(0).learn(3, None, evaluate=False)
-    with pytest.raises(EndpointError, match="round 3 is refused: it has learned in round 3"):
+    with pytest.raises(EndpointError, match="round 3 is refused: the model was already updated in round 3"):
         devices.device(0)._knowledge(3)
 
 
-def test_what_was_sealed_when_a_folder_was_opened_cannot_be_changed(tmp_path):
+def test_the_sealed_files_of_a_folder_cannot_be_changed(tmp_path):
     scenario = small_scenario(tmp_path)
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     other, _ = federation(tmp_path / "other", small_scenario(tmp_path, "privacy.epsilon=2000"), "ota_fd")
@@ -151,7 +152,7 @@ def test_what_was_sealed_when_a_folder_was_opened_cannot_be_changed(tmp_path):
     with pytest.raises(AirDistillError, match="ledger"):
         devices.device(2)
     Endpoint.open(server, "ota_fd")
-    (server / "run.json").unlink()  # as after a kill while it was first opened: nothing was released yet
+    (server / "run.json").unlink()  # as after a kill during the first opening, before any release
     assert Endpoint.open(server, "ota_fd").ledger.last_round == 0
 
 
@@ -159,23 +160,23 @@ ANSWERS = {
     "missing": None,
     "failed": "failed: no power",
     "shape": {"signal": packed(np.zeros((2, 3), dtype=complex))},
-    "no number": {"signal": packed(np.full((3, 3), np.nan + 0j))},
-    "words": {"signal": "x"},
+    "not finite": {"signal": packed(np.full((3, 3), np.nan + 0j))},
+    "string": {"signal": "x"},
     "nothing": {},
-    "too loud": {"signal": packed(np.full((3, 3), 0.1 + 0j))},  # 10 mW, where the limit is 1 mW
+    "too strong": {"signal": packed(np.full((3, 3), 0.1 + 0j))},  # 10 mW; the limit is 1 mW
 }
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_device_without_a_signal_costs_its_share_if_the_others_do_not_hide_behind_it(tmp_path, answer, noise):
-    """Device 2 in round 2: its noise is its own, so the others' sum goes on, scaled to a mean of theirs."""
+def test_a_device_without_a_valid_signal_is_left_out_if_each_device_has_its_own_noise(tmp_path, answer, noise):
+    """Device 2 in round 2: no other device relies on its noise, and so the sum is scaled to the others' mean."""
     scenario = small_scenario(
         tmp_path, "learning.rounds=3", "privacy.trust=own_noise", "privacy.epsilon=1e6", "radio.noise_power=1e-30 W",
         f"privacy.noise={noise}",
     )  # fmt: skip
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
-    devices.spoil = lambda kind, t, device, real: answer if (kind, t, device) == ("signal", 2, 2) else real
+    devices.tamper = lambda step, t, device, real: answer if (step, t, device) == ("signal", 2, 2) else real
     Coordinator(server, "ota_fd", devices).play()
     first, second, third = records(server)
     assert list(second["without_signal"]) == ["2"]
@@ -184,48 +185,48 @@ def test_a_device_without_a_signal_costs_its_share_if_the_others_do_not_hide_beh
     assert np.allclose(np.sum(second["knowledge"], axis=1), 1.0, atol=0.05)  # a mean of predictions sums to one
 
 
-def test_as_loud_as_knowledge_and_noise_explain_is_not_too_loud(tmp_path):
-    """500 rounds of honest devices with much noise: none is taken for a liar."""
+def test_a_signal_as_strong_as_knowledge_and_noise_explain_is_accepted(tmp_path):
+    """No signal of honest devices is rejected in 500 rounds with strong noise."""
     scenario = small_scenario(tmp_path, "learning.rounds=500", "learning.max_rounds=500", "privacy.trust=own_noise")
     server, _ = federation(tmp_path / "run", scenario, "ota_fd")
-    station = Endpoint.open(server, "ota_fd")
+    endpoint = Endpoint.open(server, "ota_fd")
     knowledge = np.eye(3)
     for round_index in range(1, 501):
-        paid = station.charge_through(round_index)
+        charged = endpoint.charge_through(round_index)
         for device in range(3):
-            signal = signal_of(station, device, paid, knowledge)
-            _check_signal(signal, paid.design, device, 1.0, np.zeros(3))
-            with pytest.raises(AirDistillError, match="can be explained"):
-                _check_signal(signal + 20 * np.abs(signal).max(), paid.design, device, 1.0, np.zeros(3))
+            signal = signal_of(endpoint, device, charged, knowledge)
+            _check_signal(signal, charged.design, device, 1.0, np.zeros(3))
+            with pytest.raises(AirDistillError, match="explain at most"):
+                _check_signal(signal + 20 * np.abs(signal).max(), charged.design, device, 1.0, np.zeros(3))
 
 
 @pytest.mark.parametrize("adds_noise", [True, False])
-def test_nothing_is_broadcast_where_the_others_count_on_the_noise_of_one_that_is_missing(tmp_path, adds_noise):
-    """A design has the noise made by whom it costs least; who makes none is not missed for it."""
+def test_nothing_is_broadcast_if_the_guarantees_rely_on_the_noise_of_a_missing_device(tmp_path, adds_noise):
+    """A design assigns the noise to the devices with the lowest cost; the noise of the others is zero."""
     scenario = small_scenario(tmp_path, "learning.rounds=3", "privacy.trust=fleet_noise")
     server, devices = federation(tmp_path / "run", scenario, "airdistill")
     probe, _ = federation(tmp_path / "probe", scenario, "airdistill")
-    makes_some = Endpoint.open(probe, "airdistill").charge_through(2).design.noise_gain.any(axis=1)
-    lost = int(np.flatnonzero(makes_some == adds_noise)[0])
-    devices.spoil = lambda _kind, t, device, real: None if (t, device) == (2, lost) else real
+    has_noise = Endpoint.open(probe, "airdistill").charge_through(2).design.noise_gain.any(axis=1)
+    lost = int(np.flatnonzero(has_noise == adds_noise)[0])
+    devices.tamper = lambda _step, t, device, real: None if (t, device) == (2, lost) else real
     Coordinator(server, "airdistill", devices).play()
     first, second, third = records(server)
     assert list(second["without_signal"]) == [str(lost)]
     assert (second["knowledge"] is None) == adds_noise
-    assert ("count on the noise" in (second["nothing_because"] or "")) == adds_noise
+    assert ("rely on the noise" in (second["nothing_because"] or "")) == adds_noise
     assert first["knowledge"] is not None
     assert third["knowledge"] is not None
-    assert devices.device(lost).last_round == 3  # it has paid for the round that it missed
+    assert devices.device(lost).last_round == 3  # it is also charged for the round that it missed
 
 
-def test_a_run_does_not_begin_with_wrong_terms_twins_or_too_few(tmp_path):
+def test_a_run_does_not_start_with_wrong_terms_duplicates_or_too_few_devices(tmp_path):
     scenario = small_scenario(tmp_path, "fleet.min_devices=2")
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     known = devices.introductions({0, 1, 2})
     wrong = {
-        "another scenario": [*known[:2], Introduction(2, "other")],
-        "two nodes say": [*known, known[1]],
-        "devices 1, 2 have not come": known[:1],
+        "a different scenario": [*known[:2], Introduction(2, "other")],
+        "two nodes claim": [*known, known[1]],
+        "devices 1, 2 are missing": known[:1],
     }
     for reason, introduced in wrong.items():
         devices.introductions = lambda _, introduced=introduced: introduced
@@ -233,20 +234,20 @@ def test_a_run_does_not_begin_with_wrong_terms_twins_or_too_few(tmp_path):
             Coordinator(server, "ota_fd", devices).play()
 
 
-def test_who_comes_late_takes_part_from_then_on_and_too_few_stop_a_run(tmp_path):
+def test_a_late_device_participates_from_then_on_and_too_few_devices_stop_a_run(tmp_path):
     scenario = small_scenario(tmp_path, "learning.rounds=4", "fleet.min_devices=2", "privacy.trust=own_noise")
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
-    everybody = devices.introductions({0, 1, 2})
-    devices.introductions = lambda _: everybody[:2]
-    late = iter([[], [Introduction(2, "other terms")], [everybody[2]], []])
+    introduced = devices.introductions({0, 1, 2})
+    devices.introductions = lambda _: introduced[:2]
+    late = iter([[], [Introduction(2, "other terms")], [introduced[2]], []])
     devices.newcomers = lambda: next(late)
-    devices.spoil = lambda _kind, t, device, real: None if (t, device) in [(4, 0), (4, 1)] else real
-    with pytest.raises(EndpointError, match="round 4: 1 devices answered and 2 must"):
+    devices.tamper = lambda _step, t, device, real: None if (t, device) in [(4, 0), (4, 1)] else real
+    with pytest.raises(EndpointError, match=r"round 4: 1 devices replied and fleet\.min_devices requires 2"):
         Coordinator(server, "ota_fd", devices).play()
     assert [list(record["without_signal"]) for record in records(server)] == [["2"], ["2"], []]
-    devices.spoil, devices.newcomers = as_it_is, list
-    devices.introductions = lambda _: everybody
-    Coordinator(server, "ota_fd", devices).play()  # they are back: the round is asked for again, and goes on
+    devices.tamper, devices.newcomers = unchanged, list
+    devices.introductions = lambda _: introduced
+    Coordinator(server, "ota_fd", devices).play()  # the devices are back: the round is repeated, and the run continues
     assert records(server)[3]["without_signal"] == {}
 
 
@@ -259,24 +260,22 @@ def test_who_comes_late_takes_part_from_then_on_and_too_few_stop_a_run(tmp_path)
         ("ota_fd", "secure", "learn", 2),
     ],
 )
-def test_a_server_that_was_killed_asks_for_the_round_again_with_the_same_result(
-    tmp_path, scheme, noise, killed_in, killed_after
-):
-    """After device `killed_after` has answered; the others were not asked yet."""
+def test_a_restarted_server_repeats_the_round_with_the_same_result(tmp_path, scheme, noise, killed_in, killed_after):
+    """The server is killed after the reply of device `killed_after`; the next devices were not asked yet."""
     scenario = small_scenario(
         tmp_path, "learning.rounds=4", f"privacy.noise={noise}", "privacy.epsilon=200", "privacy.carry_over=true"
     )
     server, devices = federation(tmp_path / "run", scenario, scheme)
 
-    def killed(kind, round_index, device, real):
-        if (kind, round_index, device) == (killed_in, 3, killed_after) and real != "asked":
+    def killed(step, round_index, device, real):
+        if (step, round_index, device) == (killed_in, 3, killed_after) and real != "asked":
             raise KeyboardInterrupt
         return real
 
-    devices.spoil = killed
+    devices.tamper = killed
     with pytest.raises(KeyboardInterrupt):
         Coordinator(server, scheme, devices).play()
-    devices.spoil = as_it_is
+    devices.tamper = unchanged
     Coordinator(server, scheme, devices).play()
     assert [record["round"] for record in records(server)] == [1, 2, 3, 4]
     assert all(record["without_signal"] == record["without_lesson"] == {} for record in records(server))
@@ -290,29 +289,29 @@ def test_a_server_that_was_killed_asks_for_the_round_again_with_the_same_result(
         assert (server / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
 
 
-def test_both_ends_folders_are_certified_and_are_no_simulations(tmp_path):
+def test_the_folders_of_both_ends_are_certified_and_cannot_be_resumed_as_simulations(tmp_path):
     server, devices = federation(tmp_path / "run", small_scenario(tmp_path, "learning.rounds=2"), "ota_fd")
     Coordinator(server, "ota_fd", devices).play()
     for folder in (server, *devices.folders):
         certificate = certify(folder)
         assert certificate.num_releases == 2
         assert any("emulated" in reason for reason in certificate.reasons)
-        assert certificate.verdict == "does not hold"  # the others' noise is not there when a signal is seen alone
+        assert certificate.verdict == "does not hold"  # a single signal does not have the other devices' noise
         for refused in (resume, ended_run):
             with pytest.raises(InputError, match="one end of a federation"):
                 refused(folder)
 
 
-def test_own_noise_hides_a_device_from_a_server_that_sees_it_alone(tmp_path):
+def test_own_noise_protects_a_device_whose_signal_the_server_sees(tmp_path):
     scenario = small_scenario(tmp_path, "learning.rounds=2", "privacy.trust=own_noise", "privacy.noise=secure")
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     Coordinator(server, "ota_fd", devices).play()
     assert certify(server).verdict == "holds"
-    assert all(record["loss"] is None for record in records(server))  # losses would tell what no ledger counts
+    assert all(record["loss"] is None for record in records(server))  # the ledger does not account for losses
 
 
-def test_devices_with_data_of_their_own_send_no_more_than_was_planned_for(tmp_path):
-    """The counts stand in the scenario; a device that holds others would not be hidden as the plan says."""
+def test_a_device_with_its_own_data_must_have_the_planned_class_counts(tmp_path):
+    """The counts are in the scenario; with other counts the planned noise would not be enough."""
     for number in range(3):
         write_dataset(tmp_path / f"own-{number}.npz", num_train=12 + 3 * number, seed=number)
     counts = "data.class_counts=[[4,4,4],[5,5,5],[6,6,6]]"
@@ -321,15 +320,13 @@ def test_devices_with_data_of_their_own_send_no_more_than_was_planned_for(tmp_pa
     Coordinator(server, "ota_fd", devices).play()
     assert [record["without_signal"] for record in records(server)] == [{}, {}]
     assert records(server)[1]["accuracy"]["mean"] > 0.4
-    with pytest.raises(
-        AirDistillError, match=r"has \[5, 5, 5\] samples of each class, and the scenario was planned for \[4"
-    ):
+    with pytest.raises(AirDistillError, match=r"has \[5, 5, 5\] samples of each class; the plan requires \[4"):
         Device(devices.folders[0], 0, "ota_fd", data=devices.data[1]).answer("learn", 3, {})
     with pytest.raises(InputError, match=r"data\.class_counts"):
         Device(devices.folders[0], 0, "ota_fd")
 
 
-def test_what_a_federation_cannot_play_is_refused(tmp_path):
+def test_a_scenario_that_a_federation_cannot_run_is_rejected(tmp_path):
     sampled = ("fleet.sampling=with_replacement", "fleet.sampled_devices=2")
     for name, scheme, given in (
         ("scheme", "fedsgd", small_scenario(tmp_path)),
@@ -341,15 +338,15 @@ def test_what_a_federation_cannot_play_is_refused(tmp_path):
         assert not (tmp_path / scheme).exists()
 
 
-def test_the_server_learns_of_refusals_and_not_why_a_device_failed(tmp_path):
-    """What Flower tells it is the exception's text, and one of NumPy may quote the data."""
+def test_the_server_learns_the_reason_of_a_refusal_but_not_of_a_failure(tmp_path):
+    """Flower forwards the text of an exception, and a text from NumPy may contain data."""
     from airdistill.flower.client_app import _device
 
     _, devices = federation(tmp_path / "run", small_scenario(tmp_path), "ota_fd")
     settings = {"folder": str(devices.folders[0]), "device": 0, "scheme": "ota_fd"}
     with pytest.raises(EndpointError, match="round 9 is refused"), _device(settings) as device:
         device.answer("signal", 9, {})
-    with pytest.raises(AirDistillError, match=r"^failed; its own log says why$"), _device(settings):
+    with pytest.raises(AirDistillError, match=r"^failed; the reason is in the device's own log$"), _device(settings):
         raise ValueError("0.123 of device 0")
     assert "0.123 of device 0" in (devices.folders[0] / "failures.log").read_text()
     with pytest.raises(InputError, match="--node-config scheme"), _device({"folder": "x", "device": 0}):
@@ -366,13 +363,13 @@ def test_a_second_message_waits_for_the_first(tmp_path):
         pass
 
 
-def test_an_answer_that_cannot_be_read_is_told_and_not_believed():
+def test_an_invalid_reply_is_reported_and_not_used():
     from flwr.app import ConfigRecord, Error, RecordDict
 
     from airdistill.flower.server_app import _answer_in, _introduction_in
 
     def reply(content, error=None):
-        """As much of a message of Flower's as is looked at; a real one is made within a run alone."""
+        """The fields of a Flower message that are read; a real message can only be made within a run."""
         return SimpleNamespace(content=content, error=error, has_error=lambda: error is not None)
 
     said = {"device": 1, "round": 2, "signal": b"abc"}
@@ -381,11 +378,11 @@ def test_an_answer_that_cannot_be_read_is_told_and_not_believed():
     assert _answer_in(None, 1, 2) == "no answer in time"
     assert _answer_in(reply(None, Error(1, "no power")), 1, 2) == "failed: no power"
     for device, round_index in ((0, 2), (1, 3)):
-        assert _answer_in(whole, device, round_index) == "answered as device 1 in round 2"
+        assert _answer_in(whole, device, round_index) == "replied as device 1 in round 2"
     for empty in (RecordDict(), RecordDict({"said": ConfigRecord({})})):
-        assert _answer_in(reply(empty), 1, 2) == "answered as device None in round None"
+        assert _answer_in(reply(empty), 1, 2) == "replied as device None in round None"
     whole = ConfigRecord({"device": 1, "terms": "x"})
     assert _introduction_in(reply(RecordDict({"said": whole}))) == Introduction(1, "x")
     assert _introduction_in(reply(None, Error(2, "no folder"))) == "failed: no folder"
     for content in (RecordDict(), RecordDict({"said": ConfigRecord({"device": 1})})):
-        assert "did not say its number" in _introduction_in(reply(content))
+        assert "did not send its number" in _introduction_in(reply(content))

@@ -1,11 +1,11 @@
-"""Rounds whose medium is a secure sum: what the server gets, what it does not, and who is missing."""
+"""Rounds with a secure sum: what the server learns, what it does not learn, and which devices are missing."""
 
 import json
 
 import numpy as np
 import pytest
 from against_simulator import records
-from near_federation import as_it_is, federation
+from near_federation import federation, unchanged
 from small_worlds import small_scenario
 
 pytest.importorskip("flwr")
@@ -34,21 +34,21 @@ def secure_scenario(folder, *changes, noise="secure"):
 
 
 def knowledge_in(folder, number, round_index):
-    """What a device has to say, worked out on its folder; before it learns in the round."""
+    """A device's vectors, computed from its folder before it learns in the round."""
     return Device(folder, number, "ota_fd")._knowledge(round_index)
 
 
-def test_the_server_gets_the_sum_of_the_signals_to_the_quantisation_step(tmp_path):
-    """With seeded noise, which can be drawn again: Σ (w q + σ m), rounded by each device to the grid."""
+def test_the_server_learns_the_sum_of_the_signals_up_to_the_quantisation_step(tmp_path):
+    """With seeded noise, which can be drawn again, the sum is Σ (w q + σ m), rounded by each device to the grid."""
     scenario = secure_scenario(tmp_path, noise="seeded")
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     probe, _ = federation(tmp_path / "probe", scenario, "ota_fd")
-    station = Endpoint.open(probe, "ota_fd")
+    endpoint = Endpoint.open(probe, "ota_fd")
     expected = []
 
-    def listen(step, round_index, device, real):
+    def compute(step, round_index, device, real):
         if step == "keys" and device == 0 and real == "asked":
-            grid = station.charge_through(round_index).summed
+            grid = endpoint.charge_through(round_index).summed
             total = np.zeros((3, 3))
             for number, folder in enumerate(devices.folders):
                 drawn = stream(scenario.seed, "artificial-noise", round_index, number).standard_normal((3, 3))
@@ -57,64 +57,64 @@ def test_the_server_gets_the_sum_of_the_signals_to_the_quantisation_step(tmp_pat
             expected.append((total, grid.grid.spacing))
         return real
 
-    devices.spoil = listen
+    devices.tamper = compute
     Coordinator(server, "ota_fd", devices).play()
     for record, (total, spacing) in zip(records(server), expected, strict=True):
         assert record["without_signal"] == {}
-        apart = np.abs(np.array(record["knowledge"]) - total)
-        assert (apart <= 5 * 0.5 * spacing[:, None] * (1 + 1e-6)).all()
+        difference = np.abs(np.array(record["knowledge"]) - total)
+        assert (difference <= 5 * 0.5 * spacing[:, None] * (1 + 1e-6)).all()
 
 
-def test_devices_tell_the_server_nothing_but_the_sum(tmp_path):
+def test_the_server_learns_only_the_sum(tmp_path):
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
-    said = {}
+    answers = {}
 
-    def overhear(step, _round_index, _device, real):
+    def collect(step, _round_index, _device, real):
         if real != "asked":
-            said.setdefault(step, []).append(real)
+            answers.setdefault(step, []).append(real)
         return real
 
-    devices.spoil = overhear
+    devices.tamper = collect
     Coordinator(server, "ota_fd", devices).play()
-    assert set(said) == {*STEPS, "learn"}
-    assert all(answer == {} for answer in said["learn"])  # neither losses nor accuracy
+    assert set(answers) == {*STEPS, "learn"}
+    assert all(answer == {} for answer in answers["learn"])  # neither losses nor accuracy
     assert [record["loss"] for record in records(server)] == [None] * 3
     assert not any("accuracy" in record for record in records(server))
-    words = np.array([np.frombuffer(answer["words"], "<u8") for answer in said["masked"]])
+    words = np.array([np.frombuffer(answer["words"], "<u8") for answer in answers["masked"]])
     grid = (
         Endpoint.open(federation(tmp_path / "probe", secure_scenario(tmp_path), "ota_fd")[0], "ota_fd")
         .charge_through(1)
         .summed
     )
     bits = (5 * grid.largest).bit_length() + 1
-    assert words.max() > 2 ** (bits - 2)  # masked words fill the modulus, which the vectors are far from doing
+    assert words.max() > 2 ** (bits - 2)  # masked words fill the modulus; the vectors themselves are much smaller
     for folder in devices.folders:
         assert (folder / "secure-sum.json").stat().st_mode & 0o077 == 0
-        assert json.loads((folder / "secure-sum.json").read_text())["values"] == []  # gone once it was masked
-    for folder in devices.folders:  # for themselves they have kept both
-        lessons = [json.loads(line) for line in (folder / "lessons.jsonl").read_text().splitlines()]
-        assert [lesson["round"] for lesson in lessons] == [1, 2, 3]
-        assert all("mean" in lesson for lesson in lessons)
+        assert json.loads((folder / "secure-sum.json").read_text())["values"] == []  # deleted after masking
+    for folder in devices.folders:  # the devices have stored losses and accuracy
+        reports = [json.loads(line) for line in (folder / "lessons.jsonl").read_text().splitlines()]
+        assert [report["round"] for report in reports] == [1, 2, 3]
+        assert all("mean" in report for report in reports)
 
 
-def epsilon_written_out(folder):
-    """Of every device after three rounds: a whole device moves a row by √2 and the rounding, three devices hide it."""
-    station = Endpoint.open(federation(folder / "account", secure_scenario(folder), "ota_fd")[0], "ota_fd")
+def epsilon_by_hand(folder):
+    """ε of each device after three rounds: a device changes a row by √2 and the rounding; three devices add noise."""
+    endpoint = Endpoint.open(federation(folder / "account", secure_scenario(folder), "ota_fd")[0], "ota_fd")
     squared = np.zeros(5)
     for round_index in (1, 2, 3):
-        grid = station.charge_through(round_index).summed
+        grid = endpoint.charge_through(round_index).summed
         weights, spacing = grid.design.weights, grid.grid.spacing
-        moved = weights * np.sqrt(2) + 1.02 * spacing * np.sqrt(3)
-        squared += (moved**2 / (3 * grid.grid.deviation[0] ** 2)).sum(axis=1)
+        change = weights * np.sqrt(2) + 1.02 * spacing * np.sqrt(3)
+        squared += (change**2 / (3 * grid.grid.deviation[0] ** 2)).sum(axis=1)
     return epsilon_of_mu(np.sqrt(squared), np.full(5, 1e-5), "secure")
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_two_of_five_may_be_lost_at_any_step_and_the_certificate_holds(tmp_path, step):
-    """Lost before its vector has come, a device is missing from the sum; after that it is in it."""
+def test_two_of_five_devices_may_drop_out_at_any_step_and_the_certificate_holds(tmp_path, step):
+    """A device that drops out before its vector has arrived is not in the sum; after that it is."""
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
     lost = (1, 4)
-    devices.spoil = lambda name, t, device, real: (
+    devices.tamper = lambda name, t, device, real: (
         (None if t == 2 and device in lost and STEPS.index(name) >= STEPS.index(step) else real)
         if name in STEPS
         else real
@@ -129,50 +129,50 @@ def test_two_of_five_may_be_lost_at_any_step_and_the_certificate_holds(tmp_path,
         np.mean(first["predicted_noise_var"]) / share, rel=0.2
     )
     planned = Endpoint.open(server, "ota_fd").plan.design(np.ones(5, dtype=complex), 1, None).effective_noise_var
-    assert first["predicted_noise_var"] == pytest.approx(planned, rel=1e-6)  # the plan knows what drop-outs cost
+    assert first["predicted_noise_var"] == pytest.approx(planned, rel=1e-6)  # the plan accounts for drop-outs
     certificate = certify(server)
     assert certificate.verdict == "holds under assumptions"
     assert [each.name for each in certificate.assumptions if not each.declared] == ["honest fleet", "secure sum"]
-    expected = epsilon_written_out(tmp_path)
+    expected = epsilon_by_hand(tmp_path)
     for account in certificate.devices:
         assert account.spent <= account.epsilon_asked
         assert account.spent == pytest.approx(expected[account.device], rel=1e-9)
     for number, folder in enumerate(devices.folders):
         own = certify(folder).devices[number]
-        assert own.spent == certificate.devices[number].spent  # whoever was lost has paid for the round all the same
+        assert own.spent == certificate.devices[number].spent  # a dropped device is charged for the round too
 
 
-def test_below_the_threshold_devices_refuse_and_nothing_comes_of_the_round(tmp_path):
+def test_below_the_threshold_devices_refuse_and_the_round_has_no_result(tmp_path):
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
-    devices.spoil = lambda name, t, device, real: None if name == "masked" and t == 2 and device in (0, 1, 4) else real
+    devices.tamper = lambda name, t, device, real: None if name == "masked" and t == 2 and device in (0, 1, 4) else real
     Coordinator(server, "ota_fd", devices).play()
     _, second, third = records(server)
     assert second["knowledge"] is None
-    assert "2 devices sent their vectors, and 3 must have" in second["nothing_because"]
+    assert "2 devices sent their vectors; at least 3 are required" in second["nothing_because"]
     assert third["knowledge"] is not None
 
 
-def test_a_server_that_would_unmask_two_is_refused_by_the_devices(tmp_path):
-    """It says that only two have survived: the refusal is theirs."""
+def test_the_devices_refuse_a_server_that_tries_to_unmask_two_of_them(tmp_path):
+    """The server claims that only two devices have survived."""
     _, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
     server = Endpoint.open(federation(tmp_path / "other", secure_scenario(tmp_path), "ota_fd")[0], "ota_fd")
     roster = Roster.read(devices.folders[0])
     side = ServerSide(sum_terms(server.charge_through(1).summed, roster), roster.public_keys)
-    everybody = range(5)
-    for answer in devices.ask("keys", 1, {device: {} for device in everybody}).values():
+    numbers = range(5)
+    for answer in devices.ask("keys", 1, {device: {} for device in numbers}).values():
         side.take_keys(answer)
     keys = keys_question(side.keys_for_all())
-    for answer in devices.ask("shares", 1, dict.fromkeys(everybody, keys)).values():
+    for answer in devices.ask("shares", 1, dict.fromkeys(numbers, keys)).values():
         side.take_shares(answer)
-    devices.ask("masked", 1, {device: side.delivery_for(device) for device in everybody})
+    devices.ask("masked", 1, {device: side.delivery_for(device) for device in numbers})
     lie = {"round": 1, "survivors": [0, 1]}
     answers = devices.ask("confirm", 1, dict.fromkeys((0, 1), lie))
-    assert all("refuses: 2 devices survived, and 3 must have" in answer for answer in answers.values())
+    assert all("refuses: 2 devices survived; at least 3 are required" in answer for answer in answers.values())
 
 
 @pytest.mark.parametrize("step", [*STEPS, "learn"])
-def test_a_server_killed_at_any_step_goes_on_to_the_same_sum(tmp_path, step):
-    """Secure noise and masks are drawn once: the devices answer as they did, and are charged once."""
+def test_a_server_killed_at_any_step_continues_to_the_same_sum(tmp_path, step):
+    """Secure noise and masks are drawn once: the devices repeat their replies and are charged once."""
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "airdistill")
 
     def killed(name, round_index, device, real):
@@ -180,10 +180,10 @@ def test_a_server_killed_at_any_step_goes_on_to_the_same_sum(tmp_path, step):
             raise KeyboardInterrupt
         return real
 
-    devices.spoil = killed
+    devices.tamper = killed
     with pytest.raises(KeyboardInterrupt):
         Coordinator(server, "airdistill", devices).play()
-    devices.spoil = as_it_is
+    devices.tamper = unchanged
     Coordinator(server, "airdistill", devices).play()
     assert [record["round"] for record in records(server)] == [1, 2, 3]
     assert all(record["without_signal"] == record["without_lesson"] == {} for record in records(server))
@@ -192,10 +192,10 @@ def test_a_server_killed_at_any_step_goes_on_to_the_same_sum(tmp_path, step):
 
 
 @pytest.mark.parametrize("what", ["words", "nothing", "other keys", "wrong share", "no receivers", "no shares"])
-def test_a_device_that_answers_nonsense_costs_its_share_and_nothing_else(tmp_path, what):
+def test_only_the_device_that_sends_invalid_replies_is_left_out(tmp_path, what):
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
 
-    def spoil(step, round_index, device, real):
+    def tamper(step, round_index, device, real):
         if (round_index, device) != (2, 3) or real == "asked":
             return real
         if what == "words" and step == "masked":
@@ -212,7 +212,7 @@ def test_a_device_that_answers_nonsense_costs_its_share_and_nothing_else(tmp_pat
             return {**real, "seed_shares": [share[:-1] + bytes([share[-1] ^ 1]) for share in real["seed_shares"]]}
         return real
 
-    devices.spoil = spoil
+    devices.tamper = tamper
     Coordinator(server, "ota_fd", devices).play()
     _, second, third = records(server)
     assert second["knowledge"] is not None
@@ -220,20 +220,20 @@ def test_a_device_that_answers_nonsense_costs_its_share_and_nothing_else(tmp_pat
     assert third["knowledge"] is not None
 
 
-def test_a_run_that_too_few_have_stopped_goes_on_when_they_are_back(tmp_path):
+def test_a_run_stopped_by_too_few_devices_continues_when_they_are_back(tmp_path):
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path, "fleet.min_devices=4"), "ota_fd")
-    devices.spoil = lambda _step, t, device, real: None if t == 2 and device in (3, 4) else real
+    devices.tamper = lambda _step, t, device, real: None if t == 2 and device in (3, 4) else real
     for _ in range(2):
-        with pytest.raises(EndpointError, match="round 2: 3 devices answered and 4 must"):
+        with pytest.raises(EndpointError, match=r"round 2: 3 devices replied and fleet\.min_devices requires 4"):
             Coordinator(server, "ota_fd", devices).play()
-    devices.spoil = as_it_is
+    devices.tamper = unchanged
     Coordinator(server, "ota_fd", devices).play()
     assert [record["without_signal"] for record in records(server)] == [{}, {}, {}]
 
 
 @pytest.mark.parametrize("step", ["shares", "masked", "reveal", "learn"])
-def test_a_killed_server_goes_on_with_those_who_were_there_though_another_is_back(tmp_path, step):
-    """Device 4 was silent when keys were asked, and is back after the kill: the others have answered without it."""
+def test_a_restarted_server_continues_with_the_same_devices_though_another_is_back(tmp_path, step):
+    """Device 4 did not send keys and is back after the kill, but the others have replied without it."""
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
 
     def killed(name, round_index, device, real):
@@ -241,10 +241,10 @@ def test_a_killed_server_goes_on_with_those_who_were_there_though_another_is_bac
             raise KeyboardInterrupt
         return None if (round_index, device) == (2, 4) else real
 
-    devices.spoil = killed
+    devices.tamper = killed
     with pytest.raises(KeyboardInterrupt):
         Coordinator(server, "ota_fd", devices).play()
-    devices.spoil = as_it_is
+    devices.tamper = unchanged
     Coordinator(server, "ota_fd", devices).play()
     second = records(server)[1]
     assert list(second["without_signal"]) == ["4"]
@@ -253,17 +253,17 @@ def test_a_killed_server_goes_on_with_those_who_were_there_though_another_is_bac
 
 
 @pytest.mark.parametrize("changes", [("privacy.carry_over=true",), ("privacy.noise=seeded",), ()])
-def test_the_planned_rounds_are_paid_for_to_the_last(tmp_path, changes):
+def test_the_planned_rounds_use_the_whole_budget(tmp_path, changes):
     scenario = secure_scenario(tmp_path, "learning.rounds=7", *changes)
-    station = Endpoint.open(federation(tmp_path / "run", scenario, "airdistill")[0], "airdistill")
+    endpoint = Endpoint.open(federation(tmp_path / "run", scenario, "airdistill")[0], "airdistill")
     for round_index in range(1, 8):
-        station.charge_through(round_index)
-    spent = station.ledger.epsilon().max()
+        endpoint.charge_through(round_index)
+    spent = endpoint.ledger.epsilon().max()
     assert spent == pytest.approx(8, rel=1e-4)
     assert spent <= 8 * (1 + 1e-9)
 
 
-def test_a_device_does_not_send_what_is_no_number(tmp_path, monkeypatch):
+def test_a_device_does_not_send_vectors_that_are_not_finite(tmp_path, monkeypatch):
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
     real = Device._knowledge
 
@@ -276,7 +276,7 @@ def test_a_device_does_not_send_what_is_no_number(tmp_path, monkeypatch):
     assert [list(record["without_signal"]) for record in records(server)] == [[], ["0"], []]
 
 
-def test_what_a_secure_sum_cannot_do_is_refused(tmp_path):
+def test_scenarios_that_a_secure_sum_cannot_run_are_rejected(tmp_path):
     scenario = secure_scenario(tmp_path)
     for field, changes in {
         "fleet.expected_dropouts": {"fleet": {"expected_dropouts": 3}},
@@ -288,5 +288,5 @@ def test_what_a_secure_sum_cannot_do_is_refused(tmp_path):
         changed(small_scenario(tmp_path), {"fleet": {"expected_dropouts": 1}})
     server, _ = federation(tmp_path / "run", scenario, "ota_fd")
     (server / "roster.json").unlink()
-    with pytest.raises(EndpointError, match="needs everybody's public key"):
+    with pytest.raises(EndpointError, match="needs the public keys of all devices"):
         Coordinator(server, "ota_fd", None)

@@ -1,4 +1,4 @@
-"""Sums that are exact, and everything that a server might try in order to see more than one."""
+"""Secure sums are exact, and attacks by the server to learn more than the sum fail."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ ROSTER = {device: identity.public for device, identity in IDENTITIES.items()}
 
 
 class Round:
-    """The devices of one round and an honest server; each step names the devices that take part in it."""
+    """The devices of one round and an honest server; each step takes the devices that participate in it."""
 
     def __init__(self, num_devices=4, threshold=3, length=5, largest=1000, round_number=1):
         modulus = Modulus.for_sum(largest, num_devices)
@@ -39,27 +39,27 @@ class Round:
 
     def keys(self, devices):
         for device in devices:
-            self.server.take_keys(self.after_a_restart(device).keys())
+            self.server.take_keys(self.restarted(device).keys())
 
     def shares(self, devices):
         for device in devices:
-            self.server.take_shares(self.after_a_restart(device).shares(self.server.keys_for_all()))
+            self.server.take_shares(self.restarted(device).shares(self.server.keys_for_all()))
 
     def masked(self, devices):
         for device in devices:
-            words = self.after_a_restart(device).masked(self.server.delivery_for(device), self.vectors[device])
+            words = self.restarted(device).masked(self.server.delivery_for(device), self.vectors[device])
             self.server.take_masked(device, words)
 
     def confirm(self, devices):
         for device in devices:
-            self.server.take_confirmation(self.after_a_restart(device).confirm(self.server.survivors_question()))
+            self.server.take_confirmation(self.restarted(device).confirm(self.server.survivors_question()))
 
     def reveal(self, devices):
         for device in devices:
-            self.server.take_reveal(self.after_a_restart(device).reveal(self.server.reveal_question()))
+            self.server.take_reveal(self.restarted(device).reveal(self.server.reveal_question()))
 
-    def after_a_restart(self, device):
-        """Every message finds a new process, with what the last one wrote down."""
+    def restarted(self, device):
+        """The device as a new process restores it from its stored state; this happens for every message."""
         text = self.devices[device].to_json()
         self.devices[device] = DeviceSide.from_json(text, IDENTITIES[device], ROSTER)
         return self.devices[device]
@@ -67,7 +67,9 @@ class Round:
     def draw_secrets_from(self, seed):
         generator = np.random.default_rng(seed)
         for side in self.devices.values():
-            side._kept.mask_private, side._kept.share_private, side._kept.seed = (generator.bytes(32) for _ in range(3))
+            side._state.mask_private, side._state.share_private, side._state.seed = (
+                generator.bytes(32) for _ in range(3)
+            )
 
     def up_to_reveal(self, survivors=(0, 1, 2, 3)):
         self.keys(self.devices)
@@ -78,7 +80,7 @@ class Round:
 
 @st.composite
 def rounds_with_losses(draw):
-    """A round, and for each of its five steps the devices still there, never fewer than the threshold."""
+    """A round, and for each of its five steps the remaining devices, at least as many as the threshold."""
     num_devices = draw(st.integers(3, 7))
     threshold = draw(st.integers(num_devices // 2 + 1, num_devices))
     largest = draw(st.sampled_from([1, 1000, 2**50]))
@@ -86,16 +88,16 @@ def rounds_with_losses(draw):
     values = st.integers(-largest, largest)
     for device, vector in played.vectors.items():
         played.vectors[device] = np.array(draw(st.lists(values, min_size=len(vector), max_size=len(vector))))
-    there, steps = list(played.devices), []
+    remaining, steps = list(played.devices), []
     for _ in range(5):
-        lost = draw(st.lists(st.sampled_from(there), unique=True, max_size=len(there) - threshold))
-        there = [device for device in there if device not in lost]
-        steps.append(there)
+        lost = draw(st.lists(st.sampled_from(remaining), unique=True, max_size=len(remaining) - threshold))
+        remaining = [device for device in remaining if device not in lost]
+        steps.append(remaining)
     return played, steps
 
 
 @given(rounds_with_losses())
-def test_the_sum_is_exact_whoever_drops_out_and_when(case):
+def test_the_sum_is_exact_for_all_drop_outs(case):
     played, (keys, shares, masked, confirm, reveal) = case
     played.keys(keys)
     played.shares(shares)
@@ -106,7 +108,7 @@ def test_the_sum_is_exact_whoever_drops_out_and_when(case):
 
 
 @given(st.integers(1, 2**56), st.integers(1, 60), st.booleans())
-def test_the_modulus_holds_the_largest_sum_and_is_not_wasteful(largest, num_devices, negative):
+def test_the_modulus_fits_the_largest_sum_and_is_the_smallest_one(largest, num_devices, negative):
     modulus = Modulus.for_sum(largest, num_devices)
     extreme = (-1 if negative else 1) * largest
     words = np.zeros(1, np.uint64)
@@ -116,7 +118,7 @@ def test_the_modulus_holds_the_largest_sum_and_is_not_wasteful(largest, num_devi
     assert largest * num_devices > 2 ** (modulus.bits - 2) - 1
 
 
-def test_a_modulus_that_does_not_fit_is_refused():
+def test_a_modulus_above_63_bits_is_rejected():
     assert Modulus.for_sum(2**61 // 4, 4).bits == 63
     with pytest.raises(InputError, match="need 64 bits"):
         Modulus.for_sum(2**60, 4)
@@ -124,7 +126,7 @@ def test_a_modulus_that_does_not_fit_is_refused():
         Modulus(64)
 
 
-def test_a_device_sends_no_number_that_could_wrap():
+def test_a_device_sends_no_entry_that_could_wrap_the_sum():
     played = Round(largest=1000)
     played.keys(played.devices)
     played.shares(played.devices)
@@ -135,7 +137,7 @@ def test_a_device_sends_no_number_that_could_wrap():
     played.masked([0])
 
 
-def test_half_of_the_devices_are_not_enough():
+def test_a_threshold_of_half_of_the_devices_is_rejected():
     terms = Round().terms
     for threshold in (2, 5):
         with pytest.raises(InputError, match="more than half"):
@@ -144,9 +146,9 @@ def test_half_of_the_devices_are_not_enough():
 
 @pytest.mark.parametrize("step", ["shares", "masked", "confirm", "reveal"])
 def test_below_the_threshold_the_devices_refuse(step):
-    """The server leaves its own check out: it is the adversary."""
+    """The server is the adversary and skips its own check."""
     played = Round()
-    played.server._enough = lambda *_: None
+    played.server._check_threshold = lambda *_: None
     few = [0, 1]
     played.keys(few if step == "shares" else played.devices)
     if step != "shares":
@@ -155,12 +157,12 @@ def test_below_the_threshold_the_devices_refuse(step):
         played.masked(few if step == "confirm" else played.devices)
     if step == "reveal":
         played.confirm(few)
-    with pytest.raises(RefusedError, match=r"2 devices .*, and 3 must have"):
+    with pytest.raises(RefusedError, match=r"2 devices .*; at least 3 are required"):
         getattr(played, step)([0])
 
 
-def test_a_lone_masked_vector_looks_uniform():
-    """Of zeros, the least random vector there is; the secrets have a fixed seed, so this holds or it does not."""
+def test_a_single_masked_vector_is_uniform():
+    """The vector is zero, and the secrets have a fixed seed, which makes the statistical tests deterministic."""
     for device in range(4):
         played = Round(length=20_000, largest=2**12)
         played.draw_secrets_from(seed=device)
@@ -178,15 +180,15 @@ def test_a_lone_masked_vector_looks_uniform():
         assert kstest(words / size, "uniform").pvalue > 1e-3
 
 
-def test_masks_of_different_purposes_have_nothing_in_common():
+def test_masks_of_different_purposes_differ_in_every_word():
     seed = bytes(32)
     one, two = mask(seed, b"one", 1000), mask(seed, b"two", 1000)
     assert not np.any(one == two)
     assert np.array_equal(one, mask(seed, b"one", 1000))
 
 
-def test_the_masks_of_two_rounds_differ():
-    """Even if a device drew the same secrets twice."""
+def test_the_masks_of_two_rounds_differ_in_every_word():
+    """The masks differ even if a device draws the same secrets twice."""
     sent = []
     for round_number in (1, 2):
         played = Round(round_number=round_number)
@@ -198,7 +200,7 @@ def test_the_masks_of_two_rounds_differ():
     assert not np.any(sent[0] == sent[1])
 
 
-def test_keys_that_the_server_made_up_are_refused():
+def test_keys_forged_by_the_server_are_refused():
     played, forged = Round(), Round()
     played.keys(played.devices)
     forged.keys(forged.devices)
@@ -209,36 +211,36 @@ def test_keys_that_the_server_made_up_are_refused():
 
 
 def test_keys_of_another_round_are_refused():
-    played, later = Round(), Round(round_number=2)
+    played, following = Round(), Round(round_number=2)
     played.keys(played.devices)
-    later.keys([0])
-    with pytest.raises(RefusedError, match="is in round 2, not in 1"):
-        later.devices[0].shares(played.server.keys_for_all())
+    following.keys([0])
+    with pytest.raises(RefusedError, match="is in round 2, not in round 1"):
+        following.devices[0].shares(played.server.keys_for_all())
     relabelled = [{**record, "round": 2} for record in played.server.keys_for_all()]
     with pytest.raises(RefusedError, match="not signed"):
-        later.devices[0].shares(relabelled)
+        following.devices[0].shares(relabelled)
 
 
-def test_sealed_shares_cannot_be_changed_or_sent_to_another():
+def test_sealed_shares_cannot_be_changed_or_sent_to_another_device():
     played = Round()
     played.keys(played.devices)
     played.shares(played.devices)
     delivered = played.server.delivery_for(0)
-    bent = [delivered["sealed"][0][:-1] + bytes([delivered["sealed"][0][-1] ^ 1]), *delivered["sealed"][1:]]
+    changed = [delivered["sealed"][0][:-1] + bytes([delivered["sealed"][0][-1] ^ 1]), *delivered["sealed"][1:]]
     swapped = list(reversed(delivered["sealed"]))
-    for sealed in (bent, swapped, played.server.delivery_for(1)["sealed"]):
-        with pytest.raises(SecureSumError, match="changed on its way"):
+    for sealed in (changed, swapped, played.server.delivery_for(1)["sealed"]):
+        with pytest.raises(SecureSumError, match="changed in transit"):
             played.devices[0].masked({**delivered, "sealed": sealed}, played.vectors[0])
 
 
-@pytest.mark.parametrize(("survivors", "bent"), [((0, 1, 2, 3), "seed_shares"), ((0, 1, 2), "key_shares")])
-def test_a_share_that_a_device_falsifies_is_noticed_and_done_without_if_there_are_enough(survivors, bent):
+@pytest.mark.parametrize(("survivors", "field"), [((0, 1, 2, 3), "seed_shares"), ((0, 1, 2), "key_shares")])
+def test_a_falsified_share_is_detected_and_ignored_if_enough_others_are_left(survivors, field):
     played = Round()
     played.up_to_reveal(survivors)
     for device in survivors:
         record = played.devices[device].reveal(played.server.reveal_question())
         if device == 1:
-            record[bent] = [share[:-20] + bytes([share[-20] ^ 1]) + share[-19:] for share in record[bent]]
+            record[field] = [share[:-20] + bytes([share[-20] ^ 1]) + share[-19:] for share in record[field]]
         played.server.take_reveal(record)
     if len(survivors) > played.terms.threshold:
         assert_array_equal(played.server.total(), sum(played.vectors[device] for device in survivors))
@@ -247,31 +249,33 @@ def test_a_share_that_a_device_falsifies_is_noticed_and_done_without_if_there_ar
         played.server.total()
 
 
-def test_nothing_is_revealed_both_ways():
-    """The attack: have device 3 called a survivor first and lost afterwards, and take all its masks off."""
+def test_a_device_never_reveals_both_the_seed_and_the_mask_key_of_another():
+    """The attack: declare device 3 a survivor first and dropped afterwards, and remove all its masks."""
     played = Round()
     played.up_to_reveal()
     played.devices[0].reveal(played.server.reveal_question())
     del played.server._masked[3]
-    with pytest.raises(RefusedError, match="asked for step confirm and is at over"):
+    with pytest.raises(RefusedError, match="asked for step confirm but is at step over"):
         played.devices[0].confirm(played.server.survivors_question())
-    with pytest.raises(RefusedError, match="asked for step reveal and is at over"):
+    with pytest.raises(RefusedError, match="asked for step reveal but is at step over"):
         played.devices[0].reveal(played.server.reveal_question())
-    with pytest.raises(RefusedError, match=r"confirmed the survivors \[0, 1, 2, 3\] and reveals for no other set"):
+    with pytest.raises(
+        RefusedError, match=r"confirmed the survivors \[0, 1, 2, 3\] and reveals shares for that set only"
+    ):
         played.devices[1].reveal(played.server.reveal_question())
 
 
 def test_two_sets_of_survivors_are_never_both_confirmed():
-    """Signatures under one set do not open another, and each device signs once."""
+    """Signatures on one set are not valid for another, and each device signs once."""
     played = Round()
     played.keys(played.devices)
     played.shares(played.devices)
     played.masked(played.devices)
-    everybody = played.server.survivors_question()
-    without_three = {**everybody, "survivors": [0, 1, 2]}
-    signatures = [played.devices[device].confirm(everybody)["signature"] for device in (0, 3)]
+    all_four = played.server.survivors_question()
+    without_three = {**all_four, "survivors": [0, 1, 2]}
+    signatures = [played.devices[device].confirm(all_four)["signature"] for device in (0, 3)]
     signatures[1:1] = [played.devices[device].confirm(without_three)["signature"] for device in (1, 2)]
-    for device, question in ((0, everybody), (1, without_three)):
+    for device, question in ((0, all_four), (1, without_three)):
         with pytest.raises(RefusedError, match="2 devices confirmed these survivors"):
             played.devices[device].reveal({**question, "signers": [0, 1, 2, 3], "signatures": signatures})
     with pytest.raises(RefusedError, match="asked for step confirm"):
@@ -283,11 +287,11 @@ def test_a_vector_is_masked_once():
     played.keys(played.devices)
     played.shares(played.devices)
     played.masked([0])
-    with pytest.raises(RefusedError, match="asked for step masked and is at confirm"):
+    with pytest.raises(RefusedError, match="asked for step masked but is at step confirm"):
         played.masked([0])
 
 
-def test_survivors_are_named_once_each():
+def test_survivors_are_listed_once_each():
     played = Round()
     played.keys(played.devices)
     played.shares(played.devices)
@@ -296,10 +300,10 @@ def test_survivors_are_named_once_each():
         played.devices[0].confirm({"round": 1, "survivors": [0, 0, 1]})
 
 
-def test_what_is_left_after_a_reveal_holds_no_secret():
+def test_the_state_after_a_reveal_contains_no_secret():
     played = Round()
     played.up_to_reveal()
-    secret = played.devices[0]._kept.seed.hex()
+    secret = played.devices[0]._state.seed.hex()
     assert secret in played.devices[0].to_json()
     played.reveal([0])
     assert secret not in played.devices[0].to_json()
@@ -307,12 +311,12 @@ def test_what_is_left_after_a_reveal_holds_no_secret():
 
 
 def through_flower(record):
-    """As bytes on the wire and back."""
+    """Serialise a record as Flower does, and read it back."""
     content = RecordDict({"record": ConfigRecord(record)})
     return dict(recorddict_from_proto(recorddict_to_proto(content))["record"])
 
 
-def test_every_message_is_a_record_of_flower_and_no_pickle():
+def test_every_message_is_a_flower_record_without_pickle():
     played = Round()
     for step in ("keys", "shares", "masked", "confirm", "reveal"):
         getattr(played, step)(played.devices)

@@ -55,7 +55,7 @@ def _write_blobs(path, rng, shape, num_train, num_test):
 def observe(case, inputs, folder):
     """What a case comes to, by file: `{"refused": ...}` alone if the program refuses it."""
     options = ad.RunOptions(
-        device="cpu", kernels="torch", threads=1, dtype=case.dtype, chunk_samples=300, eval_every=2, checkpoint_every=1
+        device="cpu", engine="torch", threads=1, dtype=case.dtype, chunk_samples=300, eval_every=2, checkpoint_every=1
     )
     before = None if case.after is None else folder / "before"
     shutil.rmtree(folder, ignore_errors=True)
@@ -103,10 +103,27 @@ def _contents(folder):
     for name, file in FILES.items():
         text = (folder / file).read_text()
         stored = [json.loads(line) for line in text.splitlines()] if file.endswith("l") else json.loads(text)
-        contents[name] = _kept(stored)
+        contents[name] = _kept(_written_out(stored) if name == "ledger" else stored)
     last = max(folder.glob("checkpoint-*.safetensors"))
     contents[WEIGHTS] = {name: _array(array) for name, array in sorted(load_file(last).items())}
     return contents
+
+
+def _written_out(lines):
+    """A ledger's lines with what is "as before" written out: whether the last bit is the same is the processor's."""
+    full = []
+    for line in lines:
+        before = next((each for each in reversed(full) if each["kind"] == line["kind"]), None)
+        full.append(_filled_in(line, before))
+    return full
+
+
+def _filled_in(value, before):
+    if value == "as before":
+        return before
+    if isinstance(value, dict) and isinstance(before, dict):
+        return {key: _filled_in(each, before.get(key)) for key, each in value.items()}
+    return value
 
 
 def _kept(value):

@@ -1,4 +1,4 @@
-"""Against dp_accounting, against 60-digit arithmetic, and against themselves."""
+"""The Gaussian accountant against dp_accounting, against 60-digit arithmetic, and for self-consistency."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_epsilon_agrees_with_dp_accounting():
 
 
 @given(targets)
-def test_mu_meets_its_delta_in_sixty_digits(target):
+def test_mu_meets_its_delta_in_60_digit_arithmetic(target):
     epsilon, delta = target
     assert float(exact_delta(epsilon, gaussian_mu(epsilon, delta)) / delta) == pytest.approx(1, rel=1e-8)
 
@@ -55,13 +55,13 @@ def test_mu_and_epsilon_are_inverse(target):
 
 
 @given(targets, st.floats(1.001, 10))
-def test_asking_for_less_privacy_allows_more_signal(target, factor):
+def test_a_weaker_target_allows_a_larger_mu(target, factor):
     epsilon, delta = target
     assert gaussian_mu(epsilon * factor, delta) > gaussian_mu(epsilon, delta)
     assert gaussian_mu(epsilon, min(delta * factor, 0.5)) > gaussian_mu(epsilon, delta)
 
 
-def test_arrays_give_what_numbers_give():
+def test_arrays_and_numbers_give_the_same_values():
     epsilon, delta = np.meshgrid(EPSILONS, DELTAS)
     mu = gaussian_mu(epsilon, delta)
     assert mu.shape == epsilon.shape
@@ -70,29 +70,29 @@ def test_arrays_give_what_numbers_give():
     assert gaussian_mu([1.0, 2.0], 1e-5).shape == (2,)
 
 
-def test_the_ends_of_the_scale():
+def test_limits_at_zero_and_infinity():
     assert gaussian_mu(math.inf, 1e-5) == math.inf
     assert gaussian_epsilon(math.inf, 1e-5) == math.inf
     assert gaussian_epsilon(0.0, 1e-5) == 0.0
-    # 2Φ(μ/2) − 1 ≤ δ: (0, δ)-DP, so that ε is 0.
+    # 2Φ(μ/2) − 1 ≤ δ: (0, δ)-DP, and so ε is 0.
     assert gaussian_epsilon(1e-6, 1e-3) == 0.0
     assert gaussian_epsilon(0.5, 0.5) == 0.0
 
 
-def test_the_papers_formula_by_hand():
+def test_paper_mu_by_hand():
     # ε = 1, δ = e^−2: μ = 1/√4.
     assert paper_mu(1.0, math.exp(-2)) == pytest.approx(0.5)
     assert paper_mu(math.inf, 0.1) == math.inf
 
 
-def test_the_paper_wastes_noise_in_its_own_range_and_saves_it_where_it_must_not():
+def test_the_paper_formula_is_conservative_for_small_epsilon_and_invalid_for_large():
     epsilon, delta = np.meshgrid([0.001, 0.01, 0.1], [1e-11, 1e-10, 1e-9])
     waste = (gaussian_mu(epsilon, delta) / paper_mu(epsilon, delta)) ** 2
     assert waste.min() > 1.4
     assert waste.max() < 2.5
-    # Theory: at ε = 100, δ = 1e-3 Theorem 2 gives 18 % of the variance that is needed.
+    # docs/theory.md: at ε = 100, δ = 1e-3 Theorem 2 gives 18 % of the required variance.
     assert (gaussian_mu(100, 1e-3) / paper_mu(100, 1e-3)) ** 2 == pytest.approx(0.18, abs=0.005)
-    # It turns from too much to too little between ε = 7 and 10, depending on δ.
+    # It changes from too much to too little noise between ε = 7 and 10, depending on δ.
     for delta in (1e-3, 1e-5, 1e-11):
         assert paper_mu(6.9, delta) < gaussian_mu(6.9, delta)
         assert paper_mu(9.7, delta) > gaussian_mu(9.7, delta)
@@ -108,12 +108,12 @@ def test_the_paper_wastes_noise_in_its_own_range_and_saves_it_where_it_must_not(
         (paper_mu, 1.0, 0.0, "delta = 0.0"),
     ],
 )
-def test_values_out_of_range_are_refused(function, value, delta, rule):
+def test_values_out_of_range_are_rejected(function, value, delta, rule):
     with pytest.raises(ValueError, match=rule):
         function(value, delta)
 
 
-def test_an_accountant_is_chosen_by_name():
+def test_accountants_are_selected_by_name():
     assert target_mu(1.0, 1e-5, "paper").tolist() == [paper_mu(1.0, 1e-5)]
     with pytest.raises(ValueError, match="must be one of exact, paper"):
         target_mu(1.0, 1e-5, "guess")
@@ -121,7 +121,7 @@ def test_an_accountant_is_chosen_by_name():
 
 @given(st.floats(1e-4, 1.0), st.floats(-12, -2))
 def test_the_exact_epsilon_is_at_most_the_papers_up_to_one(epsilon, log_delta):
-    """What Theorem 2 calls ε is no less than the truth there; at ε = 30 it is less."""
+    """Theorem 2 never understates ε up to 1; at ε = 30 it does."""
     delta = 10**log_delta
     assert gaussian_epsilon(paper_mu(epsilon, delta), delta) <= epsilon
     assert gaussian_epsilon(paper_mu(30.0, delta), delta) > 30.0

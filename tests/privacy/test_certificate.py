@@ -16,7 +16,7 @@ COUNTS = np.array([[30.0, 10.0], [20.0, 40.0]])
 
 
 def knowledge_release(noise, counts=COUNTS):
-    """One round of two devices with two classes, by the table of sensitivity models; c the same for everybody."""
+    """One round of two devices with two classes, by the table of sensitivity models; c is equal for all devices."""
     weights = counts / counts.sum(axis=0)
     root = math.sqrt(2)
     sensitivity = {
@@ -39,12 +39,12 @@ def certified(variance=1.0, asked=1.0, audit=None, releases=None, **changes):
     return certificate_of(ledger, audit)
 
 
-def test_every_model_stands_beside_the_declared_one_by_hand():
+def test_epsilon_of_every_model_by_hand():
     certificate = certified(0.5)
     weights = COUNTS / COUNTS.sum(axis=0)
     root = math.sqrt(2)
     for i, account in enumerate(certificate.devices):
-        # One record: its dearest class. A device: all classes.
+        # One record: its costliest class. A device: all classes.
         mu = {
             "paper": max(weights[i]) * root / COUNTS[i].sum() / math.sqrt(0.5),
             "class_mean": root / COUNTS.sum(axis=0).min() / math.sqrt(0.5),
@@ -58,7 +58,7 @@ def test_every_model_stands_beside_the_declared_one_by_hand():
         assert account.spent == account.by_model["device"]["fleet_noise"]
 
 
-def test_plain_holds_needs_nobody_to_be_trusted():
+def test_holds_without_assumptions_needs_own_secure_noise_and_the_device_model():
     certificate = certified(100.0, sensitivity="device", trust="own_noise", noise="secure")
     assert certificate.verdict_in_words == "holds"
     assert certificate.reasons == ()
@@ -83,7 +83,7 @@ def test_plain_holds_needs_nobody_to_be_trusted():
         ({"trust": "fleet_noise", "noise": "secure", "terms": TERMS | {"uplink": "orthogonal_knowledge"}}, []),
     ],
 )
-def test_what_can_turn_out_false_is_named_in_the_verdict(changes, named):
+def test_the_verdict_names_the_assumptions_that_can_be_false(changes, named):
     certificate = certified(1e4, **changes)
     expected = f"holds under assumptions ({', '.join(named)})" if named else "holds"
     assert certificate.verdict_in_words == expected
@@ -95,7 +95,7 @@ def test_what_can_turn_out_false_is_named_in_the_verdict(changes, named):
     ("source", "words"),
     [("declared", "taken to be public"), ("synthetic", "synthetic data"), ("public", "declared public")],
 )
-def test_a_pilot_without_private_data_is_part_of_the_promise(source, words):
+def test_a_pilot_without_private_data_is_a_declared_assumption(source, words):
     constants = TERMS["constants"] | {"source": source}
     terms = {"trust": "own_noise", "noise": "secure", "terms": TERMS | {"constants": constants}}
     certificate = certified(1e4, **terms)
@@ -103,7 +103,7 @@ def test_a_pilot_without_private_data_is_part_of_the_promise(source, words):
     assert words in next(each.sentence for each in certificate.assumptions if each.name == "public pilot")
 
 
-def test_a_pilot_on_private_data_never_plainly_holds():
+def test_a_pilot_on_private_data_never_holds_without_assumptions():
     constants = TERMS["constants"] | {"source": "private"}
     terms = {"trust": "own_noise", "noise": "secure", "terms": TERMS | {"constants": constants}}
     certificate = certified(1e4, **terms)
@@ -115,7 +115,7 @@ def test_a_pilot_on_private_data_never_plainly_holds():
 
 @pytest.mark.parametrize("model", ["paper", "class_mean"])
 @pytest.mark.parametrize("trust", TRUST_MODELS)
-def test_paper_and_class_mean_never_plainly_hold(model, trust):
+def test_paper_and_class_mean_never_hold_without_assumptions(model, trust):
     for noise in (1e-4, 1.0, 1e8):
         assert certified(noise, sensitivity=model, trust=trust).verdict != "holds"
     nothing = certified(releases=[], sensitivity=model, trust=trust)
@@ -124,7 +124,7 @@ def test_paper_and_class_mean_never_plainly_hold(model, trust):
 
 
 def test_lemma_1_is_judged_by_what_one_record_can_move():
-    """Noise that is enough for √2/B_i and not for √2/B_i^k: the smallest counterexample, two classes."""
+    """Noise that is enough for √2/B_i but not for √2/B_i^k: the smallest counterexample, two classes."""
     mu = target_mu(1.0, 1e-5, "exact")[0]
     weights = COUNTS / COUNTS.sum(axis=0)
     enough = max((weights[i].max() * math.sqrt(2) / COUNTS[i].sum() / mu) ** 2 for i in range(2))
@@ -141,7 +141,7 @@ def test_lemma_1_is_judged_by_what_one_record_can_move():
 
 
 def test_the_papers_accountant_above_epsilon_7_does_not_hold():
-    """It grants so much that the run keeps its own budget and breaks its promise."""
+    """It allows so large a μ that the run stays within its own budget and violates its guarantee."""
     for asked, expected in [(1.0, "holds under assumptions"), (30.0, "does not hold")]:
         mu = target_mu(asked, 1e-5, "paper")[0]
         weights = COUNTS / COUNTS.sum(axis=0)
@@ -151,13 +151,13 @@ def test_the_papers_accountant_above_epsilon_7_does_not_hold():
     assert "the paper's accountant grants too little noise" in certificate.reasons[0]
 
 
-def test_what_goes_out_as_it_is_does_not_hold():
+def test_a_non_private_release_does_not_hold():
     certificate = certified(0.0, terms=TERMS | {"releases": "bare"})
     assert certificate.verdict == "does not hold"
     assert certificate.reasons == ("Numbers went out as they are: nothing hides them.",)
 
 
-def test_an_audit_that_found_more_overrules():
+def test_an_audit_violation_overrules_the_ledger():
     audit = {"violations": ["a shift of 26 times the bound"]}
     certificate = certified(1e4, audit=audit)
     assert certificate.verdict == "does not hold"
@@ -165,23 +165,23 @@ def test_an_audit_that_found_more_overrules():
     assert certified(1e4, audit={"violations": []}).verdict == "holds under assumptions"
 
 
-def test_devices_that_asked_for_nothing_are_left_out():
+def test_devices_without_a_target_are_left_out():
     assert certified(1.0, math.inf).verdict == "nothing asked"
     stored = certified(1.0, math.inf).to_dict()
     assert stored["devices"][0]["asked"]["epsilon"] is None
 
 
-def test_seeded_noise_is_said_to_protect_nobody():
+def test_the_certificate_states_that_seeded_noise_does_not_protect():
     assert certified(1e4).reasons == ("The noise of this run is seeded: it is a simulation and protects nobody.",)
 
 
-def test_relabelling_is_counted_and_said():
+def test_relabelling_is_counted_and_stated():
     plain, relabelled = (certified(1e4, sensitivity="class_mean", relabel=relabel) for relabel in (False, True))
     assert relabelled.devices[0].spent > plain.devices[0].spent
     assert any("change its label" in line for line in relabelled.statement)
 
 
-def test_a_certificate_is_of_all_releases(tmp_path):
+def test_a_certificate_covers_the_releases_of_all_runs(tmp_path):
     first = Ledger.begin(header(), tmp_path / "first.jsonl")
     first.charge(random_release(1))
     second = Ledger.begin(header(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
@@ -192,12 +192,12 @@ def test_a_certificate_is_of_all_releases(tmp_path):
     assert before.devices[0].spent == pytest.approx(first.epsilon()[0], rel=1e-12)
 
 
-def test_nothing_released_holds_without_trust_in_anybody():
+def test_no_release_holds_without_any_trust():
     assert certified(releases=[], sensitivity="device", trust="fleet_noise").verdict_in_words == "holds"
 
 
-def test_what_earlier_runs_assumed_is_still_assumed(tmp_path):
-    """Knowledge sent at once under secure fleet noise, then one after the other, where a device counts on itself."""
+def test_assumptions_of_earlier_runs_are_kept(tmp_path):
+    """Over-the-air knowledge under secure fleet noise, then TDMA, in which a device relies on its own noise."""
     alone = TERMS | {"uplink": "orthogonal_knowledge"}
     first = Ledger.begin(header(noise="secure"), tmp_path / "first.jsonl")
     first.charge(random_release(1, noise=100.0))
@@ -210,7 +210,7 @@ def test_what_earlier_runs_assumed_is_still_assumed(tmp_path):
     assert certificate_of(fresh).verdict_in_words == "holds"
 
 
-def test_promises_of_earlier_runs_and_later_runs_are_named(tmp_path):
+def test_guarantees_of_earlier_runs_and_continuing_runs_are_named(tmp_path):
     first = Ledger.begin(header(epsilon=np.full(3, 0.5)), tmp_path / "first.jsonl")
     first.charge(random_release(1))
     second = Ledger.begin(header(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
@@ -220,7 +220,7 @@ def test_promises_of_earlier_runs_and_later_runs_are_named(tmp_path):
     assert any("Another run has gone on from this ledger" in reason for reason in closed.reasons)
 
 
-def test_lemma_1_is_not_said_to_be_no_guarantee_where_the_class_mean_is_one():
+def test_lemma_1_is_judged_by_the_class_mean_bound_if_that_holds():
     statement = " ".join(certified(1e8, sensitivity="paper", trust="own_noise").statement)
     assert "the verdict is by √2/B_i^k" in statement
     assert "No guarantee follows" not in statement

@@ -1,4 +1,4 @@
-"""Against dp_accounting's Rényi accountant, against sums of discrete Gaussians convolved exactly, and themselves."""
+"""zCDP accounting against dp_accounting's Rényi accountant and against exactly convolved sums of discrete Gaussians."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from airdistill.privacy.concentrated import (
 )
 from airdistill.privacy.gaussian import gaussian_epsilon
 
-# Several discrete Gaussians that are added up, by their standard deviations in grid units.
+# Standard deviations, in grid units, of the discrete Gaussians in each sum.
 SUMS = [(1.0,), (2.5,), (0.75, 0.75), (1.0, 1.0, 1.0), (0.8, 1.7), (1.0, 2.0, 4.0), (4.0, 4.0), (0.75,) * 6]
 
 
@@ -45,12 +45,12 @@ def shifted(probabilities, shift):
 def squared_mu_of(deviations, shift):
     variance = sum(deviation**2 for deviation in deviations)
     closeness = sum_closeness(deviations)
-    # What a sum costs that is only nearly a discrete Gaussian: min(μ² + 2τd, (μ + τ√d)²) for d = 1 entry.
+    # Cost of a sum that is only nearly a discrete Gaussian: min(μ² + 2τd, (μ + τ√d)²) for d = 1 entry.
     return min(shift**2 / variance + 2 * closeness, (shift / math.sqrt(variance) + closeness) ** 2)
 
 
 def test_epsilon_agrees_with_the_renyi_accountant():
-    """Both minimise the same bound, dp_accounting over a list of orders: it can only be larger, and hardly is."""
+    """Both minimise the same bound, dp_accounting over a finite list of orders: its ε is slightly larger."""
     for mu, delta in itertools.product([0.1, 0.5, 1, 3, 10], [1e-3, 1e-5, 1e-10, 1e-100]):
         orders = 1 + np.sqrt(2 * math.log(1 / delta)) / mu * np.logspace(-1, 0.5, 4000)
         theirs = RdpAccountant(orders).compose(GaussianDpEvent(1 / mu)).get_epsilon(delta)
@@ -59,20 +59,20 @@ def test_epsilon_agrees_with_the_renyi_accountant():
 
 
 @given(log_uniform(1e-6, 1e3), log_uniform(1e-100, 0.5))
-def test_the_best_order_is_found(mu, delta):
+def test_the_optimal_order_is_found(mu, delta):
     alpha = 1 + np.logspace(-8, 14, 20_000)
     rest = (-math.log(delta) - np.log(alpha)) / (alpha - 1) + np.log1p(-1 / alpha)
     best = max(0.0, float((mu**2 / 2 * alpha + rest).min()))
-    # The bound is flat at its best α, but ε itself may nearly vanish there.
+    # The bound is flat at the optimal α, but ε itself may be close to zero there.
     assert concentrated_epsilon(mu, delta) <= best * (1 + 1e-12) + 1e-13 * mu
 
 
 @given(log_uniform(1e-6, 1e3), log_uniform(1e-100, 0.5))
-def test_it_never_promises_more_than_continuous_noise_gives(mu, delta):
+def test_epsilon_is_never_below_that_of_continuous_noise(mu, delta):
     assert concentrated_epsilon(mu, delta) >= gaussian_epsilon(mu, delta)
 
 
-def test_it_costs_little_where_it_is_used():
+def test_the_overhead_over_continuous_noise_is_small():
     """ε relative to the exact curve of continuous noise: 1.08 at μ = 1 and δ = 1e-5, 1.13 at 1e-3."""
     mu, delta = np.meshgrid([0.1, 0.3, 1, 3, 10], [1e-3, 1e-5, 1e-7, 1e-10])
     ratio = concentrated_epsilon(mu, delta) / gaussian_epsilon(mu, delta)
@@ -89,7 +89,7 @@ def test_mu_is_the_largest_that_epsilon_allows(epsilon, delta):
     assert concentrated_epsilon(mu, delta) == pytest.approx(epsilon, rel=1e-8)
 
 
-def test_arrays_give_what_numbers_give():
+def test_arrays_and_numbers_give_the_same_values():
     mu, delta = np.meshgrid([0.0, 0.1, 1.0, math.inf], [1e-5, 1e-3])
     epsilon = concentrated_epsilon(mu, delta)
     assert epsilon.shape == (2, 4)
@@ -100,7 +100,7 @@ def test_arrays_give_what_numbers_give():
     assert back[0, 1] == concentrated_mu(epsilon[0, 2], 1e-5)
 
 
-def test_the_ends_of_the_scale():
+def test_limits_at_zero_and_infinity():
     assert concentrated_epsilon(0.0, 1e-5) == 0.0
     assert concentrated_epsilon(1e-9, 1e-3) == 0.0
     assert concentrated_epsilon(1e-300, 1e-300) >= 0.0
@@ -116,7 +116,7 @@ def test_the_ends_of_the_scale():
         (concentrated_epsilon, -1.0, 0.1, "mu = -1.0: must be at least 0"),
     ],
 )
-def test_values_out_of_range_are_refused(function, value, delta, rule):
+def test_values_out_of_range_are_rejected(function, value, delta, rule):
     with pytest.raises(ValueError, match=rule):
         function(value, delta)
 
@@ -133,7 +133,7 @@ def test_epsilon_and_delta_hold_for_the_true_distribution(deviations, shift):
 
 
 def test_a_smaller_epsilon_would_not_hold():
-    """The exact test above has teeth: with ε a third smaller, the true δ is above the promised one."""
+    """The test above is not vacuous: with ε a third smaller, the true δ exceeds the stated one."""
     probabilities, mu = pmf((4.0, 4.0)), 2 / math.sqrt(32)
     loss = probabilities - math.exp(concentrated_epsilon(mu, 1e-6) / 1.5) * shifted(probabilities, 2)
     assert loss[loss > 0].sum() > 1e-6
@@ -141,16 +141,16 @@ def test_a_smaller_epsilon_would_not_hold():
 
 @pytest.mark.parametrize("deviations", SUMS)
 def test_the_sum_is_as_close_to_a_discrete_gaussian_as_the_lemma_says(deviations):
-    alike = pmf([math.sqrt(sum(deviation**2 for deviation in deviations))])
+    gaussian = pmf([math.sqrt(sum(deviation**2 for deviation in deviations))])
     truth = pmf(deviations)
-    seen = (alike > 1e-280) & (truth > 1e-280)
-    ratio = np.abs(np.log(truth[seen] / alike[seen]))
+    seen = (gaussian > 1e-280) & (truth > 1e-280)
+    ratio = np.abs(np.log(truth[seen] / gaussian[seen]))
     assert ratio.max() <= sum_closeness(deviations) / 2 + 1e-12
 
 
 @pytest.mark.parametrize("deviations", SUMS)
 @pytest.mark.parametrize("shift", [1, 2, 3])
-def test_every_renyi_divergence_is_below_the_theorems(deviations, shift):
+def test_every_renyi_divergence_is_below_the_bound_of_the_theorem(deviations, shift):
     probabilities = pmf(deviations)
     moved = shifted(probabilities, shift)
     seen = (probabilities > 1e-280) & (moved > 1e-280)
@@ -167,7 +167,7 @@ def test_equal_deviations_give_the_papers_formula():
 
 
 @given(st.lists(st.floats(0.75, 3), min_size=2, max_size=5))
-def test_largest_first_is_the_best_order(deviations):
+def test_largest_first_is_the_optimal_order(deviations):
     def successively(order):
         before, total = order[0] ** 2, 0.0
         for deviation in order[1:]:
@@ -178,7 +178,7 @@ def test_largest_first_is_the_best_order(deviations):
     assert sum_closeness(deviations) <= min(map(successively, itertools.permutations(deviations))) * (1 + 1e-9)
 
 
-def test_silent_devices_and_single_summands_cost_nothing():
+def test_devices_without_noise_and_single_summands_cost_nothing():
     assert sum_closeness([3.0]) == 0.0
     assert sum_closeness([]) == 0.0
     assert sum_closeness([0.0, 0.0]) == 0.0

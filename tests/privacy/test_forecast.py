@@ -13,16 +13,16 @@ EPSILON = np.array([0.7, 3.0])
 
 @pytest.mark.parametrize("model", ["paper", "class_mean", "device"])
 @pytest.mark.parametrize("relabel", [False, True])
-def test_the_noise_that_was_required_spends_what_was_asked_at_most(model, relabel):
+def test_the_required_noise_spends_exactly_the_target(model, relabel):
     mu = gaussian_mu(EPSILON, DELTA)
     required = required_noise_var(COUNTS, mu, 40, model, relabel)
     spent = epsilon_after(COUNTS, 1 / required, DELTA, 40, model, relabel)
     assert spent == pytest.approx(EPSILON, rel=1e-6)
-    loud = epsilon_after(COUNTS, 0.5 / required, DELTA, 40, model, relabel)
-    assert (loud < EPSILON).all()
+    with_more_noise = epsilon_after(COUNTS, 0.5 / required, DELTA, 40, model, relabel)
+    assert (with_more_noise < EPSILON).all()
 
 
-def test_per_class_models_pay_for_the_dearest_class_and_joint_ones_for_all():
+def test_per_class_models_count_the_costliest_class_and_joint_models_all():
     cost = np.array([[1.0, 4.0, 2.0]])
     assert spent_squared_mu(cost, "class_mean", relabel=False) == 4
     assert spent_squared_mu(cost, "class_mean", relabel=True) == 6
@@ -30,8 +30,8 @@ def test_per_class_models_pay_for_the_dearest_class_and_joint_ones_for_all():
     assert spent_squared_mu(cost[:, :1], "paper", relabel=True) == 1
 
 
-def test_uneven_rounds_compose_as_an_independent_accountant_says():
-    # Whole device, two rounds' noise c and 3c: dp_accounting composes the privacy loss distributions.
+def test_uneven_rounds_compose_as_in_dp_accounting():
+    # A whole device, two rounds with noise c and 3c: dp_accounting composes the privacy loss distributions.
     counts, noise = np.array([[4, 6], [6, 4]]), np.array([[0.8, 1.2], [0.8, 1.2]])
     inverse = 0.5 * (1 / noise + 1 / (3 * noise))
     forecast = epsilon_after(counts, inverse, np.array([1e-5, 1e-5]), 2, "device")

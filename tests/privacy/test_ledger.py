@@ -23,7 +23,7 @@ MODELS = list(itertools.product(SENSITIVITY_MODELS, TRUST_MODELS))
 
 
 def spent_by_hand(releases, model, trust, relabel=False):
-    """Σ_t (w s)²/c in loops: the dearest class for models of one class, the two dearest with relabel, else all."""
+    """Σ_t (w s)²/c in loops: the costliest class for per-class models, the two costliest with relabel, else all."""
     num_devices, num_rows = releases[0].weights.shape
     spent = []
     for i in range(num_devices):
@@ -44,7 +44,7 @@ def spent_by_hand(releases, model, trust, relabel=False):
 
 @pytest.mark.parametrize(("model", "trust"), MODELS)
 @pytest.mark.parametrize("relabel", [False, True])
-def test_uneven_rounds_add_up_exactly(tmp_path, model, trust, relabel):
+def test_uneven_rounds_compose_exactly(tmp_path, model, trust, relabel):
     ledger = Ledger.begin(header(relabel=relabel), tmp_path / "ledger.jsonl")
     releases = [random_release(t) for t in range(1, 6)]
     for release in releases:
@@ -56,10 +56,10 @@ def test_uneven_rounds_add_up_exactly(tmp_path, model, trust, relabel):
         assert len(read.releases) == 5
 
 
-def test_what_is_read_is_what_was_written_to_the_last_bit(tmp_path):
+def test_releases_are_read_back_bit_for_bit(tmp_path):
     ledger = Ledger.begin(header(), tmp_path / "ledger.jsonl")
     first = random_release(1)
-    # The second repeats some arrays, is even across devices in another, and leaves a row unsent.
+    # The second release repeats some arrays, has one that is equal for all devices, and leaves a row unsent.
     noise = dict(first.counted_noise_var, fleet_noise=np.broadcast_to([1.0, 2.0, np.inf, 3.0], (3, 4)))
     second = Release(2, first.weights, first.sensitivity, noise)
     for release in (first, second):
@@ -73,16 +73,16 @@ def test_what_is_read_is_what_was_written_to_the_last_bit(tmp_path):
     assert lines[2]["counted_noise_var"]["fleet_noise"] == [[1.0, 2.0, None, 3.0]]
 
 
-def test_who_took_part_is_written_down():
-    silent = random_release(1)
-    silent.weights[1] = 0.0
-    assert silent.participants.tolist() == [0, 2]
-    assert silent.cost("device", "own_noise")[1].tolist() == [0, 0, 0, 0]
+def test_participants_are_recorded():
+    release = random_release(1)
+    release.weights[1] = 0.0
+    assert release.participants.tolist() == [0, 2]
+    assert release.cost("device", "own_noise")[1].tolist() == [0, 0, 0, 0]
     unsent = {trust: np.full((3, 4), np.inf) for trust in TRUST_MODELS}
-    assert Release(1, silent.weights, silent.sensitivity, unsent).participants.tolist() == []
+    assert Release(1, release.weights, release.sensitivity, unsent).participants.tolist() == []
 
 
-def test_a_round_that_a_device_cannot_pay_is_not_charged(tmp_path):
+def test_a_round_beyond_the_budget_is_not_charged(tmp_path):
     ledger = Ledger.begin(header(mu=0.5), tmp_path / "ledger.jsonl")
     many = [random_release(t, noise=30.0) for t in range(1, 1000)]
     with pytest.raises(BudgetExceeded, match=r"round \d+ would take device \d to ε = .* of the 8 that it was promised"):
@@ -99,14 +99,13 @@ def charge_all(ledger, releases):
         ledger.charge(release)
 
 
-def test_what_is_not_enforced_is_only_counted(tmp_path):
+def test_a_budget_that_is_not_enforced_is_only_counted(tmp_path):
     ledger = Ledger.begin(header(mu=0.5, enforced=False), tmp_path / "ledger.jsonl")
-    bare = random_release(1, noise=0.0)
-    ledger.charge(bare)
+    ledger.charge(random_release(1, noise=0.0))
     assert ledger.epsilon().tolist() == [np.inf, np.inf, np.inf]
 
 
-def test_no_privacy_asked_is_never_exceeded():
+def test_an_infinite_target_is_never_exceeded():
     ledger = Ledger(header(mu=np.inf))
     ledger.charge(random_release(1, noise=0.0))
     assert (ledger.num_releases, ledger.epsilon().tolist()) == (1, [np.inf] * 3)
@@ -128,7 +127,7 @@ fleets = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(fleets)
-def test_a_run_of_exactly_the_planned_rounds_is_never_stopped_by_rounding(drawn):
+def test_a_run_of_exactly_the_planned_rounds_is_never_stopped_by_rounding_errors(drawn):
     made = planned(drawn)
     ledger = ledger_of(made)
     charge_all(ledger, releases_of(made, drawn["rounds"]))
@@ -137,11 +136,11 @@ def test_a_run_of_exactly_the_planned_rounds_is_never_stopped_by_rounding(drawn)
 
 @settings(max_examples=30, deadline=None)
 @given(fleets)
-def test_one_round_more_than_planned_is_stopped_before_it_happens(drawn):
-    """Devices alike, so that each spends all it has; receiver noise is left out, for a weak channel spends less."""
-    alike = drawn | {"counts": [drawn["counts"][0]] * 3, "sensitivity": "class_mean", "relabel": False}
-    alike["trust"] = "fleet_noise" if drawn["trust"] == "receiver_noise" else drawn["trust"]
-    made = planned(alike)
+def test_one_round_more_than_planned_is_rejected(drawn):
+    """Equal devices, so that each spends its whole budget. A weak channel spends less under receiver noise: omitted."""
+    equal = drawn | {"counts": [drawn["counts"][0]] * 3, "sensitivity": "class_mean", "relabel": False}
+    equal["trust"] = "fleet_noise" if drawn["trust"] == "receiver_noise" else drawn["trust"]
+    made = planned(equal)
     ledger = ledger_of(made)
     with pytest.raises(BudgetExceeded, match=f"round {drawn['rounds'] + 1} "):
         charge_all(ledger, releases_of(made, drawn["rounds"] + 1))
@@ -176,7 +175,7 @@ def ledger_of(made):
     return Ledger(header(fleet.mu, fleet.num_devices, fleet.num_classes, **terms, **per_device))
 
 
-def test_a_replayed_round_is_charged_once_with_seeded_noise_and_again_with_secure(tmp_path):
+def test_a_replayed_round_is_charged_once_with_seeded_noise_and_again_with_secure_noise(tmp_path):
     for noise, expected in [("seeded", 3), ("secure", 4)]:
         path = tmp_path / f"{noise}.jsonl"
         ledger = Ledger.begin(header(noise=noise), path)
@@ -192,7 +191,7 @@ def test_a_replayed_round_is_charged_once_with_seeded_noise_and_again_with_secur
         assert before == pytest.approx(spent_by_hand(recorded, "device", "fleet_noise"), rel=1e-12)
 
 
-def test_a_replay_that_differs_is_charged_on_top(tmp_path, caplog):
+def test_a_replay_that_differs_is_charged_in_addition(tmp_path, caplog):
     ledger = Ledger.begin(header(), tmp_path / "ledger.jsonl")
     ledger.charge(random_release(1))
     resumed = Ledger.read(tmp_path / "ledger.jsonl", recorded_rounds=0)
@@ -202,10 +201,10 @@ def test_a_replay_that_differs_is_charged_on_top(tmp_path, caplog):
     assert resumed.squared_mu() == pytest.approx(spent_by_hand(both, "device", "fleet_noise"), rel=1e-12)
 
 
-def test_a_second_run_goes_on_from_what_was_spent(tmp_path):
+def test_a_second_run_continues_from_earlier_spending(tmp_path):
     first = Ledger.begin(header(), tmp_path / "first.jsonl")
     first.charge(random_release(1))
-    # The second run counts otherwise: what the first spent is counted its way.
+    # The second run declares other models: the spending of the first run is counted by these.
     terms = header(trust="own_noise", sensitivity="class_mean")
     assert spent_before(tmp_path / "first.jsonl", terms, 3) == pytest.approx(
         spent_by_hand([random_release(1)], "class_mean", "own_noise"), rel=1e-12
@@ -221,18 +220,18 @@ def test_a_second_run_goes_on_from_what_was_spent(tmp_path):
     assert rewound.squared_mu() == pytest.approx(spent_by_hand(both[:1], "class_mean", "own_noise"), rel=1e-12)
 
 
-def test_different_payloads_add_up_by_device(tmp_path):
+def test_costs_of_different_payloads_are_added_per_device(tmp_path):
     first = Ledger.begin(header(), tmp_path / "first.jsonl")
     first.charge(random_release(1))
     terms = header(payload="gradient", num_rows=1, sensitivity="paper")
     second = Ledger.begin(terms, tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     second.charge(random_release(1, num_rows=1, seed=2))
-    apart = spent_by_hand([random_release(1)], "paper", "fleet_noise")
-    apart += spent_by_hand([random_release(1, num_rows=1, seed=2)], "paper", "fleet_noise")
-    assert second.squared_mu() == pytest.approx(apart, rel=1e-12)
+    separate = spent_by_hand([random_release(1)], "paper", "fleet_noise")
+    separate += spent_by_hand([random_release(1, num_rows=1, seed=2)], "paper", "fleet_noise")
+    assert second.squared_mu() == pytest.approx(separate, rel=1e-12)
 
 
-def test_a_ledger_is_gone_on_from_once(tmp_path):
+def test_a_ledger_can_be_continued_only_once(tmp_path):
     first = Ledger.begin(header(), tmp_path / "first.jsonl")
     first.charge(random_release(1))
     Ledger.begin(header(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
@@ -240,18 +239,18 @@ def test_a_ledger_is_gone_on_from_once(tmp_path):
         Ledger.begin(header(name="third"), tmp_path / "third.jsonl", tmp_path / "first.jsonl")
     with pytest.raises(LedgerError, match="nothing more can be charged"):
         Ledger.read(tmp_path / "first.jsonl").charge(random_release(2))
-    # The same start once more is a fork, too, unless a killed one left its header in this very folder.
+    # Repeating the same start is a fork too, unless a killed start left its header in this very folder.
     with pytest.raises(LedgerError, match=r"another run has gone on from it, in .*repeat it as it was with --out"):
-        Ledger.begin(header(name="second"), tmp_path / "twin.jsonl", tmp_path / "first.jsonl")
+        Ledger.begin(header(name="second"), tmp_path / "fork.jsonl", tmp_path / "first.jsonl")
     with pytest.raises(LedgerError, match="another run has gone on from it"):
-        Ledger.begin(header(name="third"), tmp_path / "twin.jsonl", tmp_path / "first.jsonl", header(name="second"))
+        Ledger.begin(header(name="third"), tmp_path / "fork.jsonl", tmp_path / "first.jsonl", header(name="second"))
     assert not (tmp_path / "third.jsonl").exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "rule"), [({"num_devices": 2}, "is of 3 devices"), ({"noise": "secure"}, "is of seeded noise")]
 )
-def test_other_devices_or_another_noise_cannot_go_on(tmp_path, changes, rule):
+def test_other_devices_or_another_kind_of_noise_cannot_continue_a_ledger(tmp_path, changes, rule):
     Ledger.begin(header(), tmp_path / "first.jsonl")
     with pytest.raises(LedgerError, match=rule):
         Ledger.begin(header(**changes), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
@@ -259,7 +258,7 @@ def test_other_devices_or_another_noise_cannot_go_on(tmp_path, changes, rule):
     assert not (tmp_path / "second.jsonl").exists()
 
 
-def test_another_number_of_classes_is_refused_before_anything_is_closed(tmp_path):
+def test_another_number_of_classes_is_rejected_before_the_earlier_ledger_is_closed(tmp_path):
     first = Ledger.begin(header(), tmp_path / "first.jsonl")
     first.charge(random_release(1))
     with pytest.raises(LedgerError, match="has 4 rows of knowledge, and this run has 5"):
@@ -268,8 +267,8 @@ def test_another_number_of_classes_is_refused_before_anything_is_closed(tmp_path
 
 
 @pytest.mark.parametrize("num_heads", [0, 1])
-def test_a_start_killed_while_it_goes_on_from_a_ledger_forgets_nothing(tmp_path, monkeypatch, num_heads):
-    """Killed before the new file has its head, and after that but before the old one has its new head."""
+def test_a_start_killed_while_continuing_a_ledger_loses_no_release(tmp_path, monkeypatch, num_heads):
+    """Killed before the new file has its head, or after that and before the old file has its new head."""
     first = Ledger.begin(header(), tmp_path / "first.jsonl")
     for t in (1, 2, 3):
         first.charge(random_release(t))
@@ -292,8 +291,8 @@ def test_a_start_killed_while_it_goes_on_from_a_ledger_forgets_nothing(tmp_path,
     assert again.num_earlier == 3
 
 
-def test_the_papers_transceiver_is_stopped_where_it_breaks_its_own_constraint():
-    """Theory section 1: |h|²P = (1, 10), (B_i^k)² = (1, 4), equal ρ: a quarter of the noise that 5 rounds need."""
+def test_the_papers_transceiver_is_stopped_if_it_violates_its_own_constraint():
+    """docs/theory.md, section 1: |h|²P = (1, 10), (B_i^k)² = (1, 4), equal ρ: a quarter of the noise for 5 rounds."""
     delta, stringency = 1e-5, 0.01
     epsilon = math.sqrt(math.log(1 / delta) / (9 * stringency))
     noise_power = 2 * 4 * 5 * 2 * stringency  # half of it on the decision axis: the border of Case I

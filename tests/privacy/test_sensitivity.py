@@ -15,7 +15,7 @@ from airdistill.privacy.sensitivity import (
     required_noise_var,
 )
 
-# Device 0 holds classes 0 and 1, device 1 classes 1 and 2; nobody holds class 3.
+# Device 0 holds classes 0 and 1, device 1 classes 1 and 2; no device holds class 3.
 COUNTS = np.array([[10, 30, 0, 0], [0, 10, 50, 0]])
 ROOT2 = math.sqrt(2)
 DYNAMICS = TrajectoryDynamics(
@@ -46,7 +46,7 @@ def test_required_noise_by_hand(model, moved):
     scaled = aggregation_weights(COUNTS) * knowledge_sensitivity(COUNTS, model)
     expected = 7 * moved * scaled**2 / (mu**2)[:, None]
     assert required_noise_var(COUNTS, mu, 7, model) == pytest.approx(expected)
-    # Relabelling moves two classes of a per-class model; a whole device covers it already.
+    # Relabelling moves two classes of a per-class model; the device model includes it.
     factor = 1 if model == "device" else 2
     assert required_noise_var(COUNTS, mu, 7, model, relabel=True) == pytest.approx(factor * expected)
 
@@ -65,7 +65,7 @@ def test_the_papers_choice_is_eq_17(seed, num_rounds):
     assert required == pytest.approx(right_side / scale**2, rel=1e-10)
 
 
-def test_no_privacy_asked_needs_no_noise():
+def test_no_privacy_target_requires_no_noise():
     assert (required_noise_var(COUNTS, np.array([np.inf, np.inf]), 100, "device") == 0).all()
 
 
@@ -84,7 +84,7 @@ def test_replacing_one_record_under_a_fixed_model_stays_within_class_mean(seed, 
 
 
 def test_lemma_1_fails_for_the_smallest_class_even_with_a_fixed_model():
-    # Two samples of a class in a dataset of 100: the mean moves by √2/2 where Lemma 1 allows √2/100.
+    # Two samples of a class in a dataset of 100: the mean moves by √2/2, and Lemma 1 allows √2/100.
     before, after = np.array([[1.0, 0], [1, 0]]), np.array([[0.0, 1], [1, 0]])
     shift = np.linalg.norm(before.mean(axis=0) - after.mean(axis=0))
     assert shift == pytest.approx(ROOT2 / 2)
@@ -93,7 +93,7 @@ def test_lemma_1_fails_for_the_smallest_class_even_with_a_fixed_model():
 
 
 def drift_by_steps(dynamics, samples, num_rounds):
-    """Step by step, with the record in whichever batch of a pass moves the parameters most."""
+    """Step by step, with the record in the batch of an epoch that moves the parameters most."""
     full_batch = dynamics.local_epochs == 0
     size = samples if full_batch else dynamics.batch_size
     batches = [min(size, samples - start) for start in range(0, samples, size)]
@@ -104,26 +104,26 @@ def drift_by_steps(dynamics, samples, num_rounds):
         for _ in range(max(1, dynamics.local_epochs)):
             ends = []
             for place in range(len(batches)):
-                apart = drift
+                distance = drift
                 for step, batch in enumerate(batches):
-                    apart *= 1 + lr * dynamics.grad_lipschitz
+                    distance *= 1 + lr * dynamics.grad_lipschitz
                     if step == place:
-                        apart += 2 * lr * dynamics.grad_norm_bound / batch
-                ends.append(apart)
+                        distance += 2 * lr * dynamics.grad_norm_bound / batch
+                ends.append(distance)
             drift = max(ends)
     return drifts
 
 
 def test_a_record_alone_in_the_last_batch_stays_within_the_drift():
-    """61 samples in batches of 60, losses that are linear with slopes ±S: the last batch is the record itself."""
+    """61 samples in batches of 60, linear losses with gradients ±S: the last batch is the record itself."""
     dynamics = TrajectoryDynamics(0.1, 1e-9, 1.0, 3.0, local_epochs=1, batch_size=60)
-    slopes = np.full(61, 3.0)
+    gradients = np.full(61, 3.0)
     ends = []
     for own in (3.0, -3.0):
-        slopes[60] = own
+        gradients[60] = own
         theta = 0.0
         for start in range(0, 61, 60):
-            theta -= 0.1 * slopes[start : start + 60].mean()
+            theta -= 0.1 * gradients[start : start + 60].mean()
         ends.append(theta)
     bound = list(itertools.islice(dynamics.parameter_drift(np.array([61.0])), 2))[1][0]
     assert abs(ends[0] - ends[1]) == pytest.approx(0.6)
@@ -131,7 +131,7 @@ def test_a_record_alone_in_the_last_batch_stays_within_the_drift():
 
 
 @pytest.mark.parametrize(("epochs", "batch"), [(0, 7), (1, 15), (2, 15), (1, 100)])
-def test_the_drift_is_that_of_single_steps(epochs, batch):
+def test_the_drift_agrees_with_single_steps(epochs, batch):
     dynamics = TrajectoryDynamics(0.1, 2.0, 0.5, 3.0, local_epochs=epochs, batch_size=batch)
     drift = np.stack(list(itertools.islice(dynamics.parameter_drift(np.array([40.0, 60.0])), 6)))
     for device, samples in enumerate((40, 60)):
@@ -163,12 +163,12 @@ def test_in_the_first_round_the_trajectory_model_is_the_class_mean():
     ("counts", "rule"),
     [([1, 2], "shape"), ([[1, -2]], "negative"), ([[1, 2], [0, 0]], "device 1 has no data"), ([[]], "shape")],
 )
-def test_bad_counts_are_refused(counts, rule):
+def test_invalid_counts_are_rejected(counts, rule):
     with pytest.raises(ValueError, match=rule):
         knowledge_sensitivity(counts, "device")
 
 
-def test_unknown_or_incomplete_models_are_refused():
+def test_unknown_or_incomplete_models_are_rejected():
     with pytest.raises(ValueError, match="must be one of paper"):
         knowledge_sensitivity(COUNTS, "guess")
     with pytest.raises(ValueError, match="needs the training dynamics"):
@@ -180,25 +180,25 @@ def test_unknown_or_incomplete_models_are_refused():
         required_noise_var(COUNTS, [1.0, -1.0], 3, "device")
 
 
-def test_without_a_drift_trajectory_is_the_first_rounds():
+def test_trajectory_without_a_drift_is_that_of_the_first_round():
     assert knowledge_sensitivity(COUNTS, "trajectory") == pytest.approx(knowledge_sensitivity(COUNTS, "class_mean"))
 
 
-def test_sums_are_the_same_in_any_order_and_far_out():
-    """Past the diameter the growth is linear; jumping there must equal walking there, and so must going back."""
-    jumping, walking = AccumulatedShift(COUNTS, "trajectory", vars(DYNAMICS)), np.zeros(COUNTS.shape)
+def test_accumulated_shifts_do_not_depend_on_the_order_of_calls():
+    """Once the diameter is reached the growth is linear; jumping ahead or back must equal summing round by round."""
+    accumulated, summed = AccumulatedShift(COUNTS, "trajectory", vars(DYNAMICS)), np.zeros(COUNTS.shape)
     weights = aggregation_weights(COUNTS)
     drifts = DYNAMICS.parameter_drift(COUNTS.sum(axis=1).astype(float))
     history = []
     for drift in itertools.islice(drifts, 200):
-        walking = walking + (weights * knowledge_sensitivity(COUNTS, "trajectory", drift, 0.5)) ** 2
-        history.append(walking)
-    assert jumping.linear_from(200) < 200
+        summed = summed + (weights * knowledge_sensitivity(COUNTS, "trajectory", drift, 0.5)) ** 2
+        history.append(summed)
+    assert accumulated.linear_from(200) < 200
     for num_rounds in (200, 3, 150, 1):
-        assert jumping.after(num_rounds) == pytest.approx(history[num_rounds - 1], rel=1e-12)
+        assert accumulated.after(num_rounds) == pytest.approx(history[num_rounds - 1], rel=1e-12)
 
 
-def test_a_growth_beyond_all_numbers_stops_at_the_diameter():
+def test_an_overflowing_drift_is_limited_by_the_diameter():
     wild = TrajectoryDynamics(1.0, 100.0, 1.0, 3.0, local_epochs=1, batch_size=1)
     counts = np.full((2, 3), 500)
     late = AccumulatedShift(counts, "trajectory", wild).after(5)

@@ -1,15 +1,14 @@
-"""An audit's tables and page, from real audits."""
+"""Tables and pages of real audits."""
 
 import io
 import re
 
 import pytest
-from audited_worlds import planned
+from audit_contexts import planned
 from rich.console import Console
 
 from airdistill.audit import AuditOptions, audit
-from airdistill.report.audit_page import write_audit_page
-from airdistill.report.audit_table import print_audit
+from airdistill.report.audit import print_audit, write_audit_page
 from airdistill.runs.options import RunOptions
 
 LITTLE = AuditOptions(transcripts=2, candidates=4, trials=20, rounds=3, shadows=4)
@@ -37,7 +36,7 @@ def printed(found):
     return console.file.getvalue()
 
 
-def test_the_terminal_says_all_in_eighty_columns(clean, broken):
+def test_the_terminal_shows_everything_in_eighty_columns(clean, broken):
     for found in (clean, broken):
         text = printed(found)
         assert "…" not in text
@@ -45,7 +44,7 @@ def test_the_terminal_says_all_in_eighty_columns(clean, broken):
     assert "Verdict: not violated" in printed(clean)
     text = re.sub(r"\s+", " ", printed(broken))
     assert "Verdict: violated" in text
-    assert "The declared sensitivity (paper) is no bound" in text
+    assert "The declared sensitivity (paper) is not a valid bound" in text
     assert "none for such pairs" in text
     assert f"{broken.empirical.variance.value:.3f}" in text
 
@@ -56,11 +55,11 @@ def test_the_page_shows_verdict_numbers_and_four_figures(clean, broken, tmp_path
         assert html.count("<svg") == 4
         assert word in html
         assert not re.search(r"(?:src|href)=[\"']?https?:", html)
-        for text in ("Lemma 1", "certified (", "if noise is as counted", "allowed by ε", "estimate of a lower bound"):
+        for text in ("Lemma 1", "certified (", "counted noise", "allowed by ε", "estimate of a lower bound"):
             assert text in html
 
 
-def test_parts_that_were_not_made_are_not_shown(tmp_path):
+def test_attacks_that_were_not_made_are_not_shown(tmp_path):
     found = audited(tmp_path, "ota_fl")
     html = write_audit_page(found, tmp_path / "audit.html").read_text()
     assert html.count("<svg") == 3
@@ -70,5 +69,5 @@ def test_parts_that_were_not_made_are_not_shown(tmp_path):
 
 def test_a_plan_without_privacy_can_be_shown(tmp_path):
     found = audited(tmp_path, "ota_fd", "privacy.epsilon=inf")
-    assert "nothing is promised" in re.sub(r"\s+", " ", printed(found))
+    assert "there is no guarantee to violate" in re.sub(r"\s+", " ", printed(found))
     assert write_audit_page(found, tmp_path / "audit.html").read_text().count("<svg") == 3

@@ -1,8 +1,13 @@
+"""The HTML of a page: escaping, structure, drawings and print."""
+
 import io
 import re
+import subprocess
+import sys
 from html import unescape
 from html.parser import HTMLParser
 
+import jinja2
 import pytest
 from matplotlib.figure import Figure
 
@@ -17,6 +22,7 @@ from airdistill.report.page import (
     Section,
     Verdict,
     Verdicts,
+    _templates,
     render,
 )
 
@@ -25,7 +31,7 @@ VOID = {"meta", "link"}
 
 
 class Reader(HTMLParser):
-    """Notes what stands in the page, and insists that each element is closed where it was opened."""
+    """Collect the tags, attributes and texts of a page, and check that every element is closed in order."""
 
     def __init__(self, html):
         super().__init__()
@@ -55,7 +61,7 @@ class Reader(HTMLParser):
 
 
 def figure_svg(hatch="//"):
-    """A figure with glyphs, clip paths, markers, a hatch and a picture: all that matplotlib refers to by name."""
+    """Return a figure with everything that matplotlib refers to by id: glyphs, clip paths, markers, hatches, images."""
     figure = Figure(figsize=(4, 3))
     axes = figure.subplots()
     axes.plot([0, 1, 2], "o-", label="gap < 1")
@@ -71,7 +77,7 @@ def page_of(*blocks, title="Results"):
     return Page("A report", "of a run", (Section(title, blocks),), "airdistill 0.1.0")
 
 
-def page_of_everything(word, svg):
+def page_with_all_blocks(word, svg):
     blocks = (
         Paragraph(word),
         Bullets((word, word)),
@@ -86,8 +92,8 @@ def page_of_everything(word, svg):
     return Page(word, word, (Section(word, blocks), Section(word, ())), word)
 
 
-def test_everything_is_escaped():
-    html = render(page_of_everything(EVIL, figure_svg()))
+def test_every_string_is_escaped():
+    html = render(page_with_all_blocks(EVIL, figure_svg()))
     page = Reader(html)
     assert "script" not in page.tags
     # head and h1, subtitle, 2 × (link, heading); paragraph, 3 bullets, fact, table, 2 drawings, command, verdict
@@ -96,8 +102,8 @@ def test_everything_is_escaped():
     assert page.values("aria-label").count(EVIL) == 3  # a table and two drawings
 
 
-def test_nothing_is_fetched():
-    html = render(page_of_everything("words", figure_svg()))
+def test_a_page_loads_nothing():
+    html = render(page_with_all_blocks("words", figure_svg()))
     assert "://" not in html
     assert "@import" not in html
     references = Reader(html).values("src", "href", "xlink:href", "action", "data", "srcset")
@@ -105,7 +111,7 @@ def test_nothing_is_fetched():
     assert "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\"" in html
 
 
-def test_two_drawings_do_not_share_names():
+def test_two_drawings_do_not_share_ids():
     svg = figure_svg()
     page = Reader(render(page_of(Drawing(svg, "one", "first"), Drawing(svg, "two", "second"))))
     ids = page.values("id")
@@ -120,7 +126,7 @@ def test_two_drawings_do_not_share_names():
     assert set(named + used) <= set(ids)
 
 
-def test_a_drawing_is_an_image_with_a_name_and_keeps_to_itself():
+def test_a_drawing_has_an_accessible_name_and_its_own_style():
     html = render(page_of(Drawing(figure_svg(), "The gap", 'gap over "rounds"')))
     assert "<?xml" not in html
     assert html.count("<!DOCTYPE") == 1
@@ -135,22 +141,22 @@ def test_a_drawing_is_an_image_with_a_name_and_keeps_to_itself():
 
 
 @pytest.mark.parametrize(("width", "most"), [("100", 130), ("100px", 130), ("72pt", 125)])
-def test_a_drawing_grows_by_a_third_at_most(width, most):
+def test_a_drawing_is_scaled_by_at_most_1_3(width, most):
     html = render(page_of(Drawing(f'<svg width="{width}" viewBox="0 0 1 1"/>', "", "")))
     assert f"max-width: {most}px" in html
 
 
-def test_a_drawing_without_a_natural_width_is_refused():
+def test_a_drawing_without_a_natural_width_is_rejected():
     with pytest.raises(ValueError, match="100%"):
         render(page_of(Drawing('<svg width="100%" viewBox="0 0 1 1"/>', "", "")))
 
 
-def test_words_in_a_drawing_are_not_taken_for_references():
+def test_text_in_a_drawing_is_not_changed_like_a_reference():
     svg = '<svg width="9pt" viewBox="0 0 9 9"><text>url(#a) href="#a"</text></svg>'
     assert 'url(#a) href="#a"' in unescape(render(page_of(Drawing(svg, "", ""))))
 
 
-def test_contents_lead_to_the_sections():
+def test_contents_link_to_the_sections():
     titles = ("Results", "results!", "Results 2", "ε > 1", "?", "D1", "Results")
     drawing = Drawing(figure_svg(), "", "")
     page = Page("A report", "", tuple(Section(title, (drawing,)) for title in titles), "airdistill")
@@ -163,9 +169,9 @@ def test_contents_lead_to_the_sections():
 
 
 def test_bullets_and_facts():
-    html = render(page_of(Bullets(("one", "two")), Bullets(("beware",), "warning"), Facts((("Rounds", "72"),))))
-    assert '<ul class="plain"><li>one</li>\n<li>two</li></ul>' in html
-    assert '<ul class="warning"><li>beware</li></ul>' in html
+    html = render(page_of(Bullets(("one", "two")), Bullets(("careful",), "warning"), Facts((("Rounds", "72"),))))
+    assert '<ul class="plain">\n<li>one</li>\n<li>two</li>\n</ul>' in html
+    assert '<ul class="warning">\n<li>careful</li>\n</ul>' in html
     assert "<dt>Rounds</dt><dd>72</dd>" in html
 
 
@@ -188,7 +194,7 @@ def test_a_table_names_its_rows_and_columns():
     assert '<p class="note">over three seeds</p>' in html
 
 
-def test_wide_tables_are_told_apart_for_print():
+def test_print_knows_the_width_of_a_table():
     def width(num_columns, cell):
         html = render(page_of(DataTable(("n",) * num_columns, ((cell,) * num_columns,), align_left=())))
         return int(re.search(r"--width: (\d+)", html)[1])
@@ -197,9 +203,9 @@ def test_wide_tables_are_told_apart_for_print():
     assert width(2, "1000000.00") > width(2, "1.00")
 
 
-def test_a_row_that_does_not_fit_its_table_is_refused():
-    with pytest.raises(ValueError, match="zip"):
-        render(page_of(DataTable(("a", "b"), (("1", "2", "3"),))))
+def test_a_row_with_too_many_cells_is_rejected():
+    with pytest.raises(ValueError, match="3 cells, but the table has 2 columns"):
+        DataTable(("a", "b"), (("1", "2", "3"),))
 
 
 def test_a_command_is_shown_as_typed():
@@ -209,7 +215,27 @@ def test_a_command_is_shown_as_typed():
 
 
 @pytest.mark.parametrize(("verdict", "sign"), [("holds", "✓"), ("does not hold", "✗"), ("undecided", "?")])
-def test_a_verdict_is_a_word_and_a_sign(verdict, sign):
+def test_a_verdict_has_a_word_and_a_sign(verdict, sign):
     reader = Reader(render(page_of(Verdicts((Verdict("Noise is free", verdict, "82 against 76", "runs/a"),)))))
     for words in ("Noise is free", verdict, sign, "82 against 76", "runs/a"):
         assert words in reader.texts
+
+
+def test_templates_escape_and_reject_undefined_names():
+    templates = _templates()
+    assert templates.autoescape is True
+    with pytest.raises(jinja2.UndefinedError):
+        templates.from_string("{{ nothing }}").render()
+
+
+def test_plan_and_help_do_not_import_jinja2():
+    """Templates are only needed by commands that write a page."""
+    for arguments in (["--help"], ["plan", "quick"]):
+        code = (
+            "import sys, airdistill.cli\n"
+            f"sys.argv = ['airdistill', *{arguments}]\n"
+            "try:\n    airdistill.cli.main()\n"
+            "except SystemExit as end:\n    assert not end.code\n"
+            "assert 'jinja2' not in sys.modules\n"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

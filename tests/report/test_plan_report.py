@@ -1,3 +1,5 @@
+"""A plan on the terminal and its figure."""
+
 import io
 
 import pytest
@@ -5,8 +7,9 @@ from rich.console import Console
 
 import airdistill as ad
 from airdistill.errors import InputError
+from airdistill.report.plan import print_plan
 from airdistill.report.plan_figure import plot_gap
-from airdistill.report.plan_table import print_plan
+from airdistill.report.wording import limiting_factor
 
 
 def printed(plan, width=100, **options):
@@ -15,18 +18,27 @@ def printed(plan, width=100, **options):
     return console.file.getvalue()
 
 
-def test_the_table_answers_the_questions():
+def test_the_terminal_shows_every_part_of_the_plan():
     plan = ad.plan(ad.load("paper"))
     text = printed(plan)
-    for words in ["Rounds", str(plan.num_rounds), "eq. (21)", str(plan.rounds.paper), "What binds", "720 ms in all"]:
+    for words in ["Rounds", str(plan.num_rounds), "eq. (21)", str(plan.rounds.paper), "720 ms in all"]:
         assert words in text
-    for words in ["Uplink energy", "Weakest device", "dB SNR", "class_mean", "trajectory", "paper*", "Beware"]:
+    assert f"Limiting factor           {limiting_factor(plan.forecast.regime)} (privacy in " in text
+    for words in ["Uplink energy", "Weakest device", "dB SNR", "class_mean", "trajectory", "paper*", "Warnings"]:
         assert words in text
     for assumption in plan.assumptions:
         assert " ".join(assumption.split()[:5]) in text
 
 
-def test_devices_are_summed_up_or_listed():
+def test_the_limiting_factor_of_a_mixed_regime_names_both():
+    assert [limiting_factor(regime) for regime in ("privacy", "channel", "mixed")] == [
+        "privacy",
+        "channel",
+        "privacy and channel",
+    ]
+
+
+def test_devices_are_summarised_or_listed():
     plan = ad.plan(ad.load("quick"))
     assert "median" in printed(plan)
     assert "│ 19 " in printed(plan, all_devices=True)
@@ -37,7 +49,7 @@ def test_the_table_fits_a_terminal_of_eighty_columns():
         assert max(len(line) for line in printed(ad.plan(ad.load(name)), width=80).splitlines()) <= 80
 
 
-def test_many_classes_are_summed_up():
+def test_many_classes_are_summarised():
     counts = str([[1] * 40, [2] * 40])
     text = printed(ad.plan(ad.load("quick", ["fleet.devices=2", f"data.class_counts={counts}"])))
     assert "least" in text
@@ -62,6 +74,6 @@ def test_the_drawing_marks_the_optimum_and_the_choice(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "rule"), [("gap.bmp", "must end in"), ("none/gap.png", "folder does not exist")])
-def test_a_figure_that_cannot_be_written_is_refused(tmp_path, name, rule):
+def test_a_figure_that_cannot_be_written_is_rejected(tmp_path, name, rule):
     with pytest.raises(InputError, match=rule):
         plot_gap(ad.plan(ad.load("quick")), tmp_path / name)

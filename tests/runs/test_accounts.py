@@ -19,7 +19,7 @@ from airdistill.planning.plan import Plan
 from airdistill.privacy import chain
 from airdistill.privacy.ledger import Ledger
 from airdistill.radio.discrete_noise import secure_grid
-from airdistill.report.progress import print_run
+from airdistill.report.run import print_run
 from airdistill.runs import runner
 from airdistill.runs.accounts import note_audit
 from airdistill.runs.folder import locked

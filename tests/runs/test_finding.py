@@ -1,4 +1,4 @@
-"""Runs found in a folder, in every state, and picked for a comparison."""
+"""Runs found in a folder, in every state, and selected for a comparison."""
 
 import errno
 import fcntl
@@ -13,8 +13,8 @@ from small_worlds import small_scenario
 import airdistill as ad
 from airdistill.errors import AirDistillError
 from airdistill.reproduce.claims import claims_about
-from airdistill.runs.finding import find_comparisons, find_runs, picked_comparison
-from airdistill.runs.folder import LOCK, locked, process_in
+from airdistill.runs.finding import compare_runs, find_comparisons, find_runs
+from airdistill.runs.folder import LOCK, RunError, is_locked, locked, process_in
 from airdistill.runs.options import RunOptions
 from airdistill.runs.results import arm_results
 
@@ -35,22 +35,22 @@ def states(folder):
     return {run.name: run.state for run in find_runs(folder)}
 
 
-def test_a_folder_that_may_not_be_looked_into_hides_no_others(runs, tmp_path, monkeypatch):
-    """Its files can be listed and not opened, as with `chmod 644`; root may all, so the refusal is played."""
+def test_a_folder_without_permission_does_not_hide_others(runs, tmp_path, monkeypatch):
+    """Its files can be listed and not opened, as after `chmod 644`. Root is never refused, and so the test raises."""
     for name in ("closed", "open"):
         shutil.copytree(runs / "ota_fd-3", tmp_path / name)
-    looked = Path.stat
+    real_stat = Path.stat
 
     def stat(path, **more):
         if "closed" in path.parts:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return looked(path, **more)
+        return real_stat(path, **more)
 
     monkeypatch.setattr(Path, "stat", stat)
     assert states(tmp_path) == {"closed": "broken", "open": "ended"}
 
 
-def test_states_are_told_apart(runs, tmp_path):
+def test_states_are_distinguished(runs, tmp_path):
     assert states(runs)["deep/stricter"] == "ended"
     for name in ("stopped", "broken", "none"):
         shutil.copytree(runs / "ota_fd-3", tmp_path / name)
@@ -59,34 +59,45 @@ def test_states_are_told_apart(runs, tmp_path):
     (tmp_path / "none" / "run.json").unlink()
     assert states(tmp_path) == {"stopped": "stopped", "broken": "broken", "none": "not begun"}
     broken = next(run for run in find_runs(tmp_path) if run.state == "broken")
-    assert "plan.json was edited or damaged" in broken.trouble
+    assert "plan.json was edited or damaged" in broken.problem
     with locked(tmp_path / "stopped"), locked(tmp_path / "none"):
         assert states(tmp_path) == {"stopped": "running", "broken": "broken", "none": "starting"}
     assert states(tmp_path)["stopped"] == "stopped"
 
 
-def test_whoever_runs_in_a_folder_is_named_while_it_does(tmp_path):
+def test_the_process_in_a_folder_is_named_while_it_runs(tmp_path):
     assert process_in(tmp_path) is None
     with locked(tmp_path):
         assert process_in(tmp_path) == os.getpid()
-        with pytest.raises(AirDistillError, match="another process"), locked(tmp_path):
+        with pytest.raises(RunError, match="another process"), locked(tmp_path):
             pass
         assert process_in(tmp_path) == os.getpid()
     assert process_in(tmp_path) is None
+    assert (tmp_path / LOCK).read_text() == ""
 
 
-def test_a_look_keeps_no_run_out(tmp_path, monkeypatch):
-    """Whoever looks holds the lock for a moment; a run that begins just then waits for its end."""
+def test_a_lock_counts_before_its_holder_has_written_its_id(runs, tmp_path):
+    shutil.copytree(runs / "ota_fd-3", tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with locked(tmp_path / "run"):
+        (tmp_path / "run" / LOCK).write_text("")
+        assert is_locked(tmp_path / "run")
+        assert process_in(tmp_path / "run") is None
+        assert states(tmp_path) == {"run": "running"}
+
+
+def test_a_reader_of_the_state_does_not_keep_a_run_out(tmp_path, monkeypatch):
+    """A reader holds the lock for an instant, which can be long on a busy machine. A run that starts then waits."""
     with locked(tmp_path):
         pass
-    with (tmp_path / LOCK).open() as looking:
-        fcntl.flock(looking, fcntl.LOCK_SH)
-        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
-        with locked(tmp_path):
+    with (tmp_path / LOCK).open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(reader, fcntl.LOCK_UN))
+        with locked(tmp_path, patience_s=0.0):
             assert process_in(tmp_path) == os.getpid()
 
 
-def test_a_round_half_written_does_not_count_and_a_damaged_one_is_named(runs, tmp_path):
+def test_a_truncated_last_round_is_dropped_and_a_damaged_one_is_named(runs, tmp_path):
     shutil.copytree(runs / "ota_fd-3", tmp_path / "run")
     path = tmp_path / "run" / "rounds.jsonl"
     whole = path.read_bytes()
@@ -99,9 +110,9 @@ def test_a_round_half_written_does_not_count_and_a_damaged_one_is_named(runs, tm
             ad.RunRecord.read(tmp_path / "run")
 
 
-def test_picked_runs_are_arms_by_what_they_have_in_common(runs):
+def test_runs_that_differ_only_in_their_seed_are_one_arm(runs):
     names = ["ota_fd-3", "ota_fd-5", "local_only-3", "local_only-5"]
-    record = picked_comparison([runs / name for name in names], runs)
+    record = compare_runs([runs / name for name in names], runs)
     assert [arm.label for arm in record.comparison.arms] == ["ota_fd", "local_only"]
     assert record.comparison.seeds == (3, 5)
     by_label = {result.label: result for result in arm_results(record)}
@@ -114,13 +125,13 @@ def test_picked_runs_are_arms_by_what_they_have_in_common(runs):
     ]
 
 
-def test_the_same_scheme_on_other_terms_is_another_arm(runs):
-    record = picked_comparison([runs / "ota_fd-3", runs / "deep" / "stricter"], runs)
+def test_the_same_scheme_with_another_target_is_another_arm(runs):
+    record = compare_runs([runs / "ota_fd-3", runs / "deep" / "stricter"], runs)
     assert [arm.label for arm in record.comparison.arms] == ["ota_fd-3", "deep/stricter"]
     assert len(record.runs) == 2
 
 
-def test_comparisons_are_found_by_their_question(tmp_path):
+def test_comparisons_are_found_by_their_file(tmp_path):
     (tmp_path / "figures" / "fig2b").mkdir(parents=True)
     (tmp_path / "figures" / "fig2b" / "comparison.json").write_text("{}")
     assert find_comparisons(tmp_path) == [tmp_path / "figures" / "fig2b"]

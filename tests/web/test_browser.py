@@ -189,7 +189,7 @@ def test_a_damaged_run_says_so_and_the_others_stay(page, server):
     page.get_by_role("option", name="airdistill", exact=True).click()
     expect(metric(page, "State")).to_have_text("ended")
     page.get_by_text("Show the report").click()
-    expect(page.frame_locator("iframe").get_by_role("heading", name="What came out")).to_be_visible()
+    expect(page.frame_locator("iframe").get_by_role("heading", name="Results")).to_be_visible()
 
 
 def pick_runs(page):

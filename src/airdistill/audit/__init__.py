@@ -1,4 +1,4 @@
-"""Attacks on what the server sees, measured against what the certificate promises."""
+"""Privacy audit: attacks on what the server receives, compared with the certified guarantee."""
 
 from airdistill.audit.auditing import Audit, audit, audit_run
 from airdistill.audit.options import AuditOptions

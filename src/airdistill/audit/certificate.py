@@ -1,4 +1,4 @@
-"""What is promised to the audited device, round by round: the shift that was declared and the μ that it costs."""
+"""The guarantee of the audited device, round by round: the declared sensitivity and the certified μ."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LEMMA_1, CLASS_MEAN, RECORD_GRADIENT = "Lemma 1, √2/B_i", "class mean, √2/B_
 
 
 @dataclass(frozen=True)
-class Promise:
-    """For rounds 1..R: the bound on ‖q(D) − q(D')‖ of every row `[round, row]`, and the certified μ `[round]`."""
+class Guarantee:
+    """Rounds 1..R: the declared bound on ‖q(D) − q(D')‖ of every row `[round, row]`, and the certified μ `[round]`."""
 
     model: str
     delta: float
@@ -28,46 +28,46 @@ class Promise:
 
     @property
     def epsilon(self) -> FloatArray:
-        """`[round]`, at the device's δ."""
+        """The certified ε at the device's δ, `[round]`."""
         return epsilon_of_mu(self.mu, self.delta, self.noise)
 
 
-def promise_of(world: AuditContext) -> Promise:
-    """The declared sensitivity model with the noise that these very rounds count."""
-    plan, device, privacy = world.plan, world.device, world.scenario.privacy
+def guarantee_of(context: AuditContext) -> Guarantee:
+    """The declared sensitivity and the μ certified for the counted noise of these rounds."""
+    plan, device, privacy = context.plan, context.device, context.scenario.privacy
     model = privacy.sensitivity
-    sensitivity = np.stack([plan.uplink.sensitivity(model, this.index)[device] for this in world.rounds])
-    mu = certified_mu(world, model)[:, device]
-    return Promise(model, float(plan.fleet.delta[device]), sensitivity, mu, privacy.noise)
+    sensitivity = np.stack([plan.uplink.sensitivity(model, this.index)[device] for this in context.rounds])
+    mu = certified_mu(context, model)[:, device]
+    return Guarantee(model, float(plan.fleet.delta[device]), sensitivity, mu, privacy.noise)
 
 
-def certified_mu(world: AuditContext, model: str) -> FloatArray:
-    """Of every device after each round, `[round, device]`: as the ledger of a run counts it."""
-    plan, privacy = world.plan, world.scenario.privacy
+def certified_mu(context: AuditContext, model: str) -> FloatArray:
+    """μ of every device after each round, `[round, device]`, as the ledger of a run counts it."""
+    plan, privacy = context.plan, context.scenario.privacy
     spending, spent = Spending(plan.fleet.num_devices), []
-    for this in world.rounds:
+    for this in context.rounds:
         release = release_of(plan.uplink, this.design, this.known, this.index)
         spending = spending.after(release, plan.uplink.payload)
         spent.append(spending.squared_mu(model, privacy.trust, privacy.relabel))
     return np.sqrt(np.stack(spent))
 
 
-def reference_bounds(world: AuditContext, promise: Promise) -> dict[str, FloatArray]:
-    """Bounds to hold a measured shift against, `[round, row]` each: what was declared, and what is printed."""
-    num_rounds, device = len(world.rounds), world.device
+def reference_bounds(context: AuditContext, guarantee: Guarantee) -> dict[str, FloatArray]:
+    """Bounds to compare a measured shift with, by name, `[round, row]` each; the declared bound is the last."""
+    num_rounds, device = len(context.rounds), context.device
     found: dict[str, FloatArray] = {}
-    if world.link.of_gradient:
-        samples = len(world.own_labels)
-        record = np.full((num_rounds, 1), 2 * world.scenario.learning.clip_norm / samples)
+    if context.link.of_gradient:
+        samples = len(context.own_labels)
+        record = np.full((num_rounds, 1), 2 * context.scenario.learning.clip_norm / samples)
         found = {RECORD_GRADIENT: record}
-    elif world.plan.uplink.payload == "knowledge":
-        counts = world.plan.fleet.class_counts
+    elif context.plan.uplink.payload == "knowledge":
+        counts = context.plan.fleet.class_counts
         found = {
             name: np.tile(knowledge_sensitivity(counts, model)[device], (num_rounds, 1))
             for name, model in [(LEMMA_1, "paper"), (CLASS_MEAN, "class_mean")]
         }
-    return {**found, declared_name(promise): promise.sensitivity}
+    return {**found, declared_name(guarantee): guarantee.sensitivity}
 
 
-def declared_name(promise: Promise) -> str:
-    return f"declared, {promise.model}"
+def declared_name(guarantee: Guarantee) -> str:
+    return f"declared, {guarantee.model}"

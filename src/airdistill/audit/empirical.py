@@ -1,14 +1,14 @@
-"""The likelihood-ratio attack on noise that is really drawn: does it hide as much as is counted?
+"""The likelihood-ratio attack on drawn noise: does the noise protect as much as is counted?
 
-The exact part trusts the counted variance c. This part draws the noise by the production path, round for round, keeps
-of it what the trust model counts, and attacks the worst pair with the best test there is,
-Λ = Σ⟨y − (m + m')/2, m' − m⟩/c, which is N(∓μ²/2, μ²) for Gaussian noise of variance c. Two things are looked at:
+The exact audit trusts the counted variance c. This part draws the noise by the production code, round by round, keeps
+the noise that the trust model counts, and attacks the worst pair with the optimal test,
+Λ = Σ⟨y − (m + m')/2, m' − m⟩/c, which is N(∓μ²/2, μ²) for Gaussian noise of variance c. Three statistics are checked:
 
-* the attack's AUC against Φ(μ/√2). For a tiny or a huge μ every noise gives the same AUC, so that the pair is
-  also moved along its own line to a distance of μ = 1.5, where the AUC reacts most;
-* the variance of all noise entries over c, which sees a few per cent with few trials, and the lowest of all rows;
-* the largest correlation between any two rows of any rounds, between entries of a row, and between squares, which no
-  change of sign hides: noise that is used twice hides the first use and gives the second away.
+* the attack's AUC against Φ(μ/√2). For a tiny or a huge μ the AUC does not depend on the noise, and so the pair is also
+  moved along its own line to a distance of μ = 1.5, where the AUC is most sensitive;
+* the variance of all noise entries over c, which detects a few per cent with few trials, and the lowest of all rows;
+* the largest correlation between any two rows of any rounds, between entries of a row, and between squares, which a
+  change of sign does not affect. Reused noise can be cancelled between the two uses.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from airdistill.audit.neighbours import Neighbour, follow
 from airdistill.audit.options import AuditOptions, OnProgress
 
 TESTED_MU = 1.5
-_MOST_STREAMS = 600_000  # generators that all trials together may start: one for each device and round
-_MOST_NUMBERS = {"seeded": 2 * 10**8, "secure": 2 * 10**6}  # that all trials together may send
+_MOST_STREAMS = 600_000  # random generators in all trials together: one for each device and round
+_MOST_NUMBERS = {"seeded": 2 * 10**8, "secure": 2 * 10**6}  # random numbers in all trials together
 _FEWEST_TRIALS = 20
-_MOST_POINTS = 400  # of a curve that is kept
-_MOST_ENTRIES = 100  # of a row whose entries are held against each other
-# Squares have heavy tails: ten standard errors, and from enough draws on.
+_MOST_POINTS = 400  # of a stored ROC curve
+_MOST_ENTRIES = 100  # of a row; longer rows are not tested for correlation between entries
+# Squares have heavy tails: tested at ten standard errors, and only with enough draws.
 _SQUARES_NEED, _SQUARES_ERRORS = 400, 10.0
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """The largest that was measured, and what that of independent draws stays below."""
+    """The largest measured correlation, and the limit for independent draws."""
 
     value: float
     limit: float
@@ -46,7 +46,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class EmpiricalAudit:
-    """`pair` was attacked over `num_rounds` rounds in `num_trials` trials of each world."""
+    """`pair` was attacked over `num_rounds` rounds, with `num_trials` trials for each of its datasets."""
 
     pair: str
     num_rounds: int
@@ -78,7 +78,7 @@ class EmpiricalAudit:
             if measured.low > expected:
                 found.append(
                     f"Noise lower than counted: at μ = {at:.3g} the likelihood-ratio attack has an AUC of "
-                    f"{measured.value:.4f}, at least {measured.low:.4f}; counted noise would leave {expected:.4f}."
+                    f"{measured.value:.4f}, at least {measured.low:.4f}; with the counted noise it is {expected:.4f}."
                 )
         for what, measured in [
             ("of all entries", self.variance),
@@ -87,13 +87,13 @@ class EmpiricalAudit:
             if measured.high < 1:
                 found.append(
                     f"Noise lower than counted: the variance {what} is {measured.value:.4f} of the counted one, "
-                    f"{measured.high:.4f} at most."
+                    f"at most {measured.high:.4f}."
                 )
         for between, largest in self.correlations.items():
             if largest.value > largest.limit:
                 found.append(
-                    f"Noise is used again: the largest correlation between {between} is {largest.value:.3f}; of "
-                    f"independent draws it stays below {largest.limit:.3f}."
+                    f"Noise is reused: the largest correlation between {between} is {largest.value:.3f}; for "
+                    f"independent draws it is below {largest.limit:.3f}."
                 )
         return tuple(found)
 
@@ -118,7 +118,10 @@ class EmpiricalAudit:
 
 @dataclass(frozen=True)
 class _PairRound:
-    """A round's two vectors before any weight `[row, entry]`, their means as seen, and c `[row]`, where rows count."""
+    """Unweighted vectors of the pair in a round `[row, entry]`, their means as received, and c `[row]`.
+
+    Vectors have all rows; `means` and `counted` have the `rows` with counted noise.
+    """
 
     this: AirRound
     vectors: tuple[FloatArray, FloatArray]
@@ -133,61 +136,62 @@ class _PairRound:
 
 
 def audit_empirically(
-    world: AuditContext,
+    context: AuditContext,
     neighbour: Neighbour,
     options: AuditOptions,
     on_progress: OnProgress,
     noise_source: NoiseSource | None = None,
 ) -> EmpiricalAudit | None:
-    """Attacks fresh noise from the source, by default as a run draws it; None where no noise is counted."""
+    """Attack fresh noise from the source, by default as a run draws it; None if no noise is counted."""
     seed = transcript_seed(options, "audit-attacked", 0)
-    followed = follow(world, [neighbour], seed, world.link.seeded_noise, keep_vectors=True)
+    followed = follow(context, [neighbour], seed, context.link.seeded_noise, keep_vectors=True)
     pairs = [
         pair
-        for this, vectors in zip(world.rounds, followed.vectors, strict=True)
-        if (pair := _pair_round(world, this, vectors)) is not None
+        for this, vectors in zip(context.rounds, followed.vectors, strict=True)
+        if (pair := _pair_round(context, this, vectors)) is not None
     ]
     if not pairs:
         return None
-    num_trials, num_rounds = _affordable(world, options.trials, len(pairs))
-    source = noise_source or _production_source(world)
-    return _attack(world, pairs[:num_rounds], num_trials, neighbour.description, options, source, on_progress)
+    num_trials, num_rounds = _affordable(context, options.trials, len(pairs))
+    source = noise_source or _production_source(context)
+    return _attack(context, pairs[:num_rounds], num_trials, neighbour.description, options, source, on_progress)
 
 
-def _production_source(world: AuditContext) -> NoiseSource:
-    channels = {this.index: this.known for this in world.rounds}
-    return lambda seed, index, design: world.link.production_noise(seed, index, design, channels[index])
+def _production_source(context: AuditContext) -> NoiseSource:
+    channels = {this.index: this.known for this in context.rounds}
+    return lambda seed, index, design: context.link.production_noise(seed, index, design, channels[index])
 
 
-def _pair_round(world: AuditContext, this: AirRound, vectors: FloatArray) -> _PairRound | None:
-    """None where the device sends nothing, or nothing that noise is counted for."""
-    counted = world.link.counted_noise_var(this)
-    now, usual = this.design.weights[world.device], world.link.nominal_weights()[world.device]
+def _pair_round(context: AuditContext, this: AirRound, vectors: FloatArray) -> _PairRound | None:
+    """The pair in one round; None if the device sends no row with counted noise."""
+    counted = context.link.counted_noise_var(this)
+    now, nominal = this.design.weights[context.device], context.link.nominal_weights()[context.device]
     rows = np.flatnonzero((now > 0) & np.isfinite(counted) & (counted > 0))
     if not len(rows):
         return None
-    # Counted noise is in units of the usual weight; a round's sum has the weight of that round, as it arrives.
-    slip = world.link.slip(this)
-    as_sent = counted[rows] * (np.abs(slip) * now[rows] / usual[rows]) ** 2
-    means = [(np.abs(slip) * now[rows])[:, None] * vector[rows] for vector in vectors]
+    # Counted noise is in units of the nominal weight; the received sum has the weight of this round, scaled by the
+    # residual CSI misalignment.
+    misalignment = context.link.slip(this)
+    as_sent = counted[rows] * (np.abs(misalignment) * now[rows] / nominal[rows]) ** 2
+    means = [(np.abs(misalignment) * now[rows])[:, None] * vector[rows] for vector in vectors]
     return _PairRound(this, (vectors[0], vectors[1]), (means[0], means[1]), as_sent, rows)
 
 
-def _affordable(world: AuditContext, asked: int, num_rounds: int) -> tuple[int, int]:
-    """Trials in each world and rounds of each, within the budget; first trials are given up, then rounds."""
-    fleet, uplink = world.plan.fleet, world.plan.uplink
-    makes_noise = any(this.design.noise_gain.any() for this in world.rounds)
+def _affordable(context: AuditContext, asked: int, num_rounds: int) -> tuple[int, int]:
+    """Trials for each dataset, and rounds, within the limits on computation; trials are reduced before rounds."""
+    fleet, uplink = context.plan.fleet, context.plan.uplink
+    makes_noise = any(this.design.noise_gain.any() for this in context.rounds)
     num_senders = fleet.num_devices if makes_noise else 1
     numbers = num_senders * uplink.num_rows * uplink.vector_length
     most_rounds = int(
-        min(_MOST_STREAMS / (2 * num_senders), _MOST_NUMBERS[world.scenario.privacy.noise] / (2 * numbers))
-    )  # of each world
+        min(_MOST_STREAMS / (2 * num_senders), _MOST_NUMBERS[context.scenario.privacy.noise] / (2 * numbers))
+    )  # for each dataset
     num_trials = max(min(_FEWEST_TRIALS, asked), min(asked, most_rounds // num_rounds))
     return num_trials, max(1, min(num_rounds, most_rounds // num_trials))
 
 
 def _attack(
-    world: AuditContext,
+    context: AuditContext,
     pairs: list[_PairRound],
     num_trials: int,
     name: str,
@@ -201,13 +205,13 @@ def _attack(
     for trial in range(num_trials):
         for side in (0, 1):
             seed = transcript_seed(options, f"audit-trial-{side}", trial)
-            residuals = [_residual(world, pair, side, seed, source) for pair in pairs]
+            residuals = [_residual(context, pair, side, seed, source) for pair in pairs]
             for place, residual in enumerate(residuals):
                 along[side, trial] += float((residual * lines[place]).sum())
                 squares[place] += (residual**2).sum(axis=1)
             products.add(np.concatenate(residuals))
         on_progress("noise attacked", trial + 1, num_trials)
-    entries = 2 * num_trials * world.plan.uplink.vector_length
+    entries = 2 * num_trials * context.plan.uplink.vector_length
     row_variances = np.concatenate(squares) / entries
     lowest = int(np.argmin(row_variances))
     owners = np.repeat([pair.this.index for pair in pairs], [len(pair.rows) for pair in pairs])
@@ -228,7 +232,7 @@ def _attack(
 
 
 class _Products:
-    """Products of whitened noise, added up over trials: between all rows of all rounds, and between entries of rows."""
+    """Products of whitened noise, summed over trials: between all rows of all rounds, and between entries of rows."""
 
     def __init__(self) -> None:
         self._rows = self._squares = self._entries = np.zeros((0, 0))
@@ -247,7 +251,7 @@ class _Products:
         self._length = noise.shape[1]
 
     def correlations(self) -> dict[str, Correlation]:
-        """The largest of each kind, where there are pairs, and what independent draws stay below."""
+        """The largest correlation of each kind that has pairs, with its limit for independent draws."""
         per_row = self._num_trials * self._length
         found = {"rows": _largest(self._rows, per_row)}
         if per_row >= _SQUARES_NEED:
@@ -258,33 +262,33 @@ class _Products:
 
 
 def _largest(products: FloatArray, num_draws: int) -> Correlation:
-    """Of a symmetric matrix of sums of products; not a number where there is no pair."""
+    """The largest correlation in a symmetric matrix of sums of products; NaN without a pair."""
     scale = np.sqrt(np.maximum(np.diag(products), np.finfo(np.float64).tiny))
-    apart = np.abs(products / np.outer(scale, scale))[~np.eye(len(products), dtype=np.bool_)]
-    if not len(apart):
+    off_diagonal = np.abs(products / np.outer(scale, scale))[~np.eye(len(products), dtype=np.bool_)]
+    if not len(off_diagonal):
         return Correlation(float("nan"), 1.0)
     # Bonferroni over all pairs; each correlation is normal with variance 1/n to good approximation.
-    limit = -float(ndtri((1 - LEVEL) / 10 / len(apart))) / np.sqrt(num_draws)
-    return Correlation(float(apart.max()), float(min(1.0, limit)))
+    limit = -float(ndtri((1 - LEVEL) / 10 / len(off_diagonal))) / np.sqrt(num_draws)
+    return Correlation(float(off_diagonal.max()), float(min(1.0, limit)))
 
 
 def _unit_line(pairs: list[_PairRound], mu: float) -> list[FloatArray]:
-    """From one world's whitened means to the other's, of length 1 over all rounds; any direction if nothing moved."""
+    """Unit direction, over all rounds, from the whitened means of D to those of D'; arbitrary if they are equal."""
     if mu > 0:
         return [pair.whitened_shift / mu for pair in pairs]
     size = sum(pair.means[0].size for pair in pairs)
     return [np.full(pair.means[0].shape, size**-0.5) for pair in pairs]
 
 
-def _residual(world: AuditContext, pair: _PairRound, side: int, seed: int, source: NoiseSource) -> FloatArray:
-    """(y − m)/√c of one trial's round in the world of D (0) or D' (1), `[row, entry]`: through the real air."""
-    noise = world.link.counted_part(source(seed, pair.this.index, pair.this.design))
-    seen = world.link.seen(pair.this, pair.vectors[side], noise)[pair.rows]
+def _residual(context: AuditContext, pair: _PairRound, side: int, seed: int, source: NoiseSource) -> FloatArray:
+    """(y − m)/√c of one round and trial with D (side 0) or D' (side 1), `[row, entry]`, by the production code."""
+    noise = context.link.counted_part(source(seed, pair.this.index, pair.this.design))
+    seen = context.link.seen(pair.this, pair.vectors[side], noise)[pair.rows]
     return np.asarray((seen - pair.means[side]) / np.sqrt(pair.counted)[:, None])
 
 
 def _ratios(along: FloatArray, mu: float) -> tuple[FloatArray, FloatArray]:
-    """Λ in both worlds `[trial]`, from the noise along the line between the means, for a distance of μ."""
+    """Λ for D and for D' `[trial]`, from the noise along the line between the means, for a distance of μ."""
     return mu * along[0] - mu**2 / 2, mu * along[1] + mu**2 / 2
 
 
@@ -294,14 +298,14 @@ def _tested(along: FloatArray) -> Interval:
 
 
 def variance_interval(sum_of_squares: float, num_entries: int, num_looks: int = 1) -> Interval:
-    """χ² interval of a variance; for the lowest of several, wide enough that all of them hold at once."""
+    """χ² interval of a variance; for the lowest of several, simultaneous over all of them."""
     tail = (1 - LEVEL) / 2 / num_looks
     low, high = (sum_of_squares / float(chdtri(num_entries, share)) for share in (tail, 1 - tail))
     return Interval(sum_of_squares / num_entries, low, high)
 
 
 def _thinned(curve: Roc) -> Roc:
-    """At most so many points, the ends among them."""
+    """At most `_MOST_POINTS` points, including both ends."""
     size = len(curve.false_positive)
     chosen = np.unique(np.linspace(0, size - 1, min(size, _MOST_POINTS)).round().astype(np.int64))
     return Roc(curve.false_positive[chosen], curve.true_positive[chosen])

@@ -1,9 +1,9 @@
-"""The exact loss of privacy along a transcript: how far the twins drift apart, against the noise between them.
+"""The exact privacy loss along a transcript: the shift between the neighbours, relative to the noise.
 
-Given the past broadcasts, round t releases a Gaussian whose mean moves by w(q(D) − q(D')) between the two worlds. So
-the log-likelihood ratio of the whole transcript is known exactly, and μ_t² = Σ_s Σ_k ‖shift_s,k‖²/c_s,k is what the
-rounds up to t gave away along this transcript. If the bounds that the certificate composes held, no transcript could
-exceed the certified μ_t; the smallest over many transcripts is an estimate of a lower bound on what is true.
+Given the past broadcasts, round t releases a Gaussian whose mean differs by w(q(D) − q(D')) between the neighbours. The
+log-likelihood ratio of the whole transcript is therefore known exactly, and μ_t² = Σ_s Σ_k ‖shift_s,k‖²/c_s,k is the
+privacy loss of the rounds up to t along this transcript. If the bounds that the certificate composes are valid, no
+transcript exceeds the certified μ_t. The smallest μ_t over many transcripts estimates a lower bound on the true one.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 import torch
 
 from airdistill.arrays import FloatArray, divide_or
-from airdistill.audit.certificate import Promise, declared_name, promise_of, reference_bounds
+from airdistill.audit.certificate import Guarantee, declared_name, guarantee_of, reference_bounds
 from airdistill.audit.context import AuditContext
 from airdistill.audit.neighbours import Followed, Neighbour, NeighbouringPair
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.streams import stream
 
-TOLERANCE = 1e-6  # relative, for limits that can be met exactly but for rounding
+TOLERANCE = 1e-6  # relative: limits may be met exactly, up to rounding
 
 
 @dataclass(frozen=True)
 class PairAudit:
-    """D and one neighbour: measured μ_t, shift of the most moved row, and its ratio to each bound.
+    """D and one neighbour: measured μ_t, shift of the row that moves most, and its ratio to each bound.
 
-    All are `[transcript, round]`. `compared` says whether the certificate speaks of such neighbours at all.
+    All are `[transcript, round]`. `compared` states whether the certificate covers such neighbours.
     """
 
     relation: str
@@ -41,15 +41,15 @@ class PairAudit:
     ratios: dict[str, FloatArray]
 
     def epsilon(self, delta: float) -> FloatArray:
-        """Estimate of a lower bound on the true ε after each round, `[round]`: from the smallest μ."""
+        """Estimated lower bound on the true ε after each round, `[round]`, from the smallest μ."""
         return np.asarray(gaussian_epsilon(self.mu.min(axis=0), delta))
 
 
 @dataclass(frozen=True)
 class ExactAudit:
-    """The worst pair by one record and the worst by the whole device. `bounds` are `[round]`, each its largest row."""
+    """The worst pair by one record and the worst by the whole device. `bounds` are `[round]`, of the largest row."""
 
-    promise: Promise
+    guarantee: Guarantee
     pairs: tuple[PairAudit, ...]
     bounds: dict[str, FloatArray]
     num_candidates: int
@@ -57,13 +57,18 @@ class ExactAudit:
     tolerance: float
 
     @property
+    def promise(self) -> Guarantee:
+        """Old name of `guarantee`."""
+        return self.guarantee
+
+    @property
     def num_rounds(self) -> int:
-        return len(self.promise.mu)
+        return len(self.guarantee.mu)
 
     def certified_ratio(self, pair: PairAudit) -> FloatArray:
-        """Smallest μ_t over transcripts over the certified μ_t, `[round]`; zero where none is certified."""
-        finite = np.isfinite(self.promise.mu)
-        return divide_or(pair.mu.min(axis=0), np.where(finite, self.promise.mu, 0.0), 0.0)
+        """Smallest μ_t of all transcripts, divided by the certified μ_t, `[round]`; zero if that is infinite."""
+        finite = np.isfinite(self.guarantee.mu)
+        return divide_or(pair.mu.min(axis=0), np.where(finite, self.guarantee.mu, 0.0), 0.0)
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -72,41 +77,41 @@ class ExactAudit:
         )
 
     def _moved(self, pair: PairAudit) -> list[str]:
-        """Where the declared bound was exceeded: nothing is random about a shift, so that once is enough."""
-        ratios = pair.ratios[declared_name(self.promise)]
+        """Violation of the declared bound. A shift is not random, and so a single transcript is enough."""
+        ratios = pair.ratios[declared_name(self.guarantee)]
         exceeded = ratios > 1 + self.tolerance
         if not exceeded.any():
             return []
         every = ratios.min(axis=0)
         worst = int(np.argmax(every)) if exceeded.all(axis=0).any() else int(np.argmax(ratios.max(axis=0)))
         return [
-            f"The declared sensitivity ({self.promise.model}) is no bound: with {pair.description}, the shift in round "
-            f"{worst + 1} was {every[worst]:.3g} to {ratios[:, worst].max():.3g} times it, and exceeded it in "
-            f"{np.count_nonzero(exceeded[:, worst])} of {self.num_transcripts} transcripts."
+            f"The declared sensitivity ({self.guarantee.model}) is not a valid bound: with {pair.description}, the "
+            f"shift in round {worst + 1} was {every[worst]:.3g} to {ratios[:, worst].max():.3g} times it, and "
+            f"exceeded it in {np.count_nonzero(exceeded[:, worst])} of {self.num_transcripts} transcripts."
         ]
 
     def _leaked(self, pair: PairAudit) -> list[str]:
-        """Where the smallest μ exceeds the certified one."""
+        """Violation of the certificate: the smallest μ exceeds the certified one."""
         ratio = self.certified_ratio(pair)
         worst = int(np.argmax(ratio))
         if ratio[worst] <= 1 + self.tolerance:
             return []
-        measured, promised = pair.epsilon(self.promise.delta)[worst], self.promise.epsilon[worst]
+        measured, certified = pair.epsilon(self.guarantee.delta)[worst], self.guarantee.epsilon[worst]
         return [
             f"The certificate does not hold: with {pair.description}, μ after round {worst + 1} was "
             f"{pair.mu.min(axis=0)[worst]:.3g} or more in each of {self.num_transcripts} transcripts, "
-            f"certified {self.promise.mu[worst]:.3g}; that is ε of at least {measured:.3g} (estimated) "
-            f"against {promised:.3g}."
+            f"and the certified μ is {self.guarantee.mu[worst]:.3g}; ε is at least {measured:.3g} (estimated), and the "
+            f"certified ε is {certified:.3g}."
         ]
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "sensitivity": self.promise.model,
-            "delta": self.promise.delta,
+            "sensitivity": self.guarantee.model,
+            "delta": self.guarantee.delta,
             "candidates": self.num_candidates,
             "transcripts": self.num_transcripts,
-            "certified_mu": self.promise.mu,
-            "certified_epsilon": self.promise.epsilon,
+            "certified_mu": self.guarantee.mu,
+            "certified_epsilon": self.guarantee.epsilon,
             "bounds": self.bounds,
             "pairs": [self._pair_to_dict(pair) for pair in self.pairs],
         }
@@ -120,7 +125,7 @@ class ExactAudit:
             "shift": _spread(pair.shift),
             "ratio_to": {name: _spread(ratio) for name, ratio in pair.ratios.items()},
             "ratio_to_certified_mu": self.certified_ratio(pair),
-            "estimate_of_a_lower_bound_on_epsilon": pair.epsilon(self.promise.delta),
+            "estimate_of_a_lower_bound_on_epsilon": pair.epsilon(self.guarantee.delta),
         }
 
 
@@ -129,17 +134,16 @@ def _spread(values: FloatArray) -> dict[str, FloatArray]:
 
 
 def choose_worst(
-    world: AuditContext, candidates: Sequence[Neighbour], options: AuditOptions, on_progress: OnProgress
+    context: AuditContext, candidates: Sequence[Neighbour], options: AuditOptions, on_progress: OnProgress
 ) -> list[Neighbour]:
-    """The record's and the device's neighbour with the largest μ, on a transcript that serves for nothing else."""
+    """The neighbours by record and by device with the largest μ, on a transcript that is used for nothing else."""
 
     def tell(done: int) -> None:
-        on_progress("candidates tried", done, len(world.rounds))
+        on_progress("candidates tried", done, len(context.rounds))
 
     seed = transcript_seed(options, "audit-choice", 0)
-    mu = measured_mu(world, NeighbouringPair(world, candidates).follow(seed, world.link.seeded_noise, on_round=tell))[
-        -1
-    ]
+    followed = NeighbouringPair(context, candidates).follow(seed, context.link.seeded_noise, on_round=tell)
+    mu = measured_mu(context, followed)[-1]
     chosen = []
     for relation in ("record", "device"):
         among = [place for place, candidate in enumerate(candidates) if candidate.relation == relation]
@@ -147,11 +151,11 @@ def choose_worst(
     return chosen
 
 
-def measured_mu(world: AuditContext, followed: Followed) -> FloatArray:
-    """μ_t after each round, `[round, neighbour]`; infinite where something moved and no noise is counted."""
-    weights = world.link.nominal_weights()[world.device]
+def measured_mu(context: AuditContext, followed: Followed) -> FloatArray:
+    """μ_t after each round, `[round, neighbour]`; infinite if a row moved without counted noise."""
+    weights = context.link.nominal_weights()[context.device]
     moved = weights**2 * followed.squared_shift
-    counted = world.counted_noise_var()[:, None]
+    counted = context.counted_noise_var()[:, None]
     cost = np.where(moved > 0, divide_or(moved, np.broadcast_to(counted, moved.shape), np.inf), 0.0)
     return np.asarray(np.sqrt(np.cumsum(cost.sum(axis=-1), axis=0)))
 
@@ -161,41 +165,41 @@ def transcript_seed(options: AuditOptions, purpose: str, index: int) -> int:
 
 
 def audit_exactly(
-    world: AuditContext, chosen: Sequence[Neighbour], options: AuditOptions, on_progress: OnProgress
+    context: AuditContext, chosen: Sequence[Neighbour], options: AuditOptions, on_progress: OnProgress
 ) -> ExactAudit:
-    """Follows the chosen pairs along fresh transcripts."""
-    promise, twins, transcripts = promise_of(world), NeighbouringPair(world, chosen), []
+    """Follow the chosen pairs along fresh transcripts."""
+    guarantee, learners, transcripts = guarantee_of(context), NeighbouringPair(context, chosen), []
     for index in range(options.transcripts):
         seed = transcript_seed(options, "audit-transcript", index)
-        transcripts.append(twins.follow(seed, world.link.seeded_noise))
+        transcripts.append(learners.follow(seed, context.link.seeded_noise))
         on_progress("transcripts followed", index + 1, options.transcripts)
-    bounds = reference_bounds(world, promise)
-    pairs = [_pair(world, transcripts, place, pair, promise, bounds) for place, pair in enumerate(chosen)]
+    bounds = reference_bounds(context, guarantee)
+    pairs = [_pair(context, transcripts, place, pair, guarantee, bounds) for place, pair in enumerate(chosen)]
     return ExactAudit(
-        promise,
+        guarantee,
         tuple(pairs),
         {name: bound.max(axis=1) for name, bound in bounds.items()},
         options.candidates,
         options.transcripts,
-        _tolerance(world),
+        _tolerance(context),
     )
 
 
 def _pair(
-    world: AuditContext,
+    context: AuditContext,
     transcripts: Sequence[Followed],
     place: int,
     neighbour: Neighbour,
-    promise: Promise,
+    guarantee: Guarantee,
     bounds: dict[str, FloatArray],
 ) -> PairAudit:
-    taking_part = np.stack([this.design.weights[world.device] > 0 for this in world.rounds])
-    shift = np.sqrt(np.stack([followed.squared_shift[:, place] for followed in transcripts])) * taking_part
+    participating = np.stack([this.design.weights[context.device] > 0 for this in context.rounds])
+    shift = np.sqrt(np.stack([followed.squared_shift[:, place] for followed in transcripts])) * participating
     return PairAudit(
         neighbour.relation,
         neighbour.description,
-        neighbour.relation == "record" or promise.model == "device",
-        np.stack([measured_mu(world, followed)[:, place] for followed in transcripts]),
+        neighbour.relation == "record" or guarantee.model == "device",
+        np.stack([measured_mu(context, followed)[:, place] for followed in transcripts]),
         shift.max(axis=-1),
         {
             name: divide_or(shift, np.broadcast_to(bound, shift.shape), 0.0).max(axis=-1)
@@ -204,8 +208,8 @@ def _pair(
     )
 
 
-def _tolerance(world: AuditContext) -> float:
-    """A gradient is summed in the engine's own numbers: its rounding, held against a record's share of 1/B_i."""
-    if not world.link.of_gradient:
+def _tolerance(context: AuditContext) -> float:
+    """Relative tolerance of shifts: a gradient has the engine's rounding error, relative to a record's share 1/B_i."""
+    if not context.link.of_gradient:
         return TOLERANCE
-    return TOLERANCE + 8 * float(torch.finfo(world.engine.dtype).eps) * len(world.own_labels)
+    return TOLERANCE + 8 * float(torch.finfo(context.engine.dtype).eps) * len(context.own_labels)

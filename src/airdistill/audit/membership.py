@@ -1,11 +1,9 @@
-"""How well a score tells two groups apart, with intervals.
+"""Membership inference from the broadcasts alone: was a record in the fleet's training data?
 
-Membership inference from the broadcasts alone: was this record in the fleet's training data?
-
-The score was fixed beforehand: the log-likelihood ratio of the broadcast mean of the record's class, over all rounds,
-between two Gaussians. Without the record its mean is that of the shadow devices that did not train on it; with it, one
-device of the fleet is like the shadow devices that did. The variance is what means of so many devices differ by, plus
-the noise of the broadcast.
+The score is fixed in advance: the log-likelihood ratio of the broadcast mean of the record's class, over all rounds,
+between two Gaussians. Without the record the mean is that of the shadow devices that did not train on it; with the
+record, one device of the fleet is like the shadow devices that did. The variance is that of a mean over the fleet, plus
+the noise of the broadcast. The file begins with the statistics of a score: ROC, AUC and rates with intervals.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ from airdistill.audit.shadows import WANTED_NON_MEMBERS, Pool, ShadowKnowledge, 
 from airdistill.errors import InputError
 from airdistill.privacy.targets import epsilon_of_mu
 
-LEVEL = 0.999  # of every interval that a verdict rests on
+LEVEL = 0.999  # confidence level of every interval used in a verdict
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the two ends of its interval at `LEVEL`, unless said otherwise."""
+    """An estimate and its confidence interval, at `LEVEL` unless stated otherwise."""
 
     value: float
     low: float
@@ -39,14 +37,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Roc:
-    """False and true positive rates from (0, 0) to (1, 1), one point for every threshold that matters."""
+    """False and true positive rates from (0, 0) to (1, 1), one point for each distinct threshold."""
 
     false_positive: FloatArray
     true_positive: FloatArray
 
 
 def roc(positive: FloatArray, negative: FloatArray) -> Roc:
-    """Of the rule "positive above a threshold"."""
+    """ROC curve of the test "positive at or above a threshold"."""
     thresholds = np.unique(np.concatenate([positive, negative]))[::-1]
     rates = [
         (len(group) - np.searchsorted(np.sort(group), thresholds, side="left")) / len(group)
@@ -56,9 +54,9 @@ def roc(positive: FloatArray, negative: FloatArray) -> Roc:
 
 
 def auc(positive: FloatArray, negative: FloatArray, level: float = LEVEL) -> Interval:
-    """The chance that a positive scores above a negative (ties count half), with DeLong's interval.
+    """The probability that a positive scores above a negative (ties count half), with DeLong's interval.
 
-    The interval is normal in log(A/(1 − A)): in A itself it is too short on the side of 1/2 when trials are few.
+    The interval is normal in log(A/(1 − A)): in A itself it is too short on the side of 1/2 for few trials.
     """
     num_positive, num_negative = len(positive), len(negative)
     together = rankdata(np.concatenate([positive, negative]))
@@ -68,7 +66,7 @@ def auc(positive: FloatArray, negative: FloatArray, level: float = LEVEL) -> Int
     spread = float(above.var(ddof=1) / num_positive + below.var(ddof=1) / num_negative)
     tail = (1 - level) / 2
     if value in (0.0, 1.0):
-        # All pairs in order: the normal interval would have no width. Of the smaller group none was out of order.
+        # All pairs are in order, and the normal interval would have no width: use the size of the smaller group.
         width = float(1 - tail ** (1 / min(num_positive, num_negative)))
         return Interval(value, max(0.0, value - width), min(1.0, value + width))
     half = -ndtri(tail) * np.sqrt(spread) / (value * (1 - value))
@@ -77,7 +75,7 @@ def auc(positive: FloatArray, negative: FloatArray, level: float = LEVEL) -> Int
 
 
 def proportion(successes: int, trials: int, level: float = LEVEL) -> Interval:
-    """Clopper and Pearson's interval."""
+    """A proportion with the interval of Clopper and Pearson."""
     tail = (1 - level) / 2
     low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
@@ -86,7 +84,7 @@ def proportion(successes: int, trials: int, level: float = LEVEL) -> Interval:
 
 @dataclass(frozen=True)
 class RatePoint:
-    """A threshold set for a false positive rate of `asked` at most, and both rates at it."""
+    """Both rates at a threshold whose false positive rate is at most `asked`."""
 
     asked: float
     false_positive: Interval
@@ -94,7 +92,7 @@ class RatePoint:
 
 
 def rate_at(positive: FloatArray, negative: FloatArray, asked: float, level: float = LEVEL) -> RatePoint:
-    """The true positive rate where at most a share `asked` of the negatives scores above the threshold."""
+    """The rates at the lowest threshold that at most a fraction `asked` of the negatives exceeds."""
     allowed = int(np.floor(asked * len(negative)))
     threshold = np.sort(negative)[::-1][min(allowed, len(negative) - 1)]
     above = [int(np.count_nonzero(group > threshold)) for group in (negative, positive)]
@@ -107,7 +105,7 @@ _MOST_POINTS = 600
 
 @dataclass(frozen=True)
 class MembershipAudit:
-    """`num_members` of the fleet's `num_held` records were scored; ε and δ are of the device promised least."""
+    """`num_members` of the fleet's `num_held` records were scored; ε and δ are those of the least protected device."""
 
     num_held: int
     num_members: int
@@ -122,18 +120,18 @@ class MembershipAudit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        found = ["All records are scored on the same broadcasts, so that the intervals hold for these broadcasts only."]
+        found = ["All records are scored on the same broadcasts, and so the intervals hold for these broadcasts only."]
         if self.num_members < self.num_held:
             found.append(f"Of the fleet's {self.num_held} records, {self.num_members} drawn at random were scored.")
         if self.num_non_members < WANTED_NON_MEMBERS:
             found.append(
                 f"The data has only {self.num_non_members} records that the fleet did not train on; rates of 0.1 % "
-                f"want {WANTED_NON_MEMBERS}."
+                f"need {WANTED_NON_MEMBERS}."
             )
         return tuple(found)
 
     def allowed(self, point: RatePoint) -> float:
-        """e^ε·FPR + δ at the upper end of the false positive rate, at most 1."""
+        """The largest true positive rate under (ε, δ)-DP: e^ε·FPR + δ at the upper end of the FPR, at most 1."""
         if np.isinf(self.epsilon):
             return 1.0
         return float(min(1.0, np.exp(min(self.epsilon, 700.0)) * point.false_positive.high + self.delta))
@@ -141,8 +139,8 @@ class MembershipAudit:
     @property
     def violations(self) -> tuple[str, ...]:
         return tuple(
-            f"Membership inference finds {point.true_positive.low:.2%} of the members or more at a false positive rate "
-            f"of {point.false_positive.high:.2%} or less; ε = {self.epsilon:.3g} allows {self.allowed(point):.2%}."
+            f"Membership inference finds at least {point.true_positive.low:.2%} of the members at a false positive "
+            f"rate of at most {point.false_positive.high:.2%}; ε = {self.epsilon:.3g} allows {self.allowed(point):.2%}."
             for point in self.points
             if point.true_positive.low > self.allowed(point)
         )
@@ -171,20 +169,20 @@ def _point_to_dict(point: RatePoint) -> dict[str, Any]:
     return {"asked": point.asked, **rates}
 
 
-def audit_membership(world: AuditContext, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
-    """Trains the shadow fleets and scores every record of the pool."""
-    privacy = world.scenario.privacy
-    pool = pool_of(world, options.seed)
+def audit_membership(context: AuditContext, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
+    """Train the shadow fleets and score every record of the pool."""
+    privacy = context.scenario.privacy
+    pool = pool_of(context, options.seed)
     if pool.is_member.all():
-        rule = "of some class that the fleet holds there is no record that it did not train on"
-        raise InputError("data.dataset", world.scenario.data.dataset, rule)
-    shadows = train_shadows(world, pool, options, on_progress)
-    scores = _scores(world, pool, shadows)
+        rule = "the fleet trained on all records of some class; membership inference needs others of every class"
+        raise InputError("data.dataset", context.scenario.data.dataset, rule)
+    shadows = train_shadows(context, pool, options, on_progress)
+    scores = _scores(context, pool, shadows)
     members, others = scores[pool.is_member], scores[~pool.is_member]
-    epsilon = epsilon_of_mu(certified_mu(world, privacy.sensitivity)[-1], world.plan.fleet.delta, privacy.noise)
+    epsilon = epsilon_of_mu(certified_mu(context, privacy.sensitivity)[-1], context.plan.fleet.delta, privacy.noise)
     weakest = int(np.argmax(epsilon))
     return MembershipAudit(
-        num_held=sum(map(len, world.indices)),
+        num_held=sum(map(len, context.indices)),
         num_members=len(members),
         num_non_members=len(others),
         num_shadows=options.shadows,
@@ -193,14 +191,14 @@ def audit_membership(world: AuditContext, options: AuditOptions, on_progress: On
         points=tuple(rate_at(members, others, asked) for asked in FALSE_POSITIVE_RATES),
         roc=_log_thinned(roc(members, others)),
         epsilon=float(epsilon[weakest]),
-        delta=float(world.plan.fleet.delta[weakest]),
+        delta=float(context.plan.fleet.delta[weakest]),
     )
 
 
-def _scores(world: AuditContext, pool: Pool, shadows: ShadowKnowledge) -> FloatArray:
-    broadcasts = np.stack(world.received)
-    noise_var = np.stack([this.design.effective_noise_var for this in world.rounds])
-    share = 1 / world.plan.fleet.num_devices
+def _scores(context: AuditContext, pool: Pool, shadows: ShadowKnowledge) -> FloatArray:
+    broadcasts = np.stack(context.received)
+    noise_var = np.stack([this.design.effective_noise_var for this in context.rounds])
+    share = 1 / context.plan.fleet.num_devices
     return membership_scores(pool.labels, shadows.holds, shadows.knowledge, broadcasts, noise_var, share)
 
 
@@ -212,38 +210,38 @@ def membership_scores(
     noise_var: FloatArray,
     share: float,
 ) -> FloatArray:
-    """Λ of every record, `[record]`; zero for one that no shadow device held.
+    """Λ of every record, `[record]`; zero for a record that no shadow device held.
 
     `holds` is `[record, shadow device]`, `knowledge` `[shadow device, round, class, entry]`, `broadcasts` `[round,
     class, entry]` and `noise_var` v `[round, class]`. A broadcast is the mean of 1/`share` devices: without the record
-    it lies about the mean of those shadow devices that did not train on it, and with the record one device of the fleet
-    is like those that did. What was not broadcast says nothing.
+    its expectation is the mean of the shadow devices that did not train on it; with the record, one device of the fleet
+    is like those that did. Classes that were not broadcast do not contribute.
     """
     scores = np.zeros(len(labels))
     for klass in np.unique(labels):
         records, known_to = labels == klass, np.isfinite(knowledge[:, :, klass]).all(axis=(1, 2))
         known = knowledge[known_to, :, klass].reshape(np.count_nonzero(known_to), -1)
-        heard = broadcasts[:, klass].reshape(-1)
+        received = broadcasts[:, klass].reshape(-1)
         if len(known) < 2:
             continue
         variance = share * known.var(axis=0, ddof=1) + np.repeat(noise_var[:, klass], broadcasts.shape[-1])
-        usable = np.isfinite(heard) & np.isfinite(variance) & (variance > 0)
+        usable = np.isfinite(received) & np.isfinite(variance) & (variance > 0)
         own = holds[np.ix_(records, known_to)]
-        told = own.any(axis=1) & ~own.all(axis=1)
+        both = own.any(axis=1) & ~own.all(axis=1)  # some shadow devices held the record, and some did not
         without = _mean_over(~own, known[:, usable])
         with_it = without + share * (_mean_over(own, known[:, usable]) - without)
-        distance = [((heard[usable] - mean) ** 2 / variance[usable]).sum(axis=1) for mean in (with_it, without)]
-        scores[records] = np.where(told, (distance[1] - distance[0]) / 2, 0.0)
+        distance = [((received[usable] - mean) ** 2 / variance[usable]).sum(axis=1) for mean in (with_it, without)]
+        scores[records] = np.where(both, (distance[1] - distance[0]) / 2, 0.0)
     return scores
 
 
 def _mean_over(group: BoolArray, known: FloatArray) -> FloatArray:
-    """Mean over the shadow devices of a record's group, `[record, number]`."""
+    """Mean over the shadow devices in each record's group, `[record, entry]`."""
     return np.asarray(group.astype(np.float64) @ known / np.maximum(group.sum(axis=1, keepdims=True), 1))
 
 
 def _log_thinned(curve: Roc) -> Roc:
-    """At most so many points, dense where false positives are rare."""
+    """About `_MOST_POINTS` points, densest at low false positive rates."""
     size = len(curve.false_positive)
     places = np.concatenate([np.arange(min(size, 100)), np.geomspace(1, size, _MOST_POINTS) - 1, [size - 1]])
     chosen = np.unique(places.round().astype(np.int64))

@@ -1,4 +1,4 @@
-"""What an audit attacks, and how hard it tries."""
+"""Options of an audit: which attacks are made, on which device, and with how much computation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ OnProgress: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """`device` is the index of the audited device; `rounds` None audits the first 50 at most.
+    """`device` is the index of the audited device; with `rounds` None at most the first 50 are audited.
 
-    `candidates` neighbours by one record are tried and the worst is kept; it is followed along `transcripts` fresh
-    broadcasts. `trials` are made in each of the two worlds of the likelihood-ratio attack. `shadows` fleets, of
-    `shadow_devices` at most, are trained for membership inference: few devices bound the cost, and make the attacker's
-    picture of the fleet a little coarser.
+    `candidates` neighbours by one record are tried. The worst is followed along `transcripts` fresh sequences of
+    broadcasts. The likelihood-ratio attack makes `trials` for each dataset of the pair. Membership inference trains
+    `shadows` fleets of at most `shadow_devices` devices: fewer devices cost less and make the attacker's model of the
+    fleet slightly coarser.
     """
 
     device: int = 0
@@ -49,7 +49,7 @@ class AuditOptions:
             raise InputError("--parts", given, f"must be some of {', '.join(PARTS)}")
 
     def num_rounds(self, plan: Plan) -> int:
-        """How many rounds are audited, from the first on."""
+        """The number of audited rounds, counted from the first."""
         if self.rounds is None:
             return min(plan.num_rounds, _MOST_ROUNDS_BY_DEFAULT)
         if not 1 <= self.rounds <= plan.num_rounds:

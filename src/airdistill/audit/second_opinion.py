@@ -1,4 +1,4 @@
-"""A ledger's releases as dp_accounting's events: what Google's accountant makes of them."""
+"""A second opinion: the releases of a ledger as dp_accounting events, and the ε of Google's accountant."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 def dp_event(ledger: Ledger, device: int, model: str | None = None, trust: str | None = None) -> DpEvent:
-    """All releases that a device took part in, as a composition of Gaussian mechanisms; by default as declared.
+    """All releases of a device as a composition of Gaussian mechanisms, by default under the declared models.
 
-    A round is one mechanism: its noise multiplier is 1/√(Σ (w s)²/c) over the rows that a neighbour moves. For models
-    of one class these are the rows that cost the device most over the whole run.
+    A round is one mechanism with noise multiplier 1/√(Σ (w s)²/c) over the rows that differ between neighbours. For
+    per-class models these are the rows of highest cost over the whole run.
     """
     dp_accounting = _library()
     costs = _costs_by_release(ledger, device, model or ledger.header.sensitivity, trust or ledger.header.trust)
     if np.isinf(costs).any():
         return dp_accounting.NonPrivateDpEvent()
     if is_secretly_sampled(ledger):
-        return _with_coins(ledger, costs)
+        return _poisson_sampled(ledger, costs)
     counted = Counter(float(1 / np.sqrt(cost)) for cost in costs if cost > 0)
     each = [
         dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(multiplier), count)
@@ -39,24 +39,23 @@ def dp_event(ledger: Ledger, device: int, model: str | None = None, trust: str |
 
 
 def is_secretly_sampled(ledger: Ledger) -> bool:
-    """Whether the server does not see who takes part in this run."""
+    """Whether participation in this run is Poisson sampled and secret from the server."""
     return bool(ledger.header.terms.get("participation_hidden", False))
 
 
-def _with_coins(ledger: Ledger, costs: FloatArray) -> DpEvent:
-    """Rounds with hidden coins as Poisson sampling, where one record is replaced: a device's whole data.
+def _poisson_sampled(ledger: Ledger, costs: FloatArray) -> DpEvent:
+    """Poisson-sampled rounds under the replace-one relation, where a record is the whole data of a device.
 
-    There a multiplier is of the norm, of which two opposite vectors are two apart and knowledge, which has no entry
-    below zero, √2: for knowledge this is an upper bound. Earlier runs are counted as if everybody was seen.
+    In dp_accounting the multiplier refers to the norm m of a vector. Two opposite vectors differ by 2m; knowledge has
+    no negative entries and differs by √2 m, and so the result is an upper bound for it. Earlier runs are counted as if
+    the server knew the participants.
     """
     dp_accounting = _library()
-    chance, apart = (
-        float(ledger.header.terms["participation"]),
-        2.0 if ledger.header.payload == "gradient" else 2**0.5,
-    )
-    chances = [1.0] * ledger.num_earlier + [chance] * (len(costs) - ledger.num_earlier)
+    probability = float(ledger.header.terms["participation"])
+    distance = 2.0 if ledger.header.payload == "gradient" else 2**0.5  # in units of the norm
+    probabilities = [1.0] * ledger.num_earlier + [probability] * (len(costs) - ledger.num_earlier)
     counted = Counter(
-        (each, float(apart / np.sqrt(cost))) for each, cost in zip(chances, costs, strict=True) if cost > 0
+        (each, float(distance / np.sqrt(cost))) for each, cost in zip(probabilities, costs, strict=True) if cost > 0
     )
     events = [
         dp_accounting.SelfComposedDpEvent(
@@ -68,7 +67,7 @@ def _with_coins(ledger: Ledger, costs: FloatArray) -> DpEvent:
 
 
 def pld_epsilon(event: DpEvent, delta: float, replaced: bool = False) -> float:
-    """ε by dp_accounting's privacy-loss-distribution accountant; `replaced` is said of neighbours in sampled events."""
+    """ε by dp_accounting's PLD accountant; `replaced` selects the replace-one relation, for sampled events."""
     from dp_accounting.pld.pld_privacy_accountant import NeighborRel, PLDAccountant
 
     relation = NeighborRel.REPLACE_ONE if replaced else NeighborRel.ADD_OR_REMOVE_ONE
@@ -76,25 +75,21 @@ def pld_epsilon(event: DpEvent, delta: float, replaced: bool = False) -> float:
 
 
 def opinion_in_words(folder: Path) -> str:
-    """The worst device's ε by the ledger and by dp_accounting, in one sentence."""
+    """One sentence with the worst device's ε by the ledger and by dp_accounting."""
     ledger = Ledger.read(folder / LEDGER)
     spent = ledger.epsilon()
     device = int(np.argmax(spent))
     delta = float(ledger.header.delta[device])
     theirs = pld_epsilon(dp_event(ledger, device), delta, is_secretly_sampled(ledger))
-    note = (
-        " (of continuous noise; the ledger's own bound covers discrete noise)"
-        if ledger.header.noise == "secure"
-        else ""
-    )
+    note = " (for continuous noise; the ledger accounts for discrete noise)" if ledger.header.noise == "secure" else ""
     if is_secretly_sampled(ledger) and ledger.header.payload != "gradient":
-        note = " (of vectors that may point anywhere; the ledger counts on knowledge having no entry below zero)"
+        note = " (for vectors of any direction; the ledger uses that knowledge has no entry below zero)"
     ours = f"ε = {spent[device]:.6g} by the ledger"
     return f"Second opinion on device {device}: {ours}, {theirs:.6g} by dp_accounting{note}."
 
 
 def _costs_by_release(ledger: Ledger, device: int, model: str, trust: str) -> FloatArray:
-    """μ² of every release `[release]`."""
+    """μ² of every release, `[release]`."""
     rows: dict[str, list[FloatArray]] = {}
     for payload, release in ledger.history():
         rows.setdefault(payload, []).append(release.cost(model, trust)[device])
@@ -103,12 +98,12 @@ def _costs_by_release(ledger: Ledger, device: int, model: str, trust: str) -> Fl
 
 
 def _moved(costs: FloatArray, model: str, relabel: bool) -> FloatArray:
-    """Of the rows that a neighbour moves, `[release]`, from `[release, row]`."""
+    """Cost of the rows that differ between neighbours, `[release]`, from `[release, row]`."""
     if model in JOINT_MODELS:
         return np.asarray(costs.sum(axis=1))
     num_moved = 2 if relabel else 1
-    dearest = np.argsort(costs.sum(axis=0))[-num_moved:]
-    return np.asarray(costs[:, dearest].sum(axis=1))
+    costliest = np.argsort(costs.sum(axis=0))[-num_moved:]
+    return np.asarray(costs[:, costliest].sum(axis=1))
 
 
 def _library() -> Any:

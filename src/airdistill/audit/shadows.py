@@ -1,9 +1,8 @@
-"""Fleets that an outsider trains to learn what the broadcast looks like with a record in it, and without.
+"""Shadow fleets, which an attacker trains to learn what the broadcasts look like with a record and without it.
 
-The attacker knows the broadcasts, the initial weights and how data falls to devices. Shadow fleets come in
-complementary pairs: a random half of the pool is one fleet's data, the other half its partner's, so that every record
-is in half of all fleets. As every shadow device learns from the true broadcasts, none of them needs to hear of the
-others.
+The attacker knows the broadcasts, the initial weights and the rule by which data is partitioned. Shadow fleets come in
+complementary pairs: a random half of the pool is the data of one fleet, the other half that of its partner, and so
+every record is in half of all fleets. Every shadow device learns from the true broadcasts, independently of the others.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from airdistill.streams import stream
 
 _MOST_OF_A_KIND = 10_000
 WANTED_NON_MEMBERS = 5_000
-_USED_OF_A_HALF = 0.9  # where classes fall unevenly: a supply that is used up to the last sample cannot be shared out
+_USED_OF_A_HALF = 0.9  # if classes are uneven: a partition cannot use up the last sample of every class
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Records that the fleet trained on and records that it did not, `[record]`."""
+    """Records on which the fleet trained (members) and records on which it did not, `[record]`."""
 
     samples: NDArray[np.generic]
     labels: IntArray
     is_member: BoolArray
 
 
-def pool_of(world: AuditContext, seed: int) -> Pool:
-    """Members, at most 10,000, and non-members: test records, filled up from unused training records to 5,000.
+def pool_of(context: AuditContext, seed: int) -> Pool:
+    """At most 10,000 members, and non-members: test records, topped up to 5,000 with unused training records.
 
-    Non-members have the members' mix of classes: class counts are public, and must not pass for membership.
+    Non-members have the same class proportions as members: class counts are public and must not reveal membership.
     """
-    rng, dataset = stream(seed, "audit-pool"), world.dataset
-    held = np.concatenate(world.indices)
+    rng, dataset = stream(seed, "audit-pool"), context.dataset
+    held = np.concatenate(context.indices)
     members = rng.permutation(held)[:_MOST_OF_A_KIND]
     tests = rng.permutation(len(dataset.y_test))[:_MOST_OF_A_KIND]
     unused = rng.permutation(np.setdiff1d(np.arange(len(dataset.y_train)), held))
@@ -59,7 +58,7 @@ def pool_of(world: AuditContext, seed: int) -> Pool:
 
 
 def _with_shares(labels: IntArray, shares: FloatArray) -> IntArray:
-    """The first records of every class, as many as give the classes these shares."""
+    """Indices of as many records as possible such that the classes have these shares."""
     supply = np.bincount(labels, minlength=len(shares))
     held = shares > 0
     total = np.min(supply[held] / shares[held])
@@ -71,9 +70,9 @@ def _with_shares(labels: IntArray, shares: FloatArray) -> IntArray:
 
 @dataclass(frozen=True)
 class ShadowKnowledge:
-    """Who trained on which record `[record, shadow device]`, what they know `[shadow device, round, class, class]`.
+    """Which shadow device trained on which record `[record, shadow device]`, and the knowledge of each.
 
-    The devices of all shadow fleets stand one after the other, `num_devices` of each.
+    `knowledge` is `[shadow device, round, class, class]`. Shadow devices are ordered by fleet, `num_devices` in each.
     """
 
     holds: BoolArray
@@ -81,41 +80,41 @@ class ShadowKnowledge:
     num_devices: int
 
 
-def train_shadows(world: AuditContext, pool: Pool, options: AuditOptions, on_progress: OnProgress) -> ShadowKnowledge:
-    """All devices of all shadow fleets along the world's own broadcasts."""
-    num_devices = min(world.plan.fleet.num_devices, options.shadow_devices)
-    shares = _shares(world, pool, options, num_devices)
-    fleet, known = _fleet(world, pool, shares, num_devices), []
-    for this, received in zip(world.rounds, world.broadcasts, strict=True):
-        seed_torch(world.scenario, this.index)
-        known.append(fleet.knowledge(for_full_batch=world.scenario.learning.local_epochs == 0))
-        if this.index < len(world.rounds):  # what would be learned after the last broadcast nobody looks at
-            learn(world.sharing, fleet, this.index, received, list(range(num_devices)) * options.shadows)
-        on_progress("shadow fleets trained", this.index, len(world.rounds))
+def train_shadows(context: AuditContext, pool: Pool, options: AuditOptions, on_progress: OnProgress) -> ShadowKnowledge:
+    """Train all devices of all shadow fleets along the true broadcasts."""
+    num_devices = min(context.plan.fleet.num_devices, options.shadow_devices)
+    shares = _shares(context, pool, options, num_devices)
+    fleet, known = _fleet(context, pool, shares, num_devices), []
+    for this, received in zip(context.rounds, context.broadcasts, strict=True):
+        seed_torch(context.scenario, this.index)
+        known.append(fleet.knowledge(for_full_batch=context.scenario.learning.local_epochs == 0))
+        if this.index < len(context.rounds):  # learning after the last broadcast has no effect
+            learn(context.sharing, fleet, this.index, received, list(range(num_devices)) * options.shadows)
+        on_progress("shadow fleets trained", this.index, len(context.rounds))
     holds = np.zeros((len(pool.labels), len(shares)), dtype=np.bool_)
     for place, held in enumerate(shares):
         holds[held, place] = True
     return ShadowKnowledge(holds, np.stack(known, axis=1), num_devices)
 
 
-def _shares(world: AuditContext, pool: Pool, options: AuditOptions, num_devices: int) -> list[IntArray]:
-    """Positions in the pool of every device of every shadow fleet, one fleet after the other."""
+def _shares(context: AuditContext, pool: Pool, options: AuditOptions, num_devices: int) -> list[IntArray]:
+    """Positions in the pool of every device's records, ordered by shadow fleet."""
     shares = []
     for pair in range(options.shadows // 2):
         order = stream(options.seed, "audit-shadow-halves", pair).permutation(len(pool.labels))
         for side, half in enumerate(np.array_split(order, 2)):
             rng = stream(options.seed, "audit-shadow-shares", pair, side)
-            shares += [half[held] for held in _split(world, pool.labels[half], num_devices, rng)]
+            shares += [half[held] for held in _split(context, pool.labels[half], num_devices, rng)]
     return shares
 
 
-def _split(world: AuditContext, labels: IntArray, num_devices: int, rng: np.random.Generator) -> tuple[IntArray, ...]:
-    """By the scenario's own rule, equally many samples to each device."""
-    data = world.scenario.data
+def _split(context: AuditContext, labels: IntArray, num_devices: int, rng: np.random.Generator) -> tuple[IntArray, ...]:
+    """Partition by the scenario's own rule, with the same number of samples for each device."""
+    data = context.scenario.data
     used = len(labels) if data.partition == "iid" else int(_USED_OF_A_HALF * len(labels))
     sizes = np.full(num_devices, used // num_devices)
     if sizes[0] == 0:
-        raise InputError("--shadow-devices", num_devices, f"more than the {len(labels)} records of a shadow fleet")
+        raise InputError("--shadow-devices", num_devices, f"a shadow fleet has only {len(labels)} records for them")
     if data.partition == "dirichlet":
         assert data.alpha is not None  # the scenario checked it
         return partition_dirichlet(labels, sizes, data.alpha, rng).indices
@@ -125,9 +124,9 @@ def _split(world: AuditContext, labels: IntArray, num_devices: int, rng: np.rand
     return partition_iid(labels, sizes, rng).indices
 
 
-def _fleet(world: AuditContext, pool: Pool, shares: list[IntArray], num_devices: int) -> LearningFleet:
-    """A learner for each share; within a shadow fleet, device d has the model and initial weights of the fleet's."""
-    engine, dataset, scenario = world.engine, world.dataset, world.scenario
+def _fleet(context: AuditContext, pool: Pool, shares: list[IntArray], num_devices: int) -> LearningFleet:
+    """A learner for each share; device d of a shadow fleet has the model and initial weights of device d."""
+    engine, dataset, scenario = context.engine, context.dataset, context.scenario
     samples, shape = to_tensor(pool.samples, engine.dtype, engine.device), input_shape(dataset.x_train)
     learners, maker = [], LearnerMaker(engine)
     for place, held in enumerate(shares):

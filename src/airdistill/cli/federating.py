@@ -1,7 +1,4 @@
-"""Federations of real processes, with Flower.
-
-The page in the browser.
-"""
+"""The commands `airdistill flower` (federations of real processes) and `airdistill serve` (the page in the browser)."""
 
 from __future__ import annotations
 
@@ -22,14 +19,13 @@ if TYPE_CHECKING:
 
 
 _MEDIA = {
-    "secure_sum": "The server sees sums of their noised signals and nothing else; accuracy is from the devices' own "
-    "folders.",
-    "emulated": "The medium is emulated: the server plays the channel and sees single signals. For test-beds only.",
+    "secure_sum": "The server sees only sums of noisy signals; the accuracy is read from the devices' own folders.",
+    "emulated": "The medium is emulated: the server simulates the channel and sees single signals. For test-beds only.",
 }
 
 
 class Medium(StrEnum):
-    """That a demonstration can have: for a radio it takes one."""
+    """The media of a demonstration; the medium radio needs hardware."""
 
     secure_sum = "secure_sum"
     emulated = "emulated"
@@ -49,25 +45,27 @@ def _flower() -> None:
 
 @flower_app.command("demo")
 def demo_command(
-    devices: Annotated[int, typer.Option("--devices", min=2, max=64, help="Each is a few processes.")] = 4,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Plan and run so many rounds.")] = 5,
+    devices: Annotated[
+        int, typer.Option("--devices", min=2, max=64, help="Number of devices; each is a few processes.")
+    ] = 4,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 5,
     medium: Annotated[
-        Medium, typer.Option("--medium", help="Who adds the signals up: a secure sum, or the server itself.")
+        Medium, typer.Option("--medium", help="How the signals are added: by a secure sum, or by the server itself.")
     ] = Medium.secure_sum,
     scheme: SchemeOption = DEFAULT_SCHEME,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Keep the federation's folders here; else none are left."),
+        typer.Option("--out", metavar="DIR", help="Keep the federation's folders here; without it they are deleted."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a federation on this machine: a server and devices that speak over TLS and know each other by keys.
+    """Run a federation on this machine: a server and devices, connected over TLS and authenticated by keys.
 
-    With the medium "emulated" the server plays the channel and sees single signals: for test-beds only.
+    With the medium "emulated" the server simulates the channel and sees single signals: for test-beds only.
 
     Example: airdistill flower demo --devices 4 --rounds 5
     """
-    _need_flower()
+    _require_flower()
     from tempfile import TemporaryDirectory
 
     from airdistill.flower.demo import demo_scenario
@@ -84,22 +82,22 @@ def demo_command(
 @flower_app.command("prepare")
 def prepare_command(
     scenario: ScenarioArgument,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for all of it.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for the federation.")],
     host: Annotated[
         str, typer.Option("--host", help="Name or address by which devices reach the server.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="At which the server listens.")] = 9092,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the server.")] = 9092,
     scheme: SchemeOption = DEFAULT_SCHEME,
-    seeded: Annotated[bool, typer.Option("--seeded", help="Reproducible noise, which protects nobody.")] = False,
+    seeded: Annotated[bool, typer.Option("--seeded", help="Reproducible noise, which gives no protection.")] = False,
     changes: SetOption = None,
 ) -> None:
-    """Make the folders from which a federation starts: the server's and each device's, with keys and certificates.
+    """Make the folders of a federation: one for the server and one for each device, with keys and certificates.
 
-    Noise is secure unless --seeded says otherwise. docs/deploy.md goes on from here.
+    The noise is secure unless --seeded is given. docs/deploy.md describes the next steps.
 
     Example: airdistill flower prepare quick --out federation --set fleet.devices=2 --set air.medium=secure_sum
     """
-    _need_flower()
+    _require_flower()
     from airdistill.flower.demo import prepare, prepare_keys
     from airdistill.runs.folder import new_folder
     from airdistill.scenario.loading import load
@@ -111,7 +109,7 @@ def prepare_command(
     print_text(f"{out}: a server and {len(folders.devices)} devices, medium {folders.scenario.air.medium}")
 
 
-def _need_flower() -> None:
+def _require_flower() -> None:
     if find_spec("flwr") is None:
         raise AirDistillError("Flower is not installed: pip install 'airdistill[flower]'")
 
@@ -142,23 +140,23 @@ def _print_end(shown: Demonstration) -> None:
     traffic = shown.traffic
     print_text(f"{shown.start_s:.1f} s to start, {shown.run_s:.1f} s for {len(shown.records)} rounds")
     print_text(
-        f"a round and device: {traffic.from_device:,.0f} bytes up and {traffic.to_device:,.0f} down with all that "
-        f"Flower and the medium add; the {traffic.num_numbers} numbers are {traffic.payload_bytes:,} bytes, "
-        f"and the model would be {traffic.model_bytes:,}"
+        f"per round and device: {traffic.from_device:,.0f} bytes up and {traffic.to_device:,.0f} bytes down with the "
+        f"overhead of Flower and the medium; the {traffic.num_numbers} numbers are {traffic.payload_bytes:,} bytes, "
+        f"and the model would be {traffic.model_bytes:,} bytes"
     )
 
 
 @app.command("serve")
 def serve_command(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Whose runs are shown.")] = Path("runs"),
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where the page is.")] = 8501,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the runs to show.")] = Path("runs"),
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the page.")] = 8501,
     address: Annotated[
         str,
-        typer.Option("--address", help="Another than localhost opens the page to a network, to be looked at only."),
+        typer.Option("--address", help="An address other than localhost opens the page to a network, read-only."),
     ] = "localhost",
-    open_browser: Annotated[bool, typer.Option("--open", help="Open a browser, too.")] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Also open a browser.")] = False,
 ) -> None:
-    """One page in the browser: plan under sliders, watch runs, compare them. Ctrl-C ends it; runs go on.
+    """Serve a page in the browser: plan with sliders, watch and compare runs. Ctrl-C stops it; runs continue.
 
     Example: airdistill serve runs --port 8600
     """

@@ -1,14 +1,11 @@
-"""Plans, and the scenarios that they start from.
-
-Pilots: the constants that a plan needs, measured.
-"""
+"""Commands before a run: `plan`, `scenarios` and `pilot`."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +14,7 @@ from airdistill.cli.app import (
     JsonOption,
     LedgerOption,
     ScenarioArgument,
+    SchemeOption,
     SetOption,
     app,
     print_json,
@@ -26,21 +24,15 @@ from airdistill.cli.app import (
 )
 from airdistill.errors import InputError
 
-if TYPE_CHECKING:
-    from airdistill.planning.plan import Plan
-    from airdistill.scenario.model import Scenario
-
 
 @app.command("plan")
 def plan_command(
     scenario: ScenarioArgument,
     changes: SetOption = None,
-    scheme: Annotated[
-        str | None, typer.Option("--scheme", metavar="NAME", help="Plan for a scheme; by default ota_fd's knowledge.")
-    ] = None,
+    scheme: SchemeOption = DEFAULT_SCHEME,
     rounds: Annotated[
         str | None,
-        typer.Option("--rounds", metavar="N", help='Fix the rounds: a number, "optimal" or "paper".'),
+        typer.Option("--rounds", metavar="N", help='The number of rounds, "optimal", or "paper" for eq. (21).'),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the gap against T (.png, .svg, .pdf).")
@@ -49,57 +41,42 @@ def plan_command(
     devices: Annotated[bool, typer.Option("--devices", help="List the privacy of every device.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Rounds, powers, what binds, and what privacy costs.
+    """Plan what `run` runs: rounds, powers, limiting factor, and the cost of privacy. --scheme ota_fd is the paper's.
 
-    Example: airdistill plan paper --set radio.peak_power="10 mW" --plot gap.png
+    Example: airdistill plan paper --scheme ota_fd --set radio.peak_power="10 mW" --plot gap.png
     """
+    from airdistill.files import jsonable
+    from airdistill.planning.what_if.public_set import public_set_what_if
+    from airdistill.planning.what_if.steps import what_if
+    from airdistill.runs.options import plan
     from airdistill.scenario.loading import load
 
-    asked = [*(changes or []), *([f"learning.rounds={rounds}"] if rounds is not None else [])]
-    fixed = int(rounds) if rounds is not None and rounds.isdigit() else None
-    made = _planned(load(scenario, asked), scheme, fixed, ledger)
+    made = plan(load(scenario, changes or []), scheme, _rounds(rounds), ledger)
     if plot is not None:
         from airdistill.report.plan_figure import plot_gap
 
         plot_gap(made, plot)
-    from airdistill.files import jsonable
-    from airdistill.planning.what_if.public_set import public_set_what_if
-    from airdistill.planning.what_if.steps import what_if
-
-    outlook, public = what_if(made, with_steps=ledger is None), public_set_what_if(made)
+    ablation, public = what_if(made, with_steps=ledger is None), public_set_what_if(made)
     if as_json:
-        told = {"outlook": outlook, "public_outlook": public}
-        found = {name: None if each is None else jsonable(asdict(each)) for name, each in told.items()}
+        what_ifs = {"outlook": ablation, "public_outlook": public}
+        found = {name: None if each is None else jsonable(asdict(each)) for name, each in what_ifs.items()}
         print_json(made.to_dict() | found)
         return
-    from airdistill.report.plan_table import print_plan
+    from airdistill.report.plan import print_plan
     from airdistill.report.terminal import Terminal
 
-    print_plan(made, Terminal(), devices, outlook, public)
-    if scheme is None:
-        print_text(
-            f"Planned as the scenario stands. A run trains with {DEFAULT_SCHEME}: --scheme {DEFAULT_SCHEME} plans that."
-        )
+    print_plan(made, Terminal(), devices, ablation, public)
+    print_text(f"This plans --scheme {scheme}; the paper's scheme is ota_fd.")
 
 
-def _planned(scenario: Scenario, scheme: str | None, rounds: int | None, ledger: Path | None) -> Plan:
-    """Without a scheme nothing is loaded that only training needs; with one, a number of rounds has the last word."""
-    if scheme is None and ledger is None:
-        from airdistill.planning.plan import plan
-
-        return plan(scenario)
-    from airdistill.runs.accounts import spent_by_earlier_runs
-    from airdistill.schemes.planning import as_run_by, plan_scheme
-    from airdistill.schemes.registry import load_scheme
-
-    chosen = load_scheme(scheme or "ota_fd")
-    adapted = as_run_by(chosen, scenario, rounds)
-    return plan_scheme(chosen, adapted, spent_by_earlier_runs(ledger, adapted))
+def _rounds(given: str | None) -> Any:
+    """Return a number of rounds as an integer; other texts are left to the scenario's rule for `learning.rounds`."""
+    return int(given) if given is not None and given.isdecimal() else given
 
 
 @scenarios_app.callback()
 def scenarios_command(context: typer.Context, as_json: JsonOption = False) -> None:
-    """The presets: list them, or print one to start from.
+    """List the presets, or print one of them.
 
     Example: airdistill scenarios show paper > mine.toml
     """
@@ -123,10 +100,10 @@ def show_command(name: Annotated[str, typer.Argument(metavar="NAME", help="A pre
 
 @scenarios_app.command("fields")
 def fields_command(
-    section: Annotated[str, typer.Argument(metavar="SECTION", help="Of one alone, such as radio.")] = "",
+    section: Annotated[str, typer.Argument(metavar="SECTION", help="One section, such as radio; by default all.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Every field that a scenario can have: its kind, its default, what it means.
+    """List every field of a scenario with its type, default and meaning.
 
     Example: airdistill scenarios fields radio
     """
@@ -136,8 +113,7 @@ def fields_command(
     if as_json:
         print_json([asdict(field) for field in fields])
         return
-    from airdistill.report.fields_table import print_fields
-    from airdistill.report.terminal import Terminal
+    from airdistill.report.terminal import Terminal, print_fields
 
     print_fields(fields, Terminal())
 
@@ -151,26 +127,28 @@ def pilot_command(
         typer.Option(
             "--data",
             metavar="DATA",
-            help="synthetic; public: the test half of the scenario's dataset; private: the devices' own; or a path.",
+            help="synthetic; public: the scenario's test set; private: the devices' own; or a public dataset's path.",
         ),
     ] = "synthetic",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Of each repeat.")] = 10,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of each repeat.")] = 10,
     devices: Annotated[
-        int | None, typer.Option("--devices", min=1, help="Of each repeat; by default 2, and one of each model.")
+        int | None, typer.Option("--devices", min=1, help="Devices of each repeat; by default 2, or one of each model.")
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="With other weights, samples and devices.")] = 3,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Repeats with other weights, samples and devices.")
+    ] = 3,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the scenario with the measured constants.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure L1, L2, S and f_max in a short run, and see how the optimal rounds move.
+    """Measure L1, L2, S and f_max in short runs, and show the optimal number of rounds for them.
 
     Example: airdistill pilot paper --data public --out measured.toml
     """
     _check_free(out)
     from airdistill.files import write_whole
-    from airdistill.report.pilot_table import print_pilot
+    from airdistill.report.pilot import print_pilot
     from airdistill.report.progress import stage_bar
     from airdistill.report.terminal import Terminal
     from airdistill.runs.piloting import pilot
@@ -178,9 +156,14 @@ def pilot_command(
 
     given = load(scenario, changes or [])
     try:
-        with stage_bar(Terminal(stderr=True)) as tell:
+        with stage_bar(Terminal(stderr=True)) as report_stage:
             record = pilot(
-                given, data, rounds, devices, repeats, on_progress=lambda done, in_all: tell("rounds", done, in_all)
+                given,
+                data,
+                rounds,
+                devices,
+                repeats,
+                on_progress=lambda done, total: report_stage("rounds", done, total),
             )
     except KeyboardInterrupt:
         sys.stderr.write("stopped; nothing was written\n")
@@ -197,8 +180,8 @@ def pilot_command(
 
 
 def _check_free(out: Path | None) -> None:
-    """Before the work and after it: a scenario is a person's own, and may carry comments that a new one would not."""
+    """Reject an existing file, before and after the work: it may contain comments that would be lost."""
     if out is not None and out.exists():
-        raise InputError("--out", str(out), "exists already; name another file")
+        raise InputError("--out", str(out), "exists already; choose another file")
     if out is not None and not out.parent.is_dir():
         raise InputError("--out", str(out), "its folder does not exist")

@@ -1,1 +1,1 @@
-"""AirDistill on a Flower federation: real devices, a real server, and nothing that a simulation would share."""
+"""AirDistill on a Flower federation: devices and a server in separate processes with separate folders."""

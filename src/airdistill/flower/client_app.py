@@ -1,7 +1,7 @@
-"""The device as Flower calls it: messages around `device`, and nothing else.
+"""The ClientApp: Flower's messages for `device`, without any logic of the scheme.
 
-All that a device goes by comes from its own SuperNode's `--node-config`: its folder, its number, the scheme, its own
-data and, where there is one, its radio. From the server it takes a round's number and a question.
+All settings of a device come from the `--node-config` of its own SuperNode: its folder, its number, the scheme, its own
+data and, if there is one, its radio. From the server it takes only the number of a round and a question.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from airdistill.runs.folder import locked
 
 logger = logging.getLogger(__name__)
 STEPS = (*EmulatedSender.steps, *RadioSender.steps, *SecureSumSender.steps, LEARN)
-_PATIENCE_S = 60.0  # for the message before, which may still be at work
-_MEANT_FOR_THE_SERVER = (EndpointError, RefusedError, RecordError, BudgetExceeded)
-_FAILED = "failed; its own log says why"
+_LOCK_TIMEOUT_S = 60.0  # for the previous message, which may still be in progress
+_REFUSALS = (EndpointError, RefusedError, RecordError, BudgetExceeded)
+_FAILED = "failed; the reason is in the device's own log"
 
 Settings = Mapping[str, Any]
 
 
 def client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
-    """A device whose settings (`folder`, `device`, `scheme`, `radio`, `data`) are found in that way."""
+    """A device; `settings_of` returns its settings `folder`, `device`, `scheme`, `radio` and `data`."""
     app = ClientApp()
 
     @app.query("who")
     def who(message: Message, context: Context) -> Message:
         with _device(settings_of(context)) as device:
-            return _reply(message, {"device": device.number, "terms": device.station.digest})
+            return _reply(message, {"device": device.number, "terms": device.endpoint.digest})
 
     def step(name: str) -> Callable[[Message, Context], Message]:
         def answer(message: Message, context: Context) -> Message:
@@ -64,21 +64,21 @@ def _reply(message: Message, said: Record) -> Message:
 
 @contextmanager
 def _device(settings: Settings) -> Iterator[Device]:
-    """Under the lock of its folder: no second message, nor a second SuperNode, may charge its ledger meanwhile.
+    """The device under the lock of its folder: no other message or SuperNode can charge its ledger meanwhile.
 
-    Flower tells the server what went wrong. A refusal is meant for it; of anything else, which may tell of the data,
-    it learns that it happened.
+    Flower forwards the text of an exception to the server. The text of a refusal is safe. Any other text may reveal
+    data, and so the server learns only that the device failed.
     """
     for name in ("folder", "device", "scheme"):
         if name not in settings:
             raise InputError(f"--node-config {name}", "(not given)", "a device needs folder, device and scheme")
     folder = Path(str(settings["folder"]))
-    os.umask(0o077)  # what a device writes is for its own eyes
+    os.umask(0o077)  # only the device can read its files
     try:
-        with locked(folder, _PATIENCE_S):
+        with locked(folder, _LOCK_TIMEOUT_S):
             radio, data = (str(settings.get(name, "")) for name in ("radio", "data"))
             yield Device(folder, int(settings["device"]), str(settings["scheme"]), radio, data)
-    except _MEANT_FOR_THE_SERVER:
+    except _REFUSALS:
         raise
     except Exception as error:
         logger.exception("device %s", settings["device"])

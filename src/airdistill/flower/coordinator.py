@@ -1,5 +1,7 @@
-"""The server of a federation: it plans, collects what a medium makes of the devices' answers, estimates, broadcasts and
-records. What it knows of a device is what the device has said."""
+"""The server of a federation: it plans, collects the sum of the devices' signals, estimates, broadcasts and records.
+
+It knows about a device only what the device has sent.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from airdistill.arrays import FloatArray
 from airdistill.files import jsonable
 from airdistill.flower.device import LEARN
 from airdistill.flower.endpoint import ChargedRound, Endpoint, EndpointError
-from airdistill.flower.media import NO_ANSWER, Asker, Collected, medium_of
+from airdistill.flower.media import NO_ANSWER, Collected, DeviceLink, medium_of
 from airdistill.flower.records import Record, packed
-from airdistill.flower.reply_cache import CollectedAnswers
+from airdistill.flower.reply_cache import ServerReplyCache
 from airdistill.privacy.assumptions import EMULATED
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import BudgetExceeded
@@ -31,39 +33,39 @@ from airdistill.schemes.payloads import step_size
 from airdistill.schemes.receivers import receiver_of
 
 logger = logging.getLogger(__name__)
-_TOLD = ("training", "distillation")
-_MEASURED = ("mean", "own_classes")
+_LOSSES = ("training", "distillation")
+_ACCURACIES = ("mean", "own_classes")
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """How a device presents itself: its number, and the digest of its terms."""
+    """The identification of a device: its number and the digest of its scheme and scenario."""
 
     device: int
     terms: str
 
 
-class Devices(Asker, Protocol):
-    """All of them, as they come."""
+class Devices(DeviceLink, Protocol):
+    """The devices of the federation, which join at different times."""
 
     def introductions(self, expected: Set[int]) -> list[Introduction | str]:
-        """Of those who come before the expected ones are all there, or late. A string says what is wrong with one."""
+        """Wait for the expected devices, up to a timeout, and return all introductions; a string is an error."""
 
     def newcomers(self) -> list[Introduction | str]:
-        """Who has come since, without waiting for more."""
+        """The introductions since the last call, without waiting."""
 
 
 class Coordinator:
-    """A run, from what its folder says; `play` goes on to its end."""
+    """A run, restored from its folder; `play` runs the remaining rounds."""
 
     def __init__(self, folder: Path, scheme: str, devices: Devices, eval_every: int = 1, radio: str = "") -> None:
         checkpoint = newest_checkpoint(folder)
         self._recorded = 0 if checkpoint is None else checkpoint.round_index
-        self.station = Endpoint.open(folder, scheme, self._recorded)
+        self.endpoint = Endpoint.open(folder, scheme, self._recorded)
         self._devices, self._eval_every = devices, eval_every
-        self._answers = CollectedAnswers(folder, devices, self._needed)
-        self._medium = medium_of(self.station, self._answers, radio)
-        self._receiver = receiver_of(self.station.plan, None, self.station.engine())
+        self._replies = ServerReplyCache(folder, devices, self._min_devices)
+        self._medium = medium_of(self.endpoint, self._replies, radio)
+        self._receiver = receiver_of(self.endpoint.plan, None, self.endpoint.engine())
         self._rounds = RoundFile(folder / ROUNDS, 0, None) if checkpoint is None else self._restored(checkpoint)
         self._last = self._rounds.last() if self._recorded else None
         self._present: list[int] = []
@@ -72,85 +74,91 @@ class Coordinator:
     def _restored(self, checkpoint: Checkpoint) -> RoundFile:
         if self._receiver is not None:
             self._receiver.restore({name: tensor.numpy() for name, tensor in checkpoint.tensors.items()})
-        return RoundFile(self.station.folder / ROUNDS, checkpoint.rounds_bytes, checkpoint.rounds_digest)
+        return RoundFile(self.endpoint.folder / ROUNDS, checkpoint.rounds_bytes, checkpoint.rounds_digest)
 
     def play(self) -> None:
-        """All rounds that are not recorded yet; one that was cut off is asked for again, and devices that have answered
-        in it answer the same."""
+        """Run all rounds that are not recorded yet.
+
+        An interrupted round is repeated: the devices that had replied in it send the same replies again.
+        """
         try:
-            self._welcome(self._devices.introductions(self._expected()))
-            for round_index in range(self._recorded + 1, self.station.plan.num_rounds + 1):
-                self._welcome_late(self._devices.newcomers())
+            self._admit(self._devices.introductions(self._expected()))
+            for round_index in range(self._recorded + 1, self.endpoint.plan.num_rounds + 1):
+                self._admit_late(self._devices.newcomers())
                 try:
-                    paid = self.station.charge_through(round_index)
+                    charged = self.endpoint.charge_through(round_index)
                 except BudgetExceeded as reason:
                     self._ended_because = str(reason)
                     break
-                self._record(self._play_round(paid), round_index)
+                self._record(self._play_round(charged), round_index)
             self._end()
         finally:
             self._medium.close()
 
     def _expected(self) -> set[int]:
-        """All devices, but those that were gone in the last round that is recorded."""
+        """All devices except those that did not reply in the last recorded round."""
         gone = {} if self._last is None else self._last["without_signal"]
-        return {device for device in range(self.station.plan.fleet.num_devices) if gone.get(str(device)) != NO_ANSWER}
+        return {device for device in range(self.endpoint.plan.fleet.num_devices) if gone.get(str(device)) != NO_ANSWER}
 
     @property
-    def _needed(self) -> int:
-        return self.station.plan.scenario.fleet.min_devices
+    def _min_devices(self) -> int:
+        return self.endpoint.plan.scenario.fleet.min_devices
 
-    def _welcome(self, known: Sequence[Introduction | str]) -> None:
-        wrong = [each for each in known if isinstance(each, str)]
+    def _admit(self, known: Sequence[Introduction | str]) -> None:
+        errors = [each for each in known if isinstance(each, str)]
         for each in known:
             if isinstance(each, str):
                 continue
-            if each.terms != self.station.digest:
-                raise EndpointError(f"device {each.device} has another scenario or scheme than the server")
+            if each.terms != self.endpoint.digest:
+                raise EndpointError(f"device {each.device} has a different scenario or scheme from the server")
             if each.device in self._present:
-                raise EndpointError(f"two nodes say that they are device {each.device}")
+                raise EndpointError(f"two nodes claim to be device {each.device}")
             self._present.append(each.device)
         self._present.sort()
-        missing = sorted(set(range(self.station.plan.fleet.num_devices)) - set(self._present))
-        if len(self._present) < self._needed:
+        missing = sorted(set(range(self.endpoint.plan.fleet.num_devices)) - set(self._present))
+        if len(self._present) < self._min_devices:
             names = ", ".join(map(str, missing))
-            reasons = "".join(f"; {each}" for each in wrong)
+            reasons = "".join(f"; {each}" for each in errors)
             raise EndpointError(
-                f"the run does not begin: devices {names} have not come, and {self._needed} are needed{reasons}"
+                f"the run does not start: devices {names} are missing, and {self._min_devices} are required{reasons}"
             )
         if missing:
-            logger.warning("begun without devices %s", ", ".join(map(str, missing)))
+            logger.warning("started without devices %s", ", ".join(map(str, missing)))
 
-    def _welcome_late(self, known: Iterable[Introduction | str]) -> None:
+    def _admit_late(self, known: Iterable[Introduction | str]) -> None:
         for each in known:
             if isinstance(each, str):
-                logger.warning("a node is left out: %s", each)
-            elif each.terms == self.station.digest and each.device not in self._present:
+                logger.warning("a node is ignored: %s", each)
+            elif each.terms == self.endpoint.digest and each.device not in self._present:
                 self._present = sorted([*self._present, each.device])
             else:
                 logger.warning(
-                    "a node that says it is device %d is left out: wrong terms, or a second one", each.device
+                    "a node that claims to be device %d is ignored: different scenario or scheme, or a duplicate",
+                    each.device,
                 )
 
-    def _play_round(self, paid: ChargedRound) -> dict[str, Any]:
-        plan = self.station.plan
-        collected = self._medium.collect(paid, self._present)
+    def _play_round(self, charged: ChargedRound) -> dict[str, Any]:
+        plan = self.endpoint.plan
+        collected = self._medium.collect(charged, self._present)
         estimate = self._estimated(collected)
         broadcast = collected.received if estimate is None else estimate.knowledge
-        evaluate = paid.index % self._eval_every == 0 or paid.index == plan.num_rounds
-        lessons, silent = self._taught(paid.index, broadcast, evaluate, collected.missing)
+        evaluate = charged.index % self._eval_every == 0 or charged.index == plan.num_rounds
+        reports, failed = self._update_reports(charged.index, broadcast, evaluate, collected.missing)
         return {
-            "round": paid.index,
-            "lr": step_size(plan.scenario, paid.index),
-            **_mean_losses(lessons, plan.scenario.learning.distill_weight, broadcast is not None),
+            "round": charged.index,
+            "lr": step_size(plan.scenario, charged.index),
+            **_mean_losses(reports, plan.scenario.learning.distill_weight, broadcast is not None),
             "predicted_noise_var": collected.noise_var,
             "knowledge": broadcast,
             "nothing_because": collected.nothing_because,
             "without_signal": collected.missing,
-            "without_lesson": silent,
-            "uplink_seconds": paid.index * plan.uplink.num_rows * plan.uplink.vector_length * plan.scenario.radio.slot,
-            "epsilon_spent": float(self.station.ledger.epsilon().max()),
-            **({"accuracy": _accuracy(lessons)} if evaluate and lessons else {}),
+            "without_lesson": failed,
+            "uplink_seconds": charged.index
+            * plan.uplink.num_rows
+            * plan.uplink.vector_length
+            * plan.scenario.radio.slot,
+            "epsilon_spent": float(self.endpoint.ledger.epsilon().max()),
+            **({"accuracy": _accuracy(reports)} if evaluate and reports else {}),
         }
 
     def _estimated(self, collected: Collected) -> Estimate | None:
@@ -158,83 +166,92 @@ class Coordinator:
             return None
         return self._receiver.estimate(collected.received, collected.noise_var)
 
-    def _taught(
+    def _update_reports(
         self, round_index: int, broadcast: FloatArray | None, evaluate: bool, missing: Mapping[int, str]
     ) -> tuple[dict[int, Record], dict[int, str]]:
-        """What the devices tell of their lessons, and for every other device the reason; who did not answer in this
-        round is not waited for again."""
+        """Broadcast, and return the devices' update reports and, for each device without one, the reason.
+
+        A device that has not replied in this round is not asked again.
+        """
         question: Record = {"evaluate": int(evaluate)}
         if broadcast is not None:
             question["broadcast"] = packed(broadcast)
         asked = [device for device in self._present if missing.get(device) != NO_ANSWER]
-        told = self._answers.ask(LEARN, round_index, dict.fromkeys(asked, question))
-        return _readable(told, evaluate, tells=self.station.tells_lessons)
+        replies = self._replies.ask(LEARN, round_index, dict.fromkeys(asked, question))
+        return _valid_reports(replies, evaluate, expected=self.endpoint.tells_lessons)
 
     def _record(self, record: dict[str, Any], round_index: int) -> None:
-        """On the disk, with the receiver's memory, before the next round."""
+        """Write the record and the receiver's state to disk before the next round."""
         self._rounds.append(jsonable(record, nan_is_null=True))
         self._rounds.sync()
-        memory = {} if self._receiver is None else self._receiver.state()
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in memory.items()}
-        rounds, ledger = self._rounds, mark_of(self.station.ledger)
+        state = {} if self._receiver is None else self._receiver.state()
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()}
+        rounds, ledger = self._rounds, mark_of(self.endpoint.ledger)
         save_checkpoint(
-            self.station.folder, Checkpoint(round_index, tensors, {}, rounds.num_bytes, rounds.digest, ledger)
+            self.endpoint.folder, Checkpoint(round_index, tensors, {}, rounds.num_bytes, rounds.digest, ledger)
         )
-        self._answers.forget()
+        self._replies.clear()
 
     def _end(self) -> None:
-        station = self.station
-        write_json(station.folder / CERTIFICATE, certificate_of(station.ledger).to_dict())
-        emulated = [EMULATED] if station.medium == "emulated" else []
+        endpoint = self.endpoint
+        write_json(endpoint.folder / CERTIFICATE, certificate_of(endpoint.ledger).to_dict())
+        emulated = [EMULATED] if endpoint.medium == "emulated" else []
         summary = {
             "airdistill": __version__,
-            "name": station.plan.scenario.name,
-            "scheme": station.scheme.name,
-            "rounds": station.ledger.num_releases,
+            "name": endpoint.plan.scenario.name,
+            "scheme": endpoint.scheme.name,
+            "rounds": endpoint.ledger.num_releases,
             "ended_because": self._ended_because,
-            "medium": station.medium,
-            "epsilon_spent": float(station.ledger.epsilon().max()),
-            "assumptions": list(dict.fromkeys([*station.plan.assumptions, *emulated])),
+            "medium": endpoint.medium,
+            "epsilon_spent": float(endpoint.ledger.epsilon().max()),
+            "assumptions": list(dict.fromkeys([*endpoint.plan.assumptions, *emulated])),
         }
-        write_json(station.folder / SUMMARY, jsonable(summary))
+        write_json(endpoint.folder / SUMMARY, jsonable(summary))
 
 
-def _readable(
-    told: Mapping[int, Record | str], evaluate: bool, tells: bool
+def _valid_reports(
+    replies: Mapping[int, Record | str], evaluate: bool, expected: bool
 ) -> tuple[dict[int, Record], dict[int, str]]:
-    """The lessons that have all that was asked, and for every other device the reason; none where nothing is told."""
-    asked = (*_TOLD, *(_MEASURED if evaluate else ()))
-    lessons: dict[int, Record] = {}
-    silent: dict[int, str] = {}
-    for device, each in told.items():
+    """The complete update reports and, for each other device, the reason; no reports unless they are expected."""
+    fields = (*_LOSSES, *(_ACCURACIES if evaluate else ()))
+    reports: dict[int, Record] = {}
+    failed: dict[int, str] = {}
+    for device, each in replies.items():
         if isinstance(each, str):
-            silent[device] = each
-        elif tells and all(isinstance(each.get(name), float) for name in asked) and np.isfinite(_losses(each)).all():
-            lessons[device] = each
-        elif tells:
-            silent[device] = "told no losses that could be read"
-    return lessons, silent
+            failed[device] = each
+        elif expected and all(isinstance(each.get(name), float) for name in fields) and _has_finite_losses(each):
+            reports[device] = each
+        elif expected:
+            failed[device] = "sent an invalid update report"
+    return reports, failed
 
 
-def _losses(lesson: Record) -> FloatArray:
-    return np.array([lesson[name] for name in _TOLD], dtype=np.float64)
+def _has_finite_losses(report: Record) -> bool:
+    return bool(np.isfinite(_losses(report)).all())
 
 
-def _mean_losses(lessons: Mapping[int, Record], distill_weight: float, heard: bool) -> dict[str, float | None]:
-    """Over the devices that have told theirs."""
-    if not lessons:
+def _losses(report: Record) -> FloatArray:
+    return np.array([report[name] for name in _LOSSES], dtype=np.float64)
+
+
+def _mean_losses(reports: Mapping[int, Record], distill_weight: float, has_broadcast: bool) -> dict[str, float | None]:
+    """The mean losses of the devices that sent update reports."""
+    if not reports:
         return {"loss": None, "training_loss": None, "distillation_loss": None}
-    training, distillation = np.mean([_losses(lesson) for lesson in lessons.values()], axis=0).tolist()
+    training, distillation = np.mean([_losses(report) for report in reports.values()], axis=0).tolist()
     return {
         "loss": training + distill_weight * distillation,
         "training_loss": training,
-        "distillation_loss": distillation if heard and distill_weight else None,
+        "distillation_loss": distillation if has_broadcast and distill_weight else None,
     }
 
 
-def _accuracy(lessons: Mapping[int, Record]) -> dict[str, float]:
-    """Over the devices, as a simulation tells it; a device none of whose classes is tested has none on its own."""
-    overall, own = (np.array([lesson[name] for lesson in lessons.values()], dtype=np.float64) for name in _MEASURED)
+def _accuracy(reports: Mapping[int, Record]) -> dict[str, float]:
+    """Accuracy over the devices, as a simulation records it.
+
+    A device without any of its own classes in the test set is not in the mean of `own_classes`.
+    """
+    overall, own = (np.array([report[name] for report in reports.values()], dtype=np.float64) for name in _ACCURACIES)
     tested = own[np.isfinite(own)]
     mean = float(np.mean(tested)) if len(tested) else float("nan")
     return {

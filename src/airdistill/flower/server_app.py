@@ -1,4 +1,4 @@
-"""The server as Flower calls it: messages around `coordinator`, and nothing else."""
+"""The ServerApp: Flower's messages for `coordinator`, without any logic of the scheme."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from airdistill.flower.media import NO_ANSWER
 from airdistill.flower.records import Record
 from airdistill.runs.folder import locked
 
-POLL_S = 0.1  # Flower's own `send_and_receive` looks every three seconds
-START_S = 120.0  # for devices to come; after a server's death Flower may keep them busy for a minute
-GRACE_S = 2.0  # for who did not answer last time, after the others have
-_PATIENCE_S = 30.0  # for a server that was just killed
+POLLING_INTERVAL_S = 0.1  # Flower's own `send_and_receive` polls every three seconds
+START_S = 120.0  # for devices to join; after a server was killed Flower may keep them busy for a minute
+GRACE_S = 2.0  # for devices that did not reply last time, after the other devices have replied
+_LOCK_TIMEOUT_S = 30.0  # for a server that was just killed
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 app = ServerApp()
@@ -32,38 +32,38 @@ def main(grid: Grid, context: Context) -> None:
     if not str(settings["folder"]) or not folder.is_dir():
         rule = "must be the server's own folder with its scenario.toml: flwr run --run-config 'folder=\"…\"'"
         raise InputError("folder", str(settings["folder"]), rule)
-    with locked(folder, _PATIENCE_S):
+    with locked(folder, _LOCK_TIMEOUT_S):
         devices = GridDevices(grid, float(settings["wait-seconds"]))
         scheme, eval_every, radio = str(settings["scheme"]), int(settings["eval-every"]), str(settings["radio"])
         Coordinator(folder, scheme, devices, eval_every, radio).play()
 
 
 class GridDevices:
-    """The devices behind a grid, each known by the number that its authenticated node gave when it came."""
+    """The devices behind a grid, each identified by the number that its authenticated node gave when it joined."""
 
     def __init__(self, grid: Grid, wait_s: float) -> None:
         self._grid, self._wait_s = grid, wait_s
         self._nodes: dict[int, int] = {}
-        self._asked_who: dict[str, int] = {}  # nodes by message that have not said yet who they are
+        self._asked_who: dict[str, int] = {}  # nodes that have not identified themselves yet, by message
         self._seen: set[int] = set()
-        self._wrong: set[int] = set()  # nodes that were not what they should be; that may be put right
-        self._doubtful: set[int] = set()  # nodes that did not answer when they were last asked
+        self._invalid: set[int] = set()  # nodes with an invalid introduction, which are asked again later
+        self._unresponsive: set[int] = set()  # nodes that did not reply the last time
 
     def introductions(self, expected: Set[int]) -> list[Introduction | str]:
         deadline = time.monotonic() + max(self._wait_s, START_S)
-        known = self._come()
+        known = self._poll_introductions()
         while not expected <= self._nodes.keys() and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-            known += self._come()
+            time.sleep(POLLING_INTERVAL_S)
+            known += self._poll_introductions()
         return known
 
     def newcomers(self) -> list[Introduction | str]:
-        self._seen -= self._wrong
-        self._wrong = set()
-        return self._come()
+        self._seen -= self._invalid
+        self._invalid = set()
+        return self._poll_introductions()
 
-    def _come(self) -> list[Introduction | str]:
-        """What has been said since; who is new is asked who it is."""
+    def _poll_introductions(self) -> list[Introduction | str]:
+        """Ask new nodes to identify themselves, and return the introductions that have arrived."""
         new = sorted(set(self._grid.get_node_ids()) - self._seen)
         messages = [Message(RecordDict(), node, "query.who", ttl=max(self._wait_s, START_S)) for node in new]
         self._asked_who |= dict(zip(self._grid.push_messages(messages), new, strict=True))
@@ -78,7 +78,7 @@ class GridDevices:
             if isinstance(known[-1], Introduction):
                 self._nodes.setdefault(known[-1].device, node)
             else:
-                self._wrong.add(node)
+                self._invalid.add(node)
         return known
 
     def ask(self, step: str, round_index: int, questions: Mapping[int, Record]) -> dict[int, Record | str]:
@@ -91,10 +91,13 @@ class GridDevices:
         return {device: _answer_in(replies.get(self._nodes[device]), device, round_index) for device in questions}
 
     def _ask(self, messages: Mapping[int, Message]) -> dict[int, Message]:
-        """By node, of those that come in time. Who was silent last time is given twice as long as the others took, and
-        some grace: a device that is gone must not cost every round the whole wait."""
+        """The replies that arrive in time, by node.
+
+        A node that did not reply last time gets twice the time that the other nodes took, and a grace period: a device
+        that is gone must not delay every round by the full timeout.
+        """
         waiting = dict(zip(self._grid.push_messages(list(messages.values())), messages, strict=True))
-        began, others_took_s, others = time.monotonic(), 0.0, set(messages) - self._doubtful
+        began, others_took_s, others = time.monotonic(), 0.0, set(messages) - self._unresponsive
         deadline = began + self._wait_s
         replies: dict[int, Message] = {}
         while waiting and time.monotonic() < deadline:
@@ -102,29 +105,29 @@ class GridDevices:
                 node = waiting.pop(reply.metadata.reply_to_message_id)
                 if not _is_gone(reply):
                     replies[node] = reply
-            if not set(waiting.values()) <= self._doubtful:
+            if not set(waiting.values()) <= self._unresponsive:
                 others_took_s = time.monotonic() - began
             elif others:
                 deadline = began + min(self._wait_s, 2 * others_took_s + GRACE_S)
-            time.sleep(POLL_S)
-        self._doubtful = (self._doubtful - set(replies)) | (set(messages) - set(replies))
+            time.sleep(POLLING_INTERVAL_S)
+        self._unresponsive = (self._unresponsive - set(replies)) | (set(messages) - set(replies))
         return replies
 
 
 def _is_gone(reply: Message) -> bool:
-    """Whether Flower answers in the place of a device that is not there."""
+    """Whether the reply is Flower's error message for a device that is not connected."""
     return reply.has_error() and reply.error.code in _GONE
 
 
 def _answer_in(reply: Message | None, device: int, round_index: int) -> Record | str:
-    """What a device says may be anything: what cannot be read is its own loss, and is told."""
+    """The reply of a device, or the reason why it is not valid; a device may send anything."""
     if reply is None:
         return NO_ANSWER
     if reply.has_error():
         return f"failed: {reply.error.reason}"
     said = reply.content.config_records.get("said", ConfigRecord())
     if (said.get("device"), said.get("round")) != (device, round_index):
-        return f"answered as device {said.get('device')!r} in round {said.get('round')!r}"
+        return f"replied as device {said.get('device')!r} in round {said.get('round')!r}"
     return dict(said)
 
 
@@ -134,5 +137,5 @@ def _introduction_in(reply: Message) -> Introduction | str:
     said = reply.content.config_records.get("said", ConfigRecord())
     device, terms = said.get("device"), said.get("terms")
     if not (isinstance(device, int) and isinstance(terms, str)):
-        return "a device did not say its number and its terms when it was asked who it is"
+        return "a device did not send its number and its terms when it was asked to identify itself"
     return Introduction(device, terms)

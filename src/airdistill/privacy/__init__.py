@@ -1,4 +1,4 @@
-"""What is promised and what it costs in noise: sensitivity models, accountants, whose noise counts."""
+"""Privacy guarantees and the noise they require: sensitivity models, accountants, ledger and certificate."""
 
 from airdistill.privacy.gaussian import gaussian_epsilon, gaussian_mu, paper_mu
 from airdistill.privacy.sensitivity import (

@@ -1,16 +1,17 @@
-"""What hides a device from a server with several antennas, which may combine what they hear as it likes.
+"""Counted noise against a server with several antennas, which may combine the received signals in any way.
 
-In one slot the antennas hear Y = Σ_j h_j x_j + n, N complex numbers, or 2N real ones. A unit of device i's weighted
-vector moves them by e_i = g_i h_i, g_i its gain; each device's noise adds |P2_j|² along h_j P2_j, and along j h_j P2_j
-too where it has two axes; the receiver adds σ² on each axis. All of it is Gaussian, so that the best attack there is
-sees a shift of Mahalanobis length √(e_i^T Σ^{-1} e_i), and what is counted in units of the estimate is
+In one slot the antennas receive Y = Σ_j h_j x_j + n: N complex numbers, or 2N real ones. A unit of device i's weighted
+vector moves Y by e_i = g_i h_i, with gain g_i. Each device's noise adds |P2_j|² along h_j P2_j, and along j h_j P2_j
+too if it has two axes; the receiver adds σ² on each axis. All noise is Gaussian, and so the best attack sees a shift of
+Mahalanobis length √(e_i^T Σ^{-1} e_i). The counted noise, in units of the estimate, is
 
     c_i = 1/(e_i^T Σ^{-1} e_i) = min over attacks a, a^T e_i = 1, of a^T Σ a,
 
-with only that part of Σ that is trusted. The combiner that the server says it uses is one such a: c is never more than
-what its scalar has. Noise on one axis is a line, and all lines that are aligned to one combiner lie in the 2N − 1
-dimensions in which Im(f^H Y) = 0: N antennas null the noise of 2N − 2 others. Noise on two axes is a complex line, and
-N antennas null that of N − 1 others. With no more devices only its own noise and the receiver's hide one.
+where Σ contains the trusted noise only. The combiner that the server declares is one such attack a, and so c is at most
+the noise of its scalar output. Noise on one axis spans a real line, and all lines aligned to one combiner lie in the
+2N − 1 dimensions in which Im(f^H Y) = 0: N antennas null the noise of 2N − 2 other devices. Noise on two axes spans a
+complex line: N antennas null the noise of N − 1 other devices. In a fleet of no more devices than that, only its own
+noise and the receiver's noise protect a device.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
 
-# Relative to the strongest direction's variance: below _NOTHING rounding is all there is, and no noise. What of a shift
-# points that way by rounding alone must cost nothing: with _TRACE in such a direction, 1e-8 of a shift is too much.
+# Relative to the strongest direction's variance. A variance below _NOTHING is rounding error, not noise. It is replaced
+# by _TRACE: 1e-8 of a shift in such a direction then costs too much, and the rounding error of a shift costs nothing.
 _NOTHING, _TRACE = 1e-12, 1e-20
-# Of the strongest variance along a shift: less than that is no protection, and counted as none.
+# Relative to the strongest variance: less noise along a shift is no protection and is counted as zero.
 _LEAST_COUNTED = 1e-9
-_ALIGNED = 1e-9  # relative: how far noise on one axis may point from the signal that it hides
+_ALIGNED = 1e-9  # relative: largest deviation of one-axis noise from the axis of its signal
 
 
 @dataclass(frozen=True)
 class ReceivedSignal:
-    """One round as the antennas hear it.
+    """The signal that the antennas receive in one round.
 
-    `channel` h `[device, antenna]`; `unit_gain` g `[device, row]`, with which a unit of what the estimate holds of a
-    device's vector is sent, P1√K/w, zero where nothing is; `noise_gain` P2 `[device, row]`, on one axis or two;
-    `receiver_var` σ² of an antenna on each axis, on both of them or on the real one alone.
+    `channel` h `[device, antenna]`; `unit_gain` g `[device, row]`, the transmit gain of one unit of a device's vector
+    in the estimate, P1√K/w, zero if the row is not sent; `noise_gain` P2 `[device, row]`, on one axis or two;
+    `receiver_var` σ² of an antenna on each axis, on both axes or on the real one alone.
     """
 
     channel: ComplexArray
@@ -46,7 +47,7 @@ class ReceivedSignal:
     receiver_on_both_axes: bool = True
 
     def counted_by_trust(self) -> dict[str, FloatArray]:
-        """c under every trust model, `[device, row]`: zero where nothing hides a row, infinite where none was sent."""
+        """c under every trust model, `[device, row]`: zero for an unprotected row, infinite for one not sent."""
         own = self._own()
         return {
             "receiver_noise": self._together(own, self.receiver_var),
@@ -55,9 +56,9 @@ class ReceivedSignal:
         }
 
     def attack(self, device: int, trust: str) -> ComplexArray:
-        """a of the best attack on a device, `[row, antenna]`: Re(a^H Y) holds its vector once, and noise c of trust.
+        """a of the best attack on a device, `[row, antenna]`: Re(a^H Y) is its vector plus trusted noise of variance c.
 
-        Zero where nothing was sent. With no noise along a direction any multiple of it would do as well.
+        Zero if nothing was sent. If some direction has no noise, the attack is not unique.
         """
         return np.stack([self._attack(row, device, trust) for row in range(self.unit_gain.shape[1])])
 
@@ -77,9 +78,9 @@ class ReceivedSignal:
         return np.asarray(pointing[:num_antennas] + 1j * pointing[num_antennas:])
 
     def _own(self) -> FloatArray:
-        """|P2|²/|g|²: along the same line as the signal at every antenna, so that no combining tells them apart.
+        """|P2|²/|g|²: a device's own noise arrives along the same line as its signal, and no combiner separates them.
 
-        Only where it is on the signal's own axis: the phases must agree if there is one axis alone.
+        Noise on one axis counts only if its phase agrees with that of the signal.
         """
         signal, noise = np.abs(self.unit_gain), np.abs(self.noise_gain)
         sent = signal > 0
@@ -91,7 +92,7 @@ class ReceivedSignal:
 
     def _together(self, own: FloatArray, receiver_var: float) -> FloatArray:
         rows = [self._row(row, receiver_var) for row in range(own.shape[1])]
-        # A device's own noise is always there, even where rounding hides it beside a stronger one.
+        # A device's own noise always counts, even if rounding loses it next to stronger noise.
         return np.maximum(own, np.stack(rows, axis=1))
 
     def _row(self, row: int, receiver_var: float) -> FloatArray:
@@ -108,7 +109,7 @@ class ReceivedSignal:
         return np.where(covered, counted, 0.0)
 
     def covariance(self, row: int, receiver_var: float) -> FloatArray:
-        """Σ of a slot, `[axis, axis]`: of all antennas the real axes, then the imaginary ones."""
+        """Σ of a slot, `[axis, axis]`: the real axes of all antennas, then the imaginary axes."""
         sent = self.channel * self.noise_gain[:, row, None]
         lines = _real(sent) if self.noise_axes == 1 else np.concatenate([_real(sent), _real(1j * sent)])
         num_antennas = self.channel.shape[1]
@@ -119,5 +120,5 @@ class ReceivedSignal:
 
 
 def _real(vectors: ComplexArray) -> FloatArray:
-    """`[device, antenna]` as `[device, axis]`."""
+    """Complex `[device, antenna]` as real `[device, axis]`."""
     return np.concatenate([vectors.real, vectors.imag], axis=1)

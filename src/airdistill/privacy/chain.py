@@ -1,7 +1,7 @@
-"""A file of JSON lines that can only grow: each line's digest covers all lines before it.
+"""An append-only file of JSON lines, chained by digests: the digest of each line covers all lines before it.
 
-A second, small file, the head, holds a number of lines and the digest of the last of them, so that lines missing at
-the end are noticed too. A line counts once it is on the disk; the head follows it.
+A second, small file, the head, holds the number of lines and the digest of the last one, and so lines missing at the
+end are detected too. A line counts once it is on disk; the head is updated after it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Body = dict[str, Any]
 
 
 class LedgerError(AirDistillError):
-    """A ledger that cannot be trusted, or cannot be gone on with."""
+    """A ledger that cannot be trusted, or to which nothing can be appended."""
 
 
 class Chain:
-    """One file. What its lines say is read when asked for, and not kept: a ledger may be larger than the memory."""
+    """One file. Only the digests are kept in memory, not the lines: a ledger may be larger than the memory."""
 
     def __init__(self, path: Path, digests: list[str], last: Body) -> None:
         self.path, self.last, self._digests = path, last, digests
@@ -35,8 +35,10 @@ class Chain:
 
     @classmethod
     def begin(cls, path: Path, body: Mapping[str, Any], after: Chain | None = None, num_lines: int = 0) -> Chain:
-        """A new file with this line, after the first lines of another if given. It is there whole or not at all, and
-        takes the place of what was there."""
+        """Create a file with this line, after the first `num_lines` lines of another file if given.
+
+        The file is created atomically and replaces any previous one.
+        """
         aside = path.with_suffix(".new")
         aside.unlink(missing_ok=True)
         digests: list[str] = []
@@ -54,8 +56,8 @@ class Chain:
 
     @classmethod
     def read(cls, path: Path, see: Callable[[Body], None] | None = None) -> Chain:
-        """The file as it is, if nobody has edited, cut or reordered it; `see` is shown what every line says."""
-        # The head first: a run that goes on meanwhile adds lines, and then a newer head.
+        """Read the file and pass every body to `see`; `LedgerError` if lines were edited, moved or removed."""
+        # The head is read first: a run in progress appends lines before it updates the head.
         count, head_digest = _read_head(path)
         digests: list[str] = []
         last: Body = {}
@@ -63,19 +65,19 @@ class Chain:
         for number, line in enumerate(_whole_lines(path), start=1):
             last, digest = _parsed(path, number, line)
             if digest != _digest(previous, last):
-                raise LedgerError(f"{path}: line {number} was edited, or is not in its place; the ledger is refused")
+                raise LedgerError(f"{path}: line {number} was edited or moved; the ledger is rejected")
             digests.append(digest)
             previous = digest
             if see is not None:
                 see(last)
         if len(digests) < count:
-            raise LedgerError(f"{path}: has {len(digests)} lines where its head counts {count}: it was cut; refused")
+            raise LedgerError(f"{path}: has {len(digests)} of {count} lines; the others were removed; it is rejected")
         if digests[count - 1] != head_digest:
-            raise LedgerError(f"{path}: does not belong to its head; the ledger is refused")
+            raise LedgerError(f"{path}: does not match its head; the ledger is rejected")
         return cls(path, digests, last)
 
     def bodies(self) -> Iterator[Body]:
-        """What the lines say that were there when the file was read, one after the other."""
+        """The bodies of the lines known to this object, in order; lines appended by others since are left out."""
         for number, line in enumerate(_whole_lines(self.path), start=1):
             if number > len(self._digests):
                 return
@@ -87,14 +89,15 @@ class Chain:
 
     @property
     def digest(self) -> str:
-        """Of everything so far."""
+        """Digest of all lines so far."""
         return self.digest_at(self.num_lines)
 
     def digest_at(self, num_lines: int) -> str:
+        """Digest of the first lines."""
         return self._digests[num_lines - 1] if num_lines else _START
 
     def append(self, body: Mapping[str, Any]) -> None:
-        """Adds a line and returns when it is on the disk."""
+        """Append a line; return once it is on disk."""
         self._write(body)
         self._write_head()
 
@@ -112,7 +115,7 @@ class Chain:
         write_whole(_head_of(self.path), _text({"lines": self.num_lines, "digest": self.digest}).encode())
 
     def _drop_torn_line(self) -> None:
-        """What a crash left of a line that was being written: the round that it was to announce did not happen."""
+        """Remove a partial last line, left by a crash: the round that it was to announce did not happen."""
         if not self._may_end_torn or not self.path.exists():
             return
         self._may_end_torn = False
@@ -121,7 +124,7 @@ class Chain:
 
 
 def ends_with(path: Path, kind: str) -> bool:
-    """Whether the last line of a file is of that kind; not if there is none that could be read."""
+    """Whether the last line of a file is of this kind; False if it cannot be read."""
     try:
         return bool(json.loads(path.read_bytes().splitlines()[-1])["kind"] == kind)
     except (OSError, ValueError, KeyError, IndexError, TypeError):
@@ -129,7 +132,7 @@ def ends_with(path: Path, kind: str) -> bool:
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Lines with an end; what a crash left of a last one was never sent, and does not count."""
+    """Lines that end in a newline; a partial last line, left by a crash, does not count."""
     try:
         with path.open("rb") as file:
             for line in file:
@@ -144,23 +147,23 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[Body, str]:
         body = json.loads(line)
         digest = str(body.pop("digest"))
         if _text({**body, "digest": digest}).encode() != line:
-            raise ValueError("not as it is written")
+            raise ValueError("not in canonical form")
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise LedgerError(f"{path}: line {number} is damaged; the ledger is refused") from None
+        raise LedgerError(f"{path}: line {number} is damaged; the ledger is rejected") from None
     return body, digest
 
 
 def _read_head(path: Path) -> tuple[int, str]:
     head = _head_of(path)
     if not head.exists():
-        raise LedgerError(f"{path}: its head, {head.name}, is missing; the ledger is refused")
+        raise LedgerError(f"{path}: its head, {head.name}, is missing; the ledger is rejected")
     try:
         stored = json.loads(head.read_bytes())
         count, digest = stored["lines"], stored["digest"]
         if not (isinstance(count, int) and count >= 1 and isinstance(digest, str)):
-            raise ValueError("no number of lines")
+            raise ValueError("invalid number of lines or digest")
     except (OSError, ValueError, KeyError, TypeError):
-        raise LedgerError(f"{head}: is damaged; the ledger is refused") from None
+        raise LedgerError(f"{head}: is damaged; the ledger is rejected") from None
     return count, digest
 
 
@@ -173,10 +176,10 @@ def _digest(previous: str, body: Mapping[str, Any]) -> str:
 
 
 def digest_of_body(body: Mapping[str, Any]) -> str:
-    """Of what one line says, wherever it stands."""
+    """Digest of one body alone, independent of its position in a chain."""
     return hashlib.sha256(_text(body).encode()).hexdigest()
 
 
 def _text(body: Mapping[str, Any]) -> str:
-    """The one way to write a body: Python's shortest digits bring every number back to the same bits."""
+    """The canonical JSON text of a body: Python's shortest digits restore every number bit for bit."""
     return json.dumps(dict(body), ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,13 +1,15 @@
-"""Accounting for noise that is a sum of discrete Gaussians, by zero-concentrated differential privacy.
+"""Accounting for noise that is a sum of discrete Gaussians, by zero-concentrated differential privacy (zCDP).
 
-Discrete Gaussian noise hides an integer shift of size Δ as well as continuous noise of the same σ in every Rényi
-divergence, D_α ≤ αρ with ρ = μ²/2 and μ = Δ/σ, but not on the curve of `accountant`: it has to be converted,
+Discrete Gaussian noise protects an integer shift of size Δ as well as continuous noise of the same σ in every Rényi
+divergence: D_α ≤ αρ with ρ = μ²/2 and μ = Δ/σ. The exact Gaussian curve of `privacy/gaussian.py` does not hold for it.
+The bound is therefore converted by
 
     ε = inf over α > 1 of  ρα + [ln(1/(αδ)) + (α−1) ln(1 − 1/α)]/(α−1)
 
 (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020, arXiv 2004.00010). A sum of
-discrete Gaussians is only nearly one; what that costs is the closeness τ below (Kairouz, Liu and Steinke, "The
-Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation", 2021, arXiv 2102.06387).
+discrete Gaussians is only nearly a discrete Gaussian; the closeness τ below bounds the difference (Kairouz, Liu and
+Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation", 2021, arXiv
+2102.06387).
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from numpy.typing import ArrayLike
 from airdistill.arrays import FloatArray
 from airdistill.privacy.gaussian import checked, increasing_root, unwrap
 
-_LEAST_VARIANCE = 0.5  # of a summand, in squared grid units: below it the lemma says nothing
-_ROUNDING = 16 * np.finfo(np.float64).eps  # covers the dozen roundings in the conversion
+_LEAST_VARIANCE = 0.5  # of a summand, in squared grid units: the lemma does not apply below it
+_ROUNDING = 16 * np.finfo(np.float64).eps  # covers the dozen rounding errors of the conversion
 
 
 def concentrated_epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
     """The smallest ε ≥ 0 that ρ = μ²/2 gives at δ; a float for numbers. μ = 0 gives 0, μ = inf gives inf.
 
-    It is never below the truth: any α gives a bound, and the result is rounded up.
+    It is never below the true ε: every α gives a valid bound, and the result is rounded up.
     """
     mu, delta = checked(mu, delta, "mu", zero_allowed=True)
     ordinary = (mu > 0) & np.isfinite(mu)
@@ -44,24 +46,24 @@ def concentrated_mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
     def excess(log_mu: FloatArray) -> tuple[FloatArray, FloatArray]:
         mu = np.exp(log_mu)
         reached, order = _converted(mu, delta)
-        # At the best α the bound changes with ρ alone: ∂ε/∂ρ = α, and ρ = μ²/2.
+        # At the optimal α the bound depends on ρ alone: ∂ε/∂ρ = α, and ρ = μ²/2.
         return reached - eps, mu * mu * order
 
     # ε = ρ + 2√(ρ ln 1/δ) is always enough; solved for μ without cancellation.
     root = np.sqrt(2 * -np.log(delta))
     low = np.log(2 * eps / (np.sqrt(root * root + 2 * eps) + root))
-    # The bracket's lower end is the sound one: it was seen to cost no more than ε.
+    # Take the bracket's lower end: its ε was verified not to exceed the target.
     return unwrap(np.where(finite, np.exp(increasing_root(excess, low, low + 1.0)), np.inf))
 
 
 def sum_closeness(deviations: ArrayLike) -> Any:
     """τ of a sum of discrete Gaussians with these standard deviations in grid units, `[device, ...]` → `[...]`.
 
-    With Z the discrete Gaussian of the same total variance, |ln P(sum = z)/P(Z = z)| ≤ τ/2 for every z, so that the
+    With Z the discrete Gaussian of the same total variance, |ln P(sum = z)/P(Z = z)| ≤ τ/2 for every z, and so the
     privacy loss of each entry changes by at most τ. A device with deviation 0 adds nothing; one summand gives 0. For n
-    equal σ it is 10 Σ_{k<n} exp(−2π²σ²k/(k+1)).
+    equal σ, τ is 10 Σ_{k<n} exp(−2π²σ²k/(k+1)).
     """
-    # Largest first: every further summand then meets as much variance as it can.
+    # Largest first: the variance accumulated before each further summand is then as large as possible, and τ smallest.
     variances = -np.sort(-(np.asarray(deviations, dtype=np.float64) ** 2), axis=0)
     if not np.all((variances == 0) | (variances >= _LEAST_VARIANCE)) or np.isinf(variances).any():
         raise ValueError("deviations: must be 0, or at least √½ grid units and finite")
@@ -71,15 +73,15 @@ def sum_closeness(deviations: ArrayLike) -> Any:
     # |ln ratio| ≤ 5 exp(−2π²/(1/a + 1/b)); and 1/(1/a + 1/b) = ab/(a + b).
     together = added * (before / np.where(present, before + added, 1.0))
     terms = np.where(present, 5 * np.exp(-2 * np.pi**2 * together), 0.0)
-    # Once for the shifted sum and once for the other.
+    # Once for the shifted and once for the unshifted sum.
     return unwrap(np.asarray(2 * terms.sum(axis=0)))
 
 
 def _converted(mu: FloatArray, delta: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The bound at its best α, which may be negative, and that α; for finite μ > 0.
+    """The bound at the optimal α, which may be negative, and that α; for finite μ > 0.
 
-    With β = α − 1 and L = ln(1/δ) it is ρ(1+β) + (L − ln(1+β))/β − ln(1+1/β), and its slope is ρ − (L − ln(1+β))/β²:
-    the best β solves ρβ² + ln(1+β) = L, whose left side increases.
+    With β = α − 1 and L = ln(1/δ) it is ρ(1+β) + (L − ln(1+β))/β − ln(1+1/β), and its derivative is
+    ρ − (L − ln(1+β))/β²: the optimal β solves ρβ² + ln(1+β) = L, whose left side increases.
     """
     log_inverse, log_mu = -np.log(delta), np.log(mu)
 

@@ -1,14 +1,14 @@
-"""How far one neighbour change can move what a device sends, and the noise that hides it for T rounds.
+"""L2 sensitivity of what a device sends, and the noise that T rounds require.
 
-| model        | L2 sensitivity of a class mean | classes moved | it holds if                                   |
+| model        | L2 sensitivity of a class mean | classes moved | valid if                                      |
 |--------------|--------------------------------|---------------|-----------------------------------------------|
 | `paper`      | √2/B_i                         | 1             | never in general: eq. (2) divides by B_i^k    |
 | `class_mean` | √2/B_i^k                       | 1             | the local model does not depend on the record |
 | `trajectory` | min(√2, √2/B_i^k + L2·D_t)     | held classes  | Assumptions 1–3, per-sample clipping at S     |
-| `device`     | √2                             | held classes  | always: any two points of the simplex         |
+| `device`     | √2                             | held classes  | always: the diameter of the simplex           |
 
-Neighbours have the same class counts, which are public. With `relabel` the record may change its label too, between
-classes that the device holds before and after: two classes move. The last two models cover that already.
+Neighbours have the same class counts, which are public. With `relabel` the record may also change its label, between
+classes that the device holds before and after: two classes move. The last two models include this case.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ SIMPLEX_DIAMETER = np.sqrt(2.0)
 
 @dataclass(frozen=True)
 class TrajectoryDynamics:
-    """What the `trajectory` model must know of local training.
-
-    `local_epochs` = 0 is one full-batch step a round.
-    """
+    """Parameters of local training for the `trajectory` model; `local_epochs` = 0 is one full-batch step per round."""
 
     initial_lr: float
     grad_lipschitz: float
@@ -44,14 +41,14 @@ class TrajectoryDynamics:
 
     @classmethod
     def of(cls, given: Any) -> TrajectoryDynamics:
-        """From anything that holds the numbers by these names: a mapping, or an object with such attributes."""
+        """Read the fields from a mapping or from an object with these attributes."""
         return given if isinstance(given, cls) else cls(**fields_of(given, cls))
 
     def parameter_drift(self, samples_per_device: FloatArray) -> Iterator[FloatArray]:
-        """D_1, D_2, …: how far apart two neighbours' parameters can be when round t starts, `[device]`.
+        """D_1, D_2, …: the largest distance between two neighbours' parameters when round t starts, `[device]`.
 
-        In a pass of n steps the record is in one batch of b: D ← (1+ηL1)^n D + (1+ηL1)^(n−1)·2ηS/b. A last batch of
-        only r samples weighs its records more, but nothing comes after it: 2ηS/r. It may be infinite.
+        In an epoch of n steps the record is in one batch of b samples: D ← (1+ηL1)^n D + (1+ηL1)^(n−1)·2ηS/b. In a last
+        batch of only r samples a record weighs more, but no step follows: 2ηS/r. D may be infinite.
         """
         full_batch = self.local_epochs == 0
         batch = samples_per_device if full_batch else np.minimum(float(self.batch_size), samples_per_device)
@@ -66,12 +63,12 @@ class TrajectoryDynamics:
                 early = growth / (1 + lr * self.grad_lipschitz) / batch
                 kick = 2 * lr * self.grad_norm_bound * np.maximum(early, 1 / last_batch)
                 for _ in range(max(1, self.local_epochs)):
-                    # Nothing grows to nothing, even where the growth is beyond all numbers.
+                    # Zero drift stays zero, even if the growth factor overflows.
                     drift = np.where(drift > 0, growth * drift, 0.0) + kick
 
 
 def aggregation_weights(class_counts: ArrayLike) -> FloatArray:
-    """w_i^k = B_i^k/B^k, eq. (3), `[device, class]`; zero in a class that nobody holds."""
+    """w_i^k = B_i^k/B^k, eq. (3), `[device, class]`; zero in a class that no device holds."""
     counts = _checked_counts(class_counts)
     return divide_or(counts, counts.sum(axis=0), 0.0)
 
@@ -82,10 +79,10 @@ def knowledge_sensitivity(
     parameter_drift: FloatArray | None = None,
     model_lipschitz: float = 0.0,
 ) -> FloatArray:
-    """L2 sensitivity of every class mean, `[device, class]`; zero where a device does not hold the class.
+    """L2 sensitivity of every class mean, `[device, class]`; zero if a device does not hold the class.
 
-    For `trajectory` give the drift D_t `[device]` of the round and L2; without them it is the first round's, D_1 = 0.
-    As the record may be of any class, each class is given the record's own share √2/B_i^k.
+    `trajectory` needs the drift D_t `[device]` of the round and L2; the default is the first round, D_1 = 0. The record
+    may belong to any class, and so every class includes the record's own share √2/B_i^k.
     """
     counts = _checked_counts(class_counts)
     if model == "paper":
@@ -107,7 +104,7 @@ def knowledge_sensitivity(
 
 
 def classes_moved(class_counts: ArrayLike, model: str, relabel: bool) -> FloatArray:
-    """n_i, how many classes one neighbour change moves, `[device]`."""
+    """n_i, the number of classes that differ between two neighbours, `[device]`."""
     counts = _checked_counts(class_counts)
     if model in JOINT_MODELS:
         return np.asarray(np.count_nonzero(counts, axis=1), dtype=np.float64)
@@ -117,8 +114,8 @@ def classes_moved(class_counts: ArrayLike, model: str, relabel: bool) -> FloatAr
 def gradient_sensitivity(samples_per_device: ArrayLike, model: str, clip_norm: float) -> FloatArray:
     """L2 sensitivity of a mean of per-sample gradients clipped at C, `[device]`: 2C for a whole device, else 2C/B_i.
 
-    The model is public, so that the bound for one record holds in every round whatever the training: the three
-    models of one record are the same here.
+    The model is public, and so the bound for one record holds in every round for any training: the three record-level
+    models coincide.
     """
     if model not in SENSITIVITY_MODELS:
         raise ValueError(f"sensitivity = {model!r}: must be one of {', '.join(SENSITIVITY_MODELS)}")
@@ -127,11 +124,11 @@ def gradient_sensitivity(samples_per_device: ArrayLike, model: str, clip_norm: f
 
 
 def public_rows_sensitivity(most_answers: int) -> float:
-    """L2 sensitivity of a whole device's predictions on a public set, of which it answers V samples at most: √(2V).
+    """L2 sensitivity of a whole device's predictions on a public set of which it answers at most V samples: √(2V).
 
-    Let a samples be answered by both of two neighbours, b and c by one of them alone, a + b ≤ V and a + c ≤ V. Answers
-    have no entry below zero and a norm of 1 at most, so that two of them are at most √2 apart: ‖Q − Q'‖² ≤ 2a + b + c ≤
-    2V, whatever the training.
+    Let a samples be answered by both neighbours, and b and c by one of them alone: a + b ≤ V and a + c ≤ V. Answers
+    have no negative entries and norm at most 1, and so the distance of two answers is at most √2: ‖Q − Q'‖² ≤
+    2a + b + c ≤ 2V for any training.
     """
     if most_answers < 1 or most_answers != int(most_answers):
         raise ValueError(f"most_answers = {most_answers}: must be a whole number of at least 1")
@@ -145,10 +142,10 @@ class Shift(Protocol):
         """The sum after T rounds, `[device, row]`."""
 
     def at(self, round_index: int) -> FloatArray:
-        """What round t adds to it, `[device, row]`."""
+        """The term of round t, `[device, row]`."""
 
     def linear_from(self, most: int) -> int:
-        """The round from which on the sum grows linearly, or `most` if that comes later."""
+        """The round from which the sum grows linearly, at most `most`."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +167,10 @@ class ConstantShift:
 
 
 class AccumulatedShift:
-    """Σ_{t≤T} (w_i^k s_ik,t)² as a function of T: what noise must cover after T rounds.
+    """Σ_{t≤T} (w_i^k s_ik,t)² as a function of T: the squared shift that the noise of T rounds must protect.
 
-    It grows linearly in T, but for `trajectory`, whose sensitivity rises from round to round until it reaches the
-    simplex's diameter; from there on it is linear, too.
+    The sum grows linearly in T. Under `trajectory` the sensitivity increases from round to round until it reaches the
+    diameter of the simplex; the sum is linear from then on.
     """
 
     def __init__(self, class_counts: ArrayLike, model: str, dynamics: Any = None) -> None:
@@ -185,7 +182,7 @@ class AccumulatedShift:
         self._restart()
 
     def after(self, num_rounds: int) -> FloatArray:
-        """The sum after T rounds, `[device, class]`; asking for T in rising order costs least."""
+        """The sum after T rounds, `[device, class]`; fastest if called with increasing T."""
         _check_rounds(num_rounds)
         if num_rounds < self._round:
             self._restart()
@@ -199,7 +196,7 @@ class AccumulatedShift:
         return self._step
 
     def linear_from(self, most: int) -> int:
-        """The round from which on the growth is linear, or `most` if that comes later."""
+        """The round from which the sum grows linearly, at most `most`."""
         while self._round < most and not self._linear:
             self._advance()
         return min(self._round, most)
@@ -207,7 +204,7 @@ class AccumulatedShift:
     def _restart(self) -> None:
         self._round = 1
         if self._model == "trajectory":
-            assert self._dynamics is not None  # checked when made
+            assert self._dynamics is not None  # checked in __init__
             self._drifts = self._dynamics.parameter_drift(self._counts.sum(axis=1))
             self._step = self._squared_shift(next(self._drifts))
             self._linear = False
@@ -249,7 +246,7 @@ def required_noise_var(
 def required_for_shift(
     squared_shift: FloatArray, class_counts: ArrayLike, mu: ArrayLike, model: str, relabel: bool
 ) -> FloatArray:
-    """The noise that hides an accumulated squared shift `[device, class]` from the μ of each device."""
+    """The noise that an accumulated squared shift `[device, class]` requires for the μ of each device."""
     share = classes_moved(class_counts, model, relabel)
     target = np.broadcast_to(np.asarray(mu, dtype=np.float64), share.shape)
     if not np.all(target > 0):

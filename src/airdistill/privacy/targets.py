@@ -1,6 +1,7 @@
-"""Between a device's (ε, δ) and the μ of its releases, for each accountant and each kind of noise.
+"""Conversion between a device's (ε, δ) and the μ of its releases, and the ε that a planned run will have spent.
 
-What a run will have cost every device, under each sensitivity model: the exact ε at the end.
+The conversion depends on the accountant (`exact` or `paper`) and on the noise: seeded noise is Gaussian, secure noise
+is a sum of discrete Gaussians.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from airdistill.privacy.concentrated import concentrated_epsilon, concentrated_m
 from airdistill.privacy.gaussian import gaussian_epsilon, gaussian_mu, paper_mu
 from airdistill.privacy.sensitivity import JOINT_MODELS, AccumulatedShift, Shift, TrajectoryDynamics
 
-# Secure noise lives on a grid; rounding to it raises a device's shift by at most this share, which plans leave free.
+# Secure noise is drawn on a grid. Rounding to the grid raises a device's shift by at most this fraction, and plans
+# reserve it.
 ROUNDING = 1e-6
 
 
@@ -30,21 +32,21 @@ def target_mu(epsilon: ArrayLike, delta: ArrayLike, accountant: str, noise: str 
 
 
 def epsilon_of_mu(mu: ArrayLike, delta: ArrayLike, noise: str = "seeded") -> FloatArray:
-    """The smallest sound ε, `[device]`: exact for Gaussian noise, by concentrated DP for sums of discrete Gaussians."""
+    """The smallest valid ε, `[device]`: exact for Gaussian noise, by zCDP for sums of discrete Gaussians."""
     convert = concentrated_epsilon if noise == "secure" else gaussian_epsilon
     return np.atleast_1d(np.asarray(convert(mu, delta), dtype=np.float64))
 
 
 def paper_epsilon(mu: ArrayLike, delta: ArrayLike) -> FloatArray:
-    """What Theorem 2 would say of this μ: ε = μ√(2 ln(1/δ)), `[device]`."""
+    """The ε that Theorem 2 assigns to μ: ε = μ√(2 ln(1/δ)), `[device]`."""
     return np.atleast_1d(np.asarray(mu, dtype=np.float64) * np.sqrt(2 * np.log(1 / np.asarray(delta))))
 
 
 def spent_squared_mu(cost: FloatArray, model: str, relabel: bool) -> FloatArray:
-    """μ² that a device has spent `[device]`, from the cost (w s)²/c of its classes `[device, class]`.
+    """μ² that each device has spent `[device]`, from the cost (w s)²/c of its classes `[device, class]`.
 
-    One record moves one class, so per-class models pay for their dearest class, and with `relabel` for their two
-    dearest; joint models pay for all.
+    One record moves one class. Per-class models therefore count the class of highest cost, or with `relabel` the two
+    classes of highest cost; joint models count all classes.
     """
     if model in JOINT_MODELS:
         return np.asarray(cost.sum(axis=1))
@@ -63,7 +65,7 @@ def epsilon_after(
 ) -> FloatArray:
     """The exact ε of every device after `num_rounds`, `[device]`.
 
-    `inverse_counted_noise` `[device, class]` is the mean of 1/c over the rounds: privacy adds up in 1/c.
+    `inverse_counted_noise` `[device, class]` is the mean of 1/c over the rounds, because μ² is a sum of terms in 1/c.
     """
     shift = AccumulatedShift(class_counts, model, dynamics)
     return epsilon_of_shift(shift, inverse_counted_noise, delta, num_rounds, model, relabel)
@@ -78,7 +80,7 @@ def epsilon_of_shift(
     relabel: bool = False,
     noise: str = "seeded",
 ) -> FloatArray:
-    """The same for whatever moves what the server sees."""
+    """The same as `epsilon_after`, for any accumulated shift."""
     shift = accumulated.after(num_rounds)
     cost = shift * np.where(shift > 0, inverse_counted_noise, 0.0)
     mu = np.sqrt(spent_squared_mu(cost, model, relabel))

@@ -1,1 +1,1 @@
-"""What people look at: tables and figures."""
+"""Tables, figures and pages: the presentation of plans, runs, comparisons, certificates and audits."""

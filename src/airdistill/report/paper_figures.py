@@ -1,10 +1,10 @@
-"""The paper's two figures, drawn."""
+"""Draw the paper's two figures."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airdistill.report.accuracy_figure import curves_of, draw_against_time
+from airdistill.report.comparison import curves_of, draw_against_time
 from airdistill.report.drawing import BLACK, LOOKS, ORANGE, PURPLE, RED, Look, legend_below, new_figure
 from airdistill.reproduce.noise_curves import NoiseCurve
 from airdistill.reproduce.recipes import SAME_TERMS_FD, SAME_TERMS_FL
@@ -29,15 +29,15 @@ _NOISE_NAMES = {
     "ota_fl_fixed": "FL, T constant",
     "ota_fl_same_link": "FL on FD's link, T optimised",
     "ota_fl_fixed_same_link": "FL on FD's link, T constant",
-    "orthogonal_fd_fixed": "FD one after the other",
-    "own_noise_fixed": "FD, own noise alone",
-    "airdistill_fixed": "airdistill, what its receiver leaves",
+    "orthogonal_fd_fixed": "FD, TDMA",
+    "own_noise_fixed": "FD, own noise only",
+    "airdistill_fixed": "airdistill, after its receiver",
 }
 _PAPERS = ("ota_fd", "ota_fd_fixed", "ota_fl", "ota_fl_fixed")
 _PANELS = {
     "raw, as the paper plots it": (_PAPERS, "noise"),
     "in units of the gradient": ((*_PAPERS, "ota_fl_same_link", "ota_fl_fixed_same_link"), "gradient_noise"),
-    "T constant: unshared, shared, tracked": (
+    "T constant: TDMA, superposed, tracked": (
         ("ota_fd_fixed", "orthogonal_fd_fixed", "own_noise_fixed", "airdistill_fixed"),
         "noise",
     ),
@@ -45,7 +45,7 @@ _PANELS = {
 
 
 def draw_noise(curves: dict[str, NoiseCurve], title: str) -> Figure:
-    """Figure 2(a) in three panels: raw, in one unit, and what sharing saves."""
+    """Draw Figure 2(a) in three panels: raw, in one unit, and the gain of superposition."""
     figure, panels = new_figure(columns=len(_PANELS), height=4.8)
     for axes, name in zip(panels, _PANELS, strict=True):
         _draw_noise_panel(axes, curves, name)
@@ -55,7 +55,7 @@ def draw_noise(curves: dict[str, NoiseCurve], title: str) -> Figure:
 
 
 def noise_panels(curves: dict[str, NoiseCurve]) -> dict[str, Figure]:
-    """The same panels as figures of their own, which a narrow screen can show."""
+    """Draw each panel as a figure, which a narrow screen can show."""
     drawn = {}
     for name in _PANELS:
         figure, (axes,) = new_figure(height=4.6)
@@ -83,7 +83,7 @@ def _one_legend(figure: Figure, panels: list[Axes], columns: int) -> None:
 
 
 def draw_accuracy(records: dict[str, ComparisonRecord], title: str) -> Figure:
-    """Figure 2(b), a panel for each choice of step sizes; the arms on each other's terms stand in the table."""
+    """Draw Figure 2(b), a panel for each choice of step sizes. The arms with exchanged terms are in the table only."""
     figure, panels = new_figure(columns=len(records), height=4.8)
     for axes, (step, record) in zip(panels, records.items(), strict=True):
         curves = curves_of(record)

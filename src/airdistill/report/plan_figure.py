@@ -1,4 +1,4 @@
-"""The convergence gap against the number of rounds, with the optimum marked."""
+"""Draw the convergence gap against the number of rounds, with the optimum marked."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 
 def plot_gap(plan: Plan, path: Path) -> None:
-    """Writes Ω against T as PNG, SVG or PDF, as the file's name says."""
+    """Write Ω against T as PNG, SVG or PDF, by the suffix of the file."""
     if path.suffix not in _FORMATS:
         raise InputError("--plot", str(path), f"must end in {', '.join(_FORMATS)}")
     if not path.parent.is_dir():
-        raise InputError("--plot", str(path), "its folder does not exist")
+        raise InputError("--plot", str(path), "the folder does not exist; create it first")
     curve, best = gap_curve(plan), plan.rounds.exact
     figure, (axes,) = new_figure()
     axes.loglog(curve.num_rounds, curve.gaps, color=BLUE, linewidth=2, label="gap ΣΩ")
@@ -50,7 +50,7 @@ def plot_gap(plan: Plan, path: Path) -> None:
 
 @dataclass(frozen=True)
 class GapCurve:
-    """ΣΩ for every T that is drawn, and what of it would be left without noise."""
+    """ΣΩ for every T drawn, and the part of it that remains without noise."""
 
     num_rounds: IntArray
     gaps: FloatArray
@@ -61,11 +61,12 @@ class GapCurve:
 
 
 def shows_choice(plan: Plan) -> bool:
-    """Whether the plan's own T has a place of its own beside the optimum."""
+    """Tell whether the plan's T is to be marked in addition to the optimum."""
     return plan.num_rounds != plan.rounds.exact or plan.scenario.radio.transceiver == "paper"
 
 
 def gap_curve(plan: Plan) -> GapCurve:
+    """Compute the curve of a plan at about 120 values of T."""
     largest = max(plan.rounds.largest, plan.num_rounds)
     marked = {1, largest, plan.rounds.exact, plan.num_rounds}
     points = sorted(marked | {round(point) for point in np.geomspace(1, largest, 120)})

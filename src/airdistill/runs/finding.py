@@ -1,7 +1,4 @@
-"""The runs and comparisons that a folder holds, whole, half made or broken, and what state each is in.
-
-Runs picked by hand, as if they had been one comparison.
-"""
+"""Find the runs and comparisons below a folder with their states, and compare selected runs."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from airdistill.runs.folder import (
     SCENARIO,
     SUMMARY,
     RunError,
-    process_in,
+    is_locked,
     read_sealed,
 )
 from airdistill.runs.options import RunOptions
@@ -32,63 +29,71 @@ from airdistill.scenario.loading import changed, load
 from airdistill.scenario.model import Scenario
 
 State = Literal["starting", "running", "ended", "stopped", "not begun", "broken", "federation"]
-_DEEPEST = 4  # comparisons of a figure lie at the third
-_LEFT_BY_RUNS = {RUN, ROUNDS, LEDGER, PLAN}
+_MAX_DEPTH = 4  # the comparisons of a figure are three levels deep
+_RUN_FILES = {RUN, ROUNDS, LEDGER, PLAN}  # any of them shows that a folder is a run's
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run's folder, named by its way from where it was looked for; `trouble` says why a broken one is."""
+    """A run's folder and state. `name` is its path below the searched folder; `problem` says why it is broken."""
 
     name: str
     folder: Path
     state: State
-    trouble: str = ""
+    problem: str = ""
 
     @property
-    def goes_on(self) -> bool:
+    def is_active(self) -> bool:
+        """Whether a process is running in the folder."""
         return self.state in ("starting", "running")
 
 
 def find_runs(root: Path) -> list[FoundRun]:
-    """The newest first."""
-    folders = [folder for folder, names in _walk(root) if names & _LEFT_BY_RUNS or {SCENARIO, LOCK} <= names]
-    folders.sort(key=_begun, reverse=True)
-    return [found_run(folder, root) for folder in folders]
+    """The runs below `root`, the newest first."""
+    folders = [folder for folder, names in _walk(root) if names & _RUN_FILES or {SCENARIO, LOCK} <= names]
+    folders.sort(key=_started_at, reverse=True)
+    return [find_run(folder, root) for folder in folders]
 
 
 def find_comparisons(root: Path) -> list[Path]:
-    """The newest first."""
-    return sorted((folder for folder, names in _walk(root) if COMPARISON in names), key=_begun, reverse=True)
+    """The comparisons below `root`, the newest first."""
+    return sorted((folder for folder, names in _walk(root) if COMPARISON in names), key=_started_at, reverse=True)
 
 
-def found_run(folder: Path, root: Path) -> FoundRun:
+def find_run(folder: Path, root: Path) -> FoundRun:
+    """The run in `folder`, which is below `root`."""
     name = folder.relative_to(root).as_posix()
     try:
-        if not (folder / RUN).exists():
-            return FoundRun(name, folder, "not begun" if process_in(folder) is None else "starting")
-        stored, _ = read_sealed(folder)
-        if FEDERATION in stored:
-            return FoundRun(name, folder, "federation")
-        RunRecord.read(folder)
-        if (folder / SUMMARY).exists():
-            return FoundRun(name, folder, "ended")
-        return FoundRun(name, folder, "stopped" if process_in(folder) is None else "running")
-    except (RunError, OSError) as error:  # one that may not be looked into hides no others
+        return FoundRun(name, folder, _state(folder))
+    except (RunError, OSError) as error:  # a folder without read permission must not hide the others
         return FoundRun(name, folder, "broken", str(error))
 
 
+def _state(folder: Path) -> State:
+    # The lock is read before and after the files: a run that starts or ends in between must not look stopped.
+    active = is_locked(folder)
+    if not (folder / RUN).exists():
+        return "starting" if active else "not begun"
+    stored, _ = read_sealed(folder)
+    if FEDERATION in stored:
+        return "federation"
+    RunRecord.read(folder)
+    if (folder / SUMMARY).exists():
+        return "ended"
+    return "running" if active or is_locked(folder) else "stopped"
+
+
 def _walk(root: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Folders with the names of their files; neither hidden ones nor links are followed, and nothing very deep."""
+    """Yield each folder with the names of its files. Dot folders, links and very deep folders are left out."""
     for here, folders, files in os.walk(root):
         folder = Path(here)
         yield folder, set(files)
         depth = len(folder.relative_to(root).parts)
-        folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < _DEEPEST else []
+        folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < _MAX_DEPTH else []
 
 
-def _begun(folder: Path) -> float:
-    """When its first file was written, as far as can be told."""
+def _started_at(folder: Path) -> float:
+    """The time of the folder's first file; 0 if it is unknown."""
     for name in (RUN, COMPARISON, SCENARIO):
         try:
             return (folder / name).stat().st_mtime
@@ -98,24 +103,26 @@ def _begun(folder: Path) -> float:
 
 
 @dataclass(frozen=True)
-class _Picked:
+class _SelectedRun:
     scheme: str
     scenario: Scenario
     record: RunRecord
 
     @property
     def terms(self) -> tuple[str, str]:
-        """Runs that differ in nothing but their seed are of one arm."""
+        """The key of the arm: runs that differ only in their seed belong to one arm."""
         same = changed(self.scenario, {"seed": 0, "name": "same"})
         return self.scheme, same.model_dump_json()
 
 
-def picked_comparison(folders: Iterable[Path], root: Path) -> ComparisonRecord:
-    """Of runs that ended, in the order given. An arm bears its scheme's name, or that of its first folder where two
-    arms have the same scheme."""
-    picked = [_read(folder) for folder in folders]
-    groups: dict[tuple[str, str], list[_Picked]] = {}
-    for each in picked:
+def compare_runs(folders: Iterable[Path], root: Path) -> ComparisonRecord:
+    """A comparison of runs that have ended, in the order given.
+
+    An arm has the name of its scheme, or of its first folder if two arms have the same scheme.
+    """
+    selected = [_read(folder) for folder in folders]
+    groups: dict[tuple[str, str], list[_SelectedRun]] = {}
+    for each in selected:
         groups.setdefault(each.terms, []).append(each)
     arms: list[Arm] = []
     runs: dict[Task, RunRecord] = {}
@@ -126,11 +133,11 @@ def picked_comparison(folders: Iterable[Path], root: Path) -> ComparisonRecord:
         label = scheme if schemes.count(scheme) == 1 else own_name
         arms.append(Arm(label, scheme, first.scenario))
         runs |= {Task(label, each.scenario.seed): each.record for each in members}
-    seeds = tuple(sorted({each.scenario.seed for each in picked}))
+    seeds = tuple(sorted({each.scenario.seed for each in selected}))
     return ComparisonRecord(root, Comparison("picked", tuple(arms), seeds, RunOptions()), runs, {})
 
 
-def _read(folder: Path) -> _Picked:
+def _read(folder: Path) -> _SelectedRun:
     record = ended_run(folder)
     scenario = load(folder / SCENARIO)
-    return _Picked(json.loads((folder / RUN).read_text())["scheme"], scenario, record)
+    return _SelectedRun(json.loads((folder / RUN).read_text())["scheme"], scenario, record)

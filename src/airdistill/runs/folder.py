@@ -1,4 +1,4 @@
-"""A run's folder: what it holds, who may write to it, and how far its round file goes."""
+"""A run's folder: the names of its files, its lock, its round file and its sealed description."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ from airdistill.privacy.chain import ends_with
 SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"
 TIMINGS, SUMMARY, LOCK = "timings.jsonl", "summary.json", "lock"
 LEDGER, LEDGER_HEAD = "ledger.jsonl", "ledger.head"
-FEDERATION = "federation"  # in a RUN: an end of a federation keeps it, whose medium stands there
+FEDERATION = "federation"  # a key of RUN: the folder belongs to one endpoint of a federation, with this medium
 CERTIFICATE, AUDIT, AUDITS = "certificate.json", "audit.json", "audits.jsonl"
 
-
-_LOOK_S = 0.05  # between two looks at a lock
+_POLL_S = 0.05  # between two attempts to take a lock
+_READERS_S = 30.0  # readers hold the lock for an instant; on a busy machine an instant can be long
 
 
 class RunError(AirDistillError):
-    """A run cannot be started, gone on with or written."""
+    """A run that cannot be started, resumed, read or written."""
 
 
 class RoundFile:
-    """`rounds.jsonl`: one line a round, appended, with a running digest."""
+    """`rounds.jsonl`: one line per round, appended, with a running digest."""
 
     def __init__(self, path: Path, keep_bytes: int, digest: str | None) -> None:
-        """Opens the file cut back to `keep_bytes`, which must have that digest: what follows is played again."""
+        """Open the file and truncate it to `keep_bytes`, which must have the given digest.
+
+        The rounds after that point are run again.
+        """
         content = path.read_bytes()[:keep_bytes] if path.exists() else b""
         self._hash = hashlib.sha256(content)
         if digest is not None and (len(content) != keep_bytes or self.digest != digest):
-            raise RunError(f"{path}: does not begin as its checkpoint says; it was edited or cut")
+            raise RunError(f"{path}: does not match its checkpoint: it was edited or truncated")
         self._path, self.num_bytes = path, len(content)
         with path.open("ab") as file:
             file.truncate(keep_bytes)
@@ -56,20 +59,20 @@ class RoundFile:
         self.num_bytes += len(line)
 
     def last(self) -> dict[str, Any]:
-        """The last record that is there."""
+        """The last record of the file."""
         record: dict[str, Any] = json.loads(self._path.read_bytes().splitlines()[-1])
         return record
 
     def sync(self) -> None:
-        """Down to the disk, before a checkpoint says that it is there."""
+        """Flush the file to disk. A checkpoint must not refer to records that a power failure could lose."""
         with self._path.open("ab") as file:
             os.fsync(file.fileno())
 
 
 def new_folder(out: Path | None, name: str, parent: Path = Path("runs")) -> Path:
-    """The folder for a new run: the one asked for, which must be empty, or the next free one under its parent."""
+    """Create the folder of a new run: `out`, which must be empty, or the next free name under `parent`."""
     if out is not None:
-        if out.exists() and (not out.is_dir() or not all(map(_from_a_start, out.iterdir()))):
+        if out.exists() and (not out.is_dir() or not all(map(_left_by_failed_start, out.iterdir()))):
             raise InputError("--out", str(out), "is not empty; choose another folder, or resume the run in it")
         out.mkdir(parents=True, exist_ok=True)
         return out
@@ -80,54 +83,75 @@ def new_folder(out: Path | None, name: str, parent: Path = Path("runs")) -> Path
         except FileExistsError:
             continue
         return folder
-    raise AssertionError("itertools.count ends never")
+    raise AssertionError("itertools.count does not end")
 
 
-def _from_a_start(path: Path) -> bool:
-    """What a run may have left that ended before it began: nothing that could be resumed, so nothing to be lost."""
+def _left_by_failed_start(path: Path) -> bool:
+    """Whether the file comes from a run that failed before its first round and so holds nothing to resume."""
     name = path.name
     if name in (LEDGER, LEDGER_HEAD):
         ledger = path.with_name(LEDGER)
-        return ends_with(ledger, "opening") if ledger.exists() else True  # releases are never thrown away
+        return ends_with(ledger, "opening") if ledger.exists() else True  # a ledger with releases is never overwritten
     return name in (LOCK, SCENARIO, PLAN, "ledger.new") or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def existing_folder(folder: Path) -> Path:
     if not (folder / RUN).is_file():
-        raise InputError("RUN", str(folder), f"is no run's folder: it has no {RUN}")
+        raise InputError("RUN", str(folder), f"is not a run folder: it has no {RUN}")
     return folder
 
 
 @contextmanager
 def locked(folder: Path, patience_s: float = 0.2) -> Iterator[None]:
-    """Keeps a second process out of the folder; the lock goes with the process, however that ends.
+    """Lock the folder against other processes. The operating system releases the lock if the process dies.
 
-    With patience it waits for so long until the other one has ended; a little of it is for those who only look.
+    If another process holds the lock, wait for it for up to `patience_s` seconds.
     """
-    deadline = time.monotonic() + patience_s
     with (folder / LOCK).open("a") as file:
-        while not _taken(file):
-            if time.monotonic() >= deadline:
-                raise RunError(f"{folder}: another process is running in it")
-            time.sleep(_LOOK_S)
+        if not _acquire(file, patience_s):
+            raise RunError(f"{folder}: another process is running in it")
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            file.truncate(0)  # before the lock is released: a later holder must not be taken for this process
+
+
+def _acquire(file: IO[str], patience_s: float) -> bool:
+    """Take the exclusive lock; return False if another process keeps it for too long.
+
+    Readers of a run's state take the shared lock for an instant. They do not count as another process.
+    """
+    started = time.monotonic()
+    while not _try_lock(file, fcntl.LOCK_EX):
+        only_readers = _try_lock(file, fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        if time.monotonic() - started >= (max(patience_s, _READERS_S) if only_readers else patience_s):
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is running in the folder."""
+    try:
+        with (folder / LOCK).open() as file:
+            return not _try_lock(file, fcntl.LOCK_SH)
+    except OSError:
+        return False
 
 
 def process_in(folder: Path) -> int | None:
-    """Who runs in the folder, if anybody does."""
+    """The id of the process that is running in the folder; None without one, or before it has written its id."""
     try:
-        with (folder / LOCK).open() as file:
-            if _taken(file, fcntl.LOCK_SH):
-                return None
-            return int(file.read() or 0) or None
+        return int((folder / LOCK).read_text()) if is_locked(folder) else None
     except (OSError, ValueError):
         return None
 
 
-def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+def _try_lock(file: IO[str], kind: int) -> bool:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -137,12 +161,12 @@ def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turns what the disk refuses into one clear line."""
+    """Report a failed write in one line that says whether the run can be resumed."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        kept = "what was there is kept: resume goes on" if (folder / RUN).exists() else "nothing had begun"
+        kept = "the rounds so far are kept: use airdistill resume" if (folder / RUN).exists() else "no round was run"
         raise RunError(f"{folder}: cannot be written: {reason}; {kept}") from None
 
 
@@ -151,23 +175,23 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def seal(folder: Path, run: dict[str, Any]) -> None:
-    """Writes `run.json`, the last file of a start: with the digests of what lies beside it, and of itself."""
-    beside = {name: digest_of((folder / name).read_bytes()) for name in (SCENARIO, PLAN)}
-    body = {**run, "digests": beside}
+    """Write `run.json`, the last file of a start, with the digests of the scenario, of the plan and of itself."""
+    digests = {name: digest_of((folder / name).read_bytes()) for name in (SCENARIO, PLAN)}
+    body = {**run, "digests": digests}
     write_json(folder / RUN, {**body, "digest": digest_of(json_text(body).encode())})
 
 
 def simulated(folder: Path) -> Path:
-    """The folder of a simulation; that of a federation's end has another story to tell."""
+    """The folder, which must be that of a simulation and not of a federation's endpoint."""
     stored, _ = read_sealed(existing_folder(folder))
     if FEDERATION in stored:
-        rule = "is one end of a federation: airdistill certify reads it, and its rounds are in rounds.jsonl"
+        rule = "belongs to an endpoint of a federation: use airdistill certify; its rounds are in rounds.jsonl"
         raise InputError("RUN", str(folder), rule)
     return folder
 
 
 def read_sealed(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`run.json` and `plan.json`, if nobody has touched them or the scenario since the run began."""
+    """The contents of `run.json` and `plan.json`. Raise if they or the scenario changed since the run began."""
     try:
         run = json.loads((folder / RUN).read_bytes())
         body = {name: value for name, value in run.items() if name != "digest"}

@@ -1,4 +1,7 @@
-"""Keys for one federation: a certificate authority whose own key is not kept, servers, nodes."""
+"""Keys and certificates of one federation: a certificate authority, servers and nodes.
+
+The private key of the authority is not stored.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +22,30 @@ CLOCK_SKEW = datetime.timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """What a process needs to be a TLS server on the loopback interface."""
+    """The files that a process needs as a TLS server on the loopback interface."""
 
     certificate: Path
     key: Path
 
 
 class Authority:
-    """Signs certificates for this machine and one host at most; its own key never leaves this object."""
+    """A certificate authority for this machine and at most one other host; its private key is never written."""
 
     def __init__(self, folder: Path, host: str = LOOPBACK, lifetime: datetime.timedelta = A_WEEK) -> None:
         self._folder, self._host, self._lifetime = folder, host, lifetime
         self._key = ec.generate_private_key(ec.SECP384R1())
-        self._name = _named("AirDistill authority of one federation")
+        self._name = _common_name("AirDistill authority of one federation")
         self.certificate = folder / "ca.crt"
-        signed = self._begun(self._name, self._key.public_key(), authority=True).sign(self._key, hashes.SHA384())
+        signed = self._builder(self._name, self._key.public_key(), authority=True).sign(self._key, hashes.SHA384())
         self.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
     def server(self, name: str) -> ServerFiles:
-        """A key of its own for each server, so that no two processes share one."""
+        """Make a key and a certificate for one server; no two processes share a key."""
         key = ec.generate_private_key(ec.SECP384R1())
         names = dict.fromkeys([_address("localhost"), _address(LOOPBACK), _address(self._host)])
         addresses = x509.SubjectAlternativeName(list(names))
         signed = (
-            self._begun(_named(name), key.public_key(), authority=False)
+            self._builder(_common_name(name), key.public_key(), authority=False)
             .add_extension(addresses, critical=False)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .sign(self._key, hashes.SHA384())
@@ -52,7 +55,7 @@ class Authority:
         write_secret(files.key, _private_bytes(key, serialization.PrivateFormat.PKCS8))
         return files
 
-    def _begun(
+    def _builder(
         self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey, *, authority: bool
     ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
@@ -79,20 +82,20 @@ def _address(host: str) -> x509.GeneralName:
 
 
 def make_node_key(private_file: Path) -> bytes:
-    """Writes a node's private key as its SuperNode reads it (OpenSSH), and gives the public one as the server does."""
+    """Write a node's private key in the format of a SuperNode (OpenSSH) and return the public key (PEM)."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_secret(private_file, _private_bytes(key, serialization.PrivateFormat.OpenSSH))
     return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def as_ssh(public_key: bytes) -> bytes:
-    """A public key as `flwr supernode register` reads it."""
+    """The public key in the format of `flwr supernode register`."""
     key = serialization.load_pem_public_key(public_key)
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
 
 
 def write_secret(file: Path, content: bytes) -> None:
-    """Readable by its owner only, from the first byte on."""
+    """Write a new file that only its owner can read, from the first byte on."""
     file.touch(mode=0o600, exist_ok=False)
     file.write_bytes(content)
 
@@ -101,7 +104,7 @@ def _private_bytes(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateF
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def _named(name: str) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 

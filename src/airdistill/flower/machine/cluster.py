@@ -3,10 +3,10 @@
     with Cluster(folder, [{"partition-id": 0}, {"partition-id": 1}]) as cluster:
         result = cluster.run(app_folder, {"rounds": 5}, timeout_s=300)
 
-Every program has a process group of its own, its log is a file under `logs`, and all of them end with the block,
-whatever happens in it. SuperLink and SuperNodes run with process isolation: the SuperExec that starts the apps is ours
-too, so that it can be ended by its number (the one that a SuperLink starts by itself leaves its group), and it shows a
-secret before it is handed work.
+Every program has its own process group and a log file under `logs`. All programs end with the block, whatever happens
+in it. SuperLink and SuperNodes run with process isolation: this module also starts the SuperExec that starts the apps,
+and can therefore kill it by its process id (a SuperExec started by a SuperLink leaves the process group). A SuperExec
+authenticates with a secret before it receives work.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from types import TracebackType
 import tomli_w
 
 from airdistill.flower.machine.certificates import LOOPBACK, Authority, make_node_key, write_secret
-from airdistill.flower.machine.control import Control, RunState, Setting, sign_off, write_connection
+from airdistill.flower.machine.control import Control, RunState, Setting, deactivate_node, write_connection
 from airdistill.flower.machine.processes import ClusterError, Program, free_port
-from airdistill.flower.machine.watchdog import NO_HASTE
+from airdistill.flower.machine.watchdog import UNMODIFIED
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended, and what its ServerApp wrote."""
+    """The final state of a run and the output of its ServerApp."""
 
     state: RunState
     log: str
@@ -36,7 +36,7 @@ class RunResult:
 
 @dataclass
 class Node:
-    """A SuperNode, the SuperExec that starts its ClientApps, and the number by which the server knows it."""
+    """A SuperNode, the SuperExec that starts its ClientApps, and its node id at the server."""
 
     programs: list[Program]
     key: Path
@@ -44,11 +44,11 @@ class Node:
 
 
 class Cluster:
-    """Starts with the `with` block and ends with it.
+    """A federation that starts and ends with its `with` block.
 
-    `preload` names the app's modules that take long to import: apps start with them already there, and the waits are
-    short. None leaves Flower as it is: a SuperNode looks for messages every three seconds, and each finds a new
-    interpreter.
+    `preload` names the app's modules that take long to import: apps are preforked with these modules, and Flower polls
+    at short intervals. With None Flower is unmodified: a SuperNode polls for messages every three seconds and starts a
+    new interpreter for each message.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Cluster:
         node_settings: Sequence[Mapping[str, Setting]],
         *,
         preload: Sequence[str] | None = (),
-        start_timeout_s: float = 120.0,
+        start_timeout_s: float = 300.0,
     ) -> None:
         self._folder = folder
         self._node_settings = node_settings
@@ -90,7 +90,7 @@ class Cluster:
 
     @property
     def home(self) -> Path:
-        """With FLWR_HOME set to it, `flwr run APP cluster` and its sisters speak to this federation."""
+        """The value of FLWR_HOME with which `flwr run APP cluster` and similar commands use this federation."""
         return self._folder / "homes" / "user"
 
     @property
@@ -99,8 +99,8 @@ class Cluster:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the programs that run now; each is also the number of its process group."""
-        return [program.process_id for program in self._programs if program.runs()]
+        """The process ids of the running programs; each is also the id of its process group."""
+        return [program.process_id for program in self._programs if program.is_running()]
 
     def run(self, app: Path, settings: Mapping[str, Setting] | None = None, *, timeout_s: float) -> RunResult:
         return self.wait(self.submit(app, settings), timeout_s=timeout_s)
@@ -109,59 +109,68 @@ class Cluster:
         return self._control.start_run(app, settings or {})
 
     def wait(self, run_id: int, *, timeout_s: float) -> RunResult:
-        """Until the run ends, well or not."""
-        self._until(lambda: self._control.state_of(run_id).ended, timeout_s, f"the end of run {run_id}", self._server)
+        """Wait until the run has ended, successfully or not."""
+        self._wait_until(
+            lambda: self._control.state_of(run_id).ended, timeout_s, f"the end of run {run_id}", self._server
+        )
         return RunResult(self._control.state_of(run_id), self._control.log_of(run_id))
 
     def state_of(self, run_id: int) -> RunState:
         return self._control.state_of(run_id)
 
     def start_server(self) -> None:
-        """What of it does not run: the SuperLink, the SuperExec that starts its ServerApps, or both."""
+        """Start the SuperLink and the SuperExec that starts its ServerApps, if they are not running."""
         for program in self._server:
-            if not program.runs():
+            if not program.is_running():
                 program.start()
-        self._until(self._control.answers, self._start_timeout_s, "the SuperLink", self._server)
+        self._wait_until(self._control.is_reachable, self._start_timeout_s, "the SuperLink", self._server)
 
     def kill_server(self) -> None:
-        """kill -9: the SuperLink, its SuperExec and the ServerApp. What the SuperLink knew is in a file and survives;
-        the run does not, and Flower takes a minute to say that it failed."""
+        """Kill the SuperLink, its SuperExec and the ServerApp with SIGKILL.
+
+        The SuperLink's database is a file and survives. The run fails, which Flower reports after a minute.
+        """
         self._kill(self._server)
 
     def kill_superlink(self) -> None:
-        """kill -9 for the SuperLink alone; a ServerApp that runs waits for its return, and so do the SuperNodes."""
+        """Kill only the SuperLink with SIGKILL; a running ServerApp and the SuperNodes wait until it is back."""
         self._server[0].kill()
 
     def kill_server_app(self) -> None:
-        """kill -9 for the ServerApp; the SuperLink goes on, with a fresh SuperExec."""
+        """Kill the ServerApp with SIGKILL; the SuperLink continues with a new SuperExec."""
         superexec = self._server[1]
         superexec.kill()
         superexec.start()
 
     def kill_node(self, index: int) -> None:
-        """kill -9: the SuperNode, its SuperExec and its ClientApp."""
+        """Kill the SuperNode, its SuperExec and its ClientApp with SIGKILL."""
         self._kill(self.nodes[index].programs)
 
-    def start_nodes(self, indices: Sequence[int]) -> None:
-        """Starts these SuperNodes, together, and waits until the server has taken them in."""
-        started = [self.nodes[index] for index in indices]
+    def report_killed_nodes(self, indices: Sequence[int]) -> None:
+        """Tell the server that these SuperNodes have left; without this it notices a killed one after a minute."""
         online = self._control.online()
-        for node in started:
+        for node in (self.nodes[index] for index in indices):
             if node.node_id in online:
-                sign_off(self.address, self._authority.certificate, node.key, node.node_id)
+                deactivate_node(self.address, self._authority.certificate, node.key, node.node_id)
+
+    def start_nodes(self, indices: Sequence[int]) -> None:
+        """Start these SuperNodes and wait until the server has accepted all of them."""
+        self.report_killed_nodes(indices)
+        started = [self.nodes[index] for index in indices]
+        for node in started:
             for program in node.programs:
                 program.start()
         ids = {node.node_id for node in started}
         watched = [program for node in started for program in node.programs]
-        self._until(
+        self._wait_until(
             lambda: ids <= self._control.online(), self._start_timeout_s, "the SuperNodes", [*self._server, *watched]
         )
 
     def program(self, name: str, command: Sequence[str]) -> Program:
-        """One more program that ends with the cluster; not started yet."""
+        """Add a program that ends with the cluster, without starting it."""
         own = "flwr.superlink.cli" if name.startswith("superlink") else "flwr.supernode.cli"
-        haste = NO_HASTE if self._preload is None else ",".join([own, *self._preload])
-        program = Program(name, self._folder, command, haste)
+        preload = UNMODIFIED if self._preload is None else ",".join([own, *self._preload])
+        program = Program(name, self._folder, command, preload)
         self._programs.append(program)
         return program
 
@@ -194,7 +203,7 @@ class Cluster:
         return Node([self.program(name, supernode), self.program(f"{name}-exec", superexec)], key, node_id)
 
     def node_command(self, port: int, settings: Mapping[str, Setting]) -> list[str]:
-        """What every SuperNode is started with, whether or not it will be let in."""
+        """The command of a SuperNode without its credentials."""
         command = ["flower-supernode", "--superlink", self.address, "--host", LOOPBACK, "--port", str(port)]
         return [*command, "--isolation", "process", "--node-config", _as_config(settings)]
 
@@ -207,15 +216,15 @@ class Cluster:
         write_secret(file, secrets.token_bytes(32))
         return str(file)
 
-    def _until(self, done: Callable[[], bool], timeout_s: float, what: str, watched: Sequence[Program]) -> None:
-        """Waits, and gives up when the time is over or a program that matters for it has ended."""
+    def _wait_until(self, done: Callable[[], bool], timeout_s: float, what: str, watched: Sequence[Program]) -> None:
+        """Wait for a condition; raise after the timeout, or if one of the watched programs has ended."""
         deadline = time.monotonic() + timeout_s
         while not done():
             for program in watched:
                 program.check()
             if time.monotonic() > deadline:
-                words = "".join(program.last_words() for program in watched)
-                raise ClusterError(f"waited {timeout_s:g} s for {what} in vain{words}")
+                logs = "".join(program.log_tail() for program in watched)
+                raise ClusterError(f"timed out after {timeout_s:g} s while waiting for {what}{logs}")
             time.sleep(0.3)
 
     def _kill(self, programs: Sequence[Program]) -> None:
@@ -228,5 +237,5 @@ class Cluster:
 
 
 def _as_config(settings: Mapping[str, Setting]) -> str:
-    """As `--node-config` reads it: TOML values, separated by spaces."""
+    """The settings as an argument of `--node-config`: TOML values, separated by spaces."""
     return " ".join(tomli_w.dumps({key: value}).strip().replace(" = ", "=", 1) for key, value in settings.items())

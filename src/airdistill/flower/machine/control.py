@@ -1,8 +1,7 @@
-"""Where Flower's own commands find a federation.
+"""Control of a SuperLink: start runs, register nodes, read states and logs.
 
-What `flwr run`, `flwr supernode register` and `flwr list` do, without a second of start-up for each.
-
-The one file that reaches into Flower's insides: the commands are thin around the same client.
+This module does what `flwr run`, `flwr supernode register` and `flwr list` do, without a second of start-up for each
+command. It uses the internal client of Flower on which these commands are built.
 """
 
 from __future__ import annotations
@@ -36,22 +35,23 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 CONNECTION = "cluster"
+Setting = str | int | float | bool
 
 
 def write_connection(home: Path, address: str, authority_certificate: Path) -> None:
-    """With FLWR_HOME set to `home`, `flwr run APP cluster` and its sisters speak to the SuperLink at that address."""
+    """Write the configuration with which `flwr run APP cluster` uses the SuperLink at `address`.
+
+    The `flwr` commands read it if FLWR_HOME is `home`.
+    """
     home.mkdir(parents=True)
     connection = {"address": address, "root-certificates": str(authority_certificate.resolve())}
     content = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     (home / "config.toml").write_text(tomli_w.dumps(content))
 
 
-Setting = str | int | float | bool
-
-
 @dataclass(frozen=True)
 class RunState:
-    """How a run stands: `status` is pending, starting, running, or how it ended: completed, failed, stopped."""
+    """The state of a run; `status` is pending, starting, running, completed, failed or stopped."""
 
     run_id: int
     status: str
@@ -65,7 +65,7 @@ class RunState:
 
 
 class Control:
-    """A SuperLink, as whoever runs the federation sees it."""
+    """The control interface of a SuperLink, as the operator of the federation uses it."""
 
     def __init__(self, address: str, authority_certificate: Path) -> None:
         self._client = ControlHttpClient.from_server_address(
@@ -81,7 +81,7 @@ class Control:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._client.close()
 
-    def answers(self) -> bool:
+    def is_reachable(self) -> bool:
         try:
             self._client.ListNodes(ListNodesRequest())
         except httpx.TransportError:
@@ -89,11 +89,11 @@ class Control:
         return True
 
     def register(self, public_key: bytes, name: str) -> int:
-        """Lets the node with this key in, and says by which number the server knows it."""
+        """Register the node with this public key and return its node id."""
         return self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name)).node_id
 
     def online(self) -> set[int]:
-        """The nodes that the server takes to be there; one that was killed stays for a minute."""
+        """The ids of the nodes that the server considers online; a killed node stays online for a minute."""
         nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
         return {node.node_id for node in nodes if node.status == NodeStatus.ONLINE}
 
@@ -109,19 +109,20 @@ class Control:
         return RunState(run_id, status, run.status.details, run.bytes_recv, run.bytes_sent)
 
     def log_of(self, run_id: int) -> str:
-        """What the ServerApp wrote. For a run that has ended: the stream of another would wait for its end."""
+        """The output of the ServerApp of a run that has ended; for a running one this waits until its end."""
         request = StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
         return "".join(piece.log_output for piece in self._client.StreamLogs(request))
 
 
-def sign_off(address: str, authority_certificate: Path, key_file: Path, node_id: int) -> None:
-    """Says, with the node's own key, that it has left, as a SuperNode does that ends in order.
+def deactivate_node(address: str, authority_certificate: Path, key_file: Path, node_id: int) -> None:
+    """Tell the server, with the node's own key, that a SuperNode has left.
 
-    One that was killed could not, and the server would turn its successor away for a minute: two heartbeats.
+    A SuperNode that stops normally does this itself. After a kill the server would reject its successor for two
+    heartbeats, which is a minute.
     """
     key = load_ssh_private_key(key_file.read_bytes(), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise TypeError(f"{key_file} holds no elliptic-curve key")
+        raise TypeError(f"{key_file} does not contain an elliptic-curve key")
     interceptors: list[ProtobufClientInterceptor] = [
         RuntimeVersionHttpInterceptor("SuperNode"),
         NodeAuthHttpInterceptor(key, key.public_key()),

@@ -1,8 +1,9 @@
-"""A program of the federation as a process group with a log file, started and ended by its number."""
+"""A program of the federation: a process group with a log file, started and killed by its process id."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -15,21 +16,27 @@ from typing import IO
 
 from airdistill.errors import AirDistillError
 
-LAST_LINES = 8
+LOG_TAIL_LINES = 8
+# Below the ports that operating systems give to outgoing connections (32768 and up on Linux, 49152 on macOS): no
+# connection can take the port before the server binds it.
+_SERVER_PORTS = range(20000, 32768)
 
 
 class ClusterError(AirDistillError):
-    """A process of the federation does not do what it should; the end of its log says why."""
+    """A process of the federation has failed; the end of its log says why."""
 
 
 class Program:
-    """One of Flower's programs with its arguments; it can be started, killed and started again."""
+    """One of Flower's programs with its arguments. It can be started, killed and started again.
 
-    def __init__(self, name: str, folder: Path, command: Sequence[str], haste: str) -> None:
+    It runs under the watchdog, which also gives it the default handler of SIGINT.
+    """
+
+    def __init__(self, name: str, folder: Path, command: Sequence[str], preload: str) -> None:
         self.name = name
         self.log = folder / "logs" / f"{name}.log"
         self._home = folder / "homes" / name
-        self._command = [sys.executable, "-m", "airdistill.flower.machine.watchdog", haste, *command]
+        self._command = [sys.executable, "-m", "airdistill.flower.machine.watchdog", preload, *command]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -39,7 +46,7 @@ class Program:
         return self._process.pid
 
     def start(self) -> None:
-        """In a process group of its own, so that its end is the end of all that it starts."""
+        """Start the program in its own process group, which `kill` ends together with all child processes."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._home.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
@@ -52,31 +59,36 @@ class Program:
                 start_new_session=True,
             )
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        if self._process is not None and not self.runs():
-            raise ClusterError(f"{self.name} ended with exit code {self._process.returncode}{self.last_words()}")
+        """Raise if the program was started and has ended."""
+        if self._process is not None and not self.is_running():
+            raise ClusterError(f"{self.name} ended with exit code {self._process.returncode}{self.log_tail()}")
 
     def kill(self) -> None:
-        """kill -9 for the group. Its number stays ours until the wait, so nobody else's process can be hit."""
+        """Kill the process group with SIGKILL.
+
+        The process id is not reused before `wait` returns, and so the signal cannot reach another process.
+        """
         if self._process is None:
             return
-        with suppress(ProcessLookupError):  # the program and all that it started may have ended by themselves
+        with suppress(ProcessLookupError):  # the program and its children may have ended already
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         _close(self._process.stdin)
         self._process = None
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
+        """The last lines of the log, as the second half of an error message."""
         lines = self.log.read_text(errors="replace").split("\n") if self.log.exists() else []
-        said = [line.strip() for line in lines if line.strip()][-LAST_LINES:]
-        return f"; {self.log} ends: {' | '.join(said)}" if said else f"; {self.log} is empty"
+        tail = [line.strip() for line in lines if line.strip()][-LOG_TAIL_LINES:]
+        return f"; {self.log} ends: {' | '.join(tail)}" if tail else f"; {self.log} is empty"
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For every program: no telemetry, no look for updates, nothing installed, the user's own ~/.flwr left alone."""
+    """The environment of every program: no telemetry, update check or installation, and not the user's ~/.flwr."""
     return {
         **os.environ,
         # SuperExec finds `flwr-serverapp` and `flwr-clientapp` by name.
@@ -91,11 +103,12 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """On the loopback interface, at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of the loopback interface that is free now, drawn at random so that two callers get different ones."""
+    while True:
+        port = secrets.choice(_SERVER_PORTS)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _close(pipe: IO[bytes] | None) -> None:

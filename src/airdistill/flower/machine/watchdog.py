@@ -1,10 +1,13 @@
-"""One of Flower's own programs on a leash: `python -m airdistill.flower.machine.watchdog HASTE PROGRAM ARGUMENTS…`.
+"""Run one of Flower's programs under a parent-death watchdog.
 
-It ends, with everything it started, when whoever started it does, even by kill -9: standard input is a pipe that
-never says anything, and its end is the parent's. Flower's programs would go on for ever.
+    python -m airdistill.flower.machine.watchdog PRELOAD PROGRAM ARGUMENTS…
 
-HASTE is a dash for Flower as it is. Otherwise its waits are short (`impatience`), and apps start as forks of a process
-that has imported the modules which HASTE names, separated by commas (`warm_apps`).
+The program and all processes that it started are killed when its parent ends, even if the parent was killed with
+SIGKILL. Standard input is a pipe to which the parent writes nothing, and so its end is the end of the parent. Without
+the watchdog, Flower's programs would run forever.
+
+PRELOAD is a dash for unmodified Flower. Otherwise it is a comma-separated list of modules: Flower polls at shorter
+intervals, and its apps are forks of a process that has already imported these modules (`preforked_apps`).
 """
 
 from __future__ import annotations
@@ -20,33 +23,38 @@ PROGRAMS = {
     "flower-supernode": ("flwr.supernode.cli", "flower_supernode"),
     "flower-superexec": ("flwr.supercore.cli", "flower_superexec"),
 }
-NO_HASTE = "-"
+UNMODIFIED = "-"
 
 
 def main() -> None:
-    haste, program, *arguments = sys.argv[1:]
+    preload, program, *arguments = sys.argv[1:]
+    # A shell ignores SIGINT in background jobs, and every child inherits that: programs need the default handler.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.argv = [program, *arguments]
-    if haste != NO_HASTE:
-        _hurry(program, haste.split(","))
+    if preload != UNMODIFIED:
+        _shorten_waits(program, preload.split(","))
     module, function = PROGRAMS[program]
     getattr(import_module(module), function)()
 
 
 def _end_with_parent() -> None:
-    """The whole process group, which the cluster made for this program alone."""
+    """Kill the process group, which contains this program and its children only, once the parent has ended."""
     os.read(0, 1)
     os.killpg(0, signal.SIGKILL)
 
 
-def _hurry(program: str, modules: list[str]) -> None:
-    """Imports late, since Flower as it is should not be touched at all, and its modules take a second."""
-    impatience = import_module("airdistill.flower.machine.preforked_apps")
-    impatience.ask_again_soon()
+def _shorten_waits(program: str, preload: list[str]) -> None:
+    """Shorten Flower's waits in this process.
+
+    The import is local: importing Flower takes a second, and unmodified Flower must not be touched.
+    """
+    apps = import_module("airdistill.flower.machine.preforked_apps")
+    apps.shorten_object_backoff()
     if program == "flower-supernode":
-        impatience.look_for_messages_often()
+        apps.shorten_message_polling()
     if program == "flower-superexec":
-        import_module("airdistill.flower.machine.preforked_apps").start_apps_warm(modules)
+        apps.prefork_apps(preload)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Secure sums: the server learns the sum of the devices' vectors and nothing else."""
+"""Secure sums: the server learns only the sum of the devices' vectors."""

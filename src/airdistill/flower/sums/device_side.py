@@ -1,17 +1,18 @@
-"""The sum of the devices' vectors and nothing else: secure aggregation after Bonawitz et al. (CCS 2017), active server.
+"""The device's side of the secure sum: secure aggregation after Bonawitz et al. (CCS 2017), with an active server.
 
-The server carries every message and may lie in each. A round has five questions, and the server forwards between them:
+The server forwards every message and may lie in each. A round has five steps:
 
-1. keys     – a device's fresh public keys and a commitment to the seed of its own mask, signed by the device;
+1. keys     – a device's new public keys and a commitment to the seed of its own mask, signed by the device;
 2. shares   – its mask key and its seed, split among all devices and sealed for each of them;
 3. masked   – its vector under its own mask and one mask shared with every other device, which cancel in the sum;
-4. confirm  – its signature under the set of survivors: the devices whose vectors the server says it has;
-5. reveal   – with a threshold of such signatures under the same set: its shares of the survivors' seeds and of the
-              mask keys of those that dropped out. Never both of one device: the set decides which.
+4. confirm  – its signature on the set of survivors: the devices whose vectors the server claims to have;
+5. reveal   – given a threshold of signatures on the same set: its shares of the survivors' seeds and of the mask keys
+              of the dropped devices. A device never reveals both for one device: the set decides which.
 
-Fewer survivors than the threshold, and the devices refuse steps 4 and 5. So the sum has the noise of at least that
-many devices. Every device deals with every other (SecAgg's complete graph; SecAgg+ thins it out for fleets of
-thousands). Nothing here sends or stores anything; a device writes its state down, as JSON, before each reply leaves.
+If fewer devices survive than the threshold, the devices refuse steps 4 and 5. The sum therefore has the noise of at
+least that many devices. Every device exchanges shares with every other (the complete graph of SecAgg; SecAgg+ has a
+sparser graph for fleets of thousands). This module neither sends nor stores anything. The caller stores the state of a
+device, as JSON, before each reply leaves.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from airdistill.flower.sums.keys import (
 )
 from airdistill.flower.sums.messages import Terms, number
 
-SHARE_INDEX_BYTES = 4  # Flower puts the index of a share before it
+SHARE_INDEX_BYTES = 4  # Flower prepends the index of a share
 
 
 class RefusedError(SecureSumError):
-    """A device does not do what the server asks, because the answer could show more than the sum."""
+    """A device refuses a request of the server, because the reply could reveal more than the sum."""
 
 
 @dataclass
-class _Kept:
-    """What a device keeps between two messages; all of it is its own business except the peers' public keys."""
+class _State:
+    """The state of a device between two messages; all of it is secret except the other devices' public keys."""
 
     step: str = "keys"
     mask_private: bytes = field(default_factory=new_secret)
@@ -66,22 +67,22 @@ class _Kept:
 
 
 class DeviceSide:
-    """One device in one round. `roster`: every device's public identity, not from the server of the round."""
+    """One device in one round; `roster` has the public key of every device and does not come from the server."""
 
     def __init__(self, terms: Terms, device: int, identity: Identity, roster: Mapping[int, bytes]) -> None:
         if device not in terms.devices or any(other not in roster for other in terms.devices):
-            raise SecureSumError(f"device {device} is not in the round, or does not know all that are")
+            raise SecureSumError(f"device {device} is not in the round, or the roster lacks a device of the round")
         self._terms, self._device, self._identity, self._roster = terms, device, identity, roster
-        self._kept = _Kept()
+        self._state = _State()
 
     def keys(self) -> Record:
-        """Step 1."""
-        self._at("keys", self._terms.round_number)
-        kept = self._kept
-        mask_key, share_key = public_key(kept.mask_private), public_key(kept.share_private)
-        seed_commitment = commitment(kept.seed, self._terms.purpose(b"seed", self._device))
+        """Step 1: send new public keys."""
+        self._check_step("keys", self._terms.round_number)
+        state = self._state
+        mask_key, share_key = public_key(state.mask_private), public_key(state.share_private)
+        seed_commitment = commitment(state.seed, self._terms.purpose(b"seed", self._device))
         statement = self._terms.keys_statement(self._device, mask_key, share_key, seed_commitment)
-        kept.step = "shares"
+        state.step = "shares"
         return {
             **self._sender(),
             "mask_key": mask_key,
@@ -91,68 +92,72 @@ class DeviceSide:
         }
 
     def shares(self, keys: Sequence[Record]) -> Record:
-        """Step 2, with the keys of everybody who sent some."""
+        """Step 2: share the secrets among the devices that sent keys."""
         for record in keys:
-            self._at("shares", integer(record, "round"))
+            self._check_step("shares", integer(record, "round"))
             check_keys(self._terms, self._roster, record)
-        kept, devices = self._kept, [integer(record, "device") for record in keys]
+        state, devices = self._state, [integer(record, "device") for record in keys]
         ordered(devices, "keys")
-        self._enough(devices, "sent keys")
-        kept.mask_keys = {integer(record, "device"): octets(record, "mask_key") for record in keys}
-        kept.share_keys = {integer(record, "device"): octets(record, "share_key") for record in keys}
-        if kept.mask_keys.get(self._device) != public_key(kept.mask_private):
-            raise RefusedError(f"device {self._device} is not among those that sent keys, or not with its own")
+        self._check_threshold(devices, "sent keys")
+        state.mask_keys = {integer(record, "device"): octets(record, "mask_key") for record in keys}
+        state.share_keys = {integer(record, "device"): octets(record, "share_key") for record in keys}
+        if state.mask_keys.get(self._device) != public_key(state.mask_private):
+            raise RefusedError(
+                f"device {self._device} is not among the devices that sent keys, or its keys were replaced"
+            )
         threshold = self._terms.threshold
-        key_shares = create_shares(kept.mask_private, threshold, len(devices))
-        seed_shares = create_shares(kept.seed, threshold, len(devices))
+        key_shares = create_shares(state.mask_private, threshold, len(devices))
+        seed_shares = create_shares(state.seed, threshold, len(devices))
         sealed = []
         for other, key_share, seed_share in zip(devices, key_shares, seed_shares, strict=True):
             if other == self._device:
-                kept.key_shares[other], kept.seed_shares[other] = key_share, seed_share
+                state.key_shares[other], state.seed_shares[other] = key_share, seed_share
             else:
                 address = self._terms.purpose(b"address", self._device, other)
                 sealed.append(seal(self._share_key(other), key_share + seed_share, address))
-        kept.step = "masked"
+        state.step = "masked"
         receivers = [other for other in devices if other != self._device]
         return {**self._sender(), "receivers": receivers, "sealed": sealed}
 
     def masked(self, delivered: Record, values: NDArray[np.int64]) -> Words:
-        """Step 3, with the shares that the others sealed for this device. Once: two vectors under one mask would
-        show their difference."""
-        self._at("masked", integer(delivered, "round"))
+        """Step 3: mask the vector, given the shares that the other devices sealed for this one.
+
+        A device does this once: two vectors under one mask would reveal their difference.
+        """
+        self._check_step("masked", integer(delivered, "round"))
         sealed = by_device(delivered, "senders", "sealed")
-        if self._device in sealed or not sealed.keys() <= self._kept.mask_keys.keys():
-            raise RefusedError(f"device {self._device} was sent shares by one that sent no keys")
-        self._enough([*sealed, self._device], "sent shares")
-        masked = self._terms.modulus.encode(self._checked(values))
-        opened = {other: self._opened(other, content) for other, content in sealed.items()}
-        self._kept.key_shares |= {other: key_share for other, (key_share, _) in opened.items()}
-        self._kept.seed_shares |= {other: seed_share for other, (_, seed_share) in opened.items()}
-        masked += mask(self._kept.seed, self._terms.purpose(b"own mask", self._device), self._terms.length)
+        if self._device in sealed or not sealed.keys() <= self._state.mask_keys.keys():
+            raise RefusedError(f"device {self._device} received shares from a device that sent no keys")
+        self._check_threshold([*sealed, self._device], "sent shares")
+        masked = self._terms.modulus.encode(self._check_values(values))
+        opened = {other: self._open_shares(other, content) for other, content in sealed.items()}
+        self._state.key_shares |= {other: key_share for other, (key_share, _) in opened.items()}
+        self._state.seed_shares |= {other: seed_share for other, (_, seed_share) in opened.items()}
+        masked += mask(self._state.seed, self._terms.purpose(b"own mask", self._device), self._terms.length)
         for other in sealed:
-            other_key = self._kept.mask_keys[other]
-            masked += pairwise_mask(self._terms, self._device, other, self._kept.mask_private, other_key)
-        self._kept.step = "confirm"
+            other_key = self._state.mask_keys[other]
+            masked += pairwise_mask(self._terms, self._device, other, self._state.mask_private, other_key)
+        self._state.step = "confirm"
         return self._terms.modulus.reduce(masked)
 
     def confirm(self, question: Record) -> Record:
-        """Step 4: signs one set of survivors, and never another."""
-        self._at("confirm", integer(question, "round"))
+        """Step 4: sign one set of survivors, and never a second one."""
+        self._check_step("confirm", integer(question, "round"))
         survivors = ordered(question.get("survivors"), "survivors")
-        if not set(survivors) <= self._kept.key_shares.keys() or self._device not in survivors:
+        if not set(survivors) <= self._state.key_shares.keys() or self._device not in survivors:
             raise RefusedError(f"device {self._device} is not among the survivors, or some of them sent no shares")
-        self._enough(survivors, "survived")
-        self._kept.survivors = survivors
-        self._kept.step = "reveal"
+        self._check_threshold(survivors, "survived")
+        self._state.survivors = survivors
+        self._state.step = "reveal"
         return {**self._sender(), "signature": self._identity.sign(self._statement(survivors))}
 
     def reveal(self, question: Record) -> Record:
-        """Step 5: forgets what it does not reveal."""
-        self._at("reveal", integer(question, "round"))
-        kept, survivors = self._kept, self._kept.survivors
+        """Step 5: reveal the shares and forget all other secrets."""
+        self._check_step("reveal", integer(question, "round"))
+        state, survivors = self._state, self._state.survivors
         if ordered(question.get("survivors"), "survivors") != survivors:
             raise RefusedError(
-                f"device {self._device} confirmed the survivors {survivors} and reveals for no other set"
+                f"device {self._device} confirmed the survivors {survivors} and reveals shares for that set only"
             )
         statement = self._statement(survivors)
         signatures = by_device(question, "signers", "signatures")
@@ -161,22 +166,22 @@ class DeviceSide:
             for signer, signature in signatures.items()
             if signer in survivors and signed_by(self._roster[signer], signature, statement)
         ]
-        self._enough(signers, "confirmed these survivors")
-        dropped = sorted(kept.key_shares.keys() - set(survivors))
+        self._check_threshold(signers, "confirmed these survivors")
+        dropped = sorted(state.key_shares.keys() - set(survivors))
         answer: Record = {
             **self._sender(),
             "survivors": survivors,
-            "seed_shares": [kept.seed_shares[device] for device in survivors],
+            "seed_shares": [state.seed_shares[device] for device in survivors],
             "dropped": dropped,
-            "key_shares": [kept.key_shares[device] for device in dropped],
+            "key_shares": [state.key_shares[device] for device in dropped],
         }
-        self._kept = _Kept("over", b"", b"", b"", survivors=survivors)
+        self._state = _State("over", b"", b"", b"", survivors=survivors)
         return answer
 
     def to_json(self) -> str:
-        """To be kept where only the device can read it: it holds the secrets of the round."""
-        kept = {name: _as_text(value) for name, value in vars(self._kept).items()}
-        return json.dumps({"terms": asdict(self._terms), "device": self._device, "kept": kept})
+        """The state as JSON. It contains the secrets of the round and must be readable by the device only."""
+        state = {name: _as_text(value) for name, value in vars(self._state).items()}
+        return json.dumps({"terms": asdict(self._terms), "device": self._device, "kept": state})
 
     @classmethod
     def from_json(cls, text: str, identity: Identity, roster: Mapping[int, bytes]) -> DeviceSide:
@@ -184,45 +189,49 @@ class DeviceSide:
         terms = content["terms"]
         modulus, devices = Modulus(**terms.pop("modulus")), tuple(terms.pop("devices"))
         side = cls(Terms(**terms, modulus=modulus, devices=devices), content["device"], identity, roster)
-        side._kept = _Kept(**{name: _from_text(name, value) for name, value in content["kept"].items()})
+        side._state = _State(**{name: _from_text(name, value) for name, value in content["kept"].items()})
         return side
 
-    def _at(self, step: str, round_number: int) -> None:
+    def _check_step(self, step: str, round_number: int) -> None:
         if round_number != self._terms.round_number:
-            raise RefusedError(f"device {self._device} is in round {self._terms.round_number}, not in {round_number}")
-        if step != self._kept.step:
-            raise RefusedError(f"device {self._device} was asked for step {step} and is at {self._kept.step}")
+            raise RefusedError(
+                f"device {self._device} is in round {self._terms.round_number}, not in round {round_number}"
+            )
+        if step != self._state.step:
+            raise RefusedError(f"device {self._device} was asked for step {step} but is at step {self._state.step}")
 
-    def _enough(self, devices: Sequence[int], what: str) -> None:
+    def _check_threshold(self, devices: Sequence[int], what: str) -> None:
         if len(set(devices)) < self._terms.threshold:
-            rule = f"and {self._terms.threshold} must have"
-            raise RefusedError(f"device {self._device} refuses: {len(set(devices))} devices {what}, {rule}")
+            rule = f"at least {self._terms.threshold} are required"
+            raise RefusedError(f"device {self._device} refuses: {len(set(devices))} devices {what}; {rule}")
 
-    def _checked(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _check_values(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         length, bound = self._terms.length, self._terms.largest
         if values.shape != (length,) or values.dtype != np.int64:
-            raise SecureSumError(f"a vector is {values.dtype} {values.shape} and must be int64 ({length},)")
+            raise SecureSumError(f"a vector is {values.dtype} {values.shape}; it must be int64 ({length},)")
         if np.any(values > bound) or np.any(values < -bound):
-            raise SecureSumError(f"a vector holds a number beyond ±{bound}, so that the sum could wrap")
+            raise SecureSumError(f"a vector has an entry beyond ±{bound}: the sum could wrap")
         return values
 
-    def _opened(self, other: int, sealed: bytes) -> tuple[bytes, bytes]:
-        """This device's shares of another's mask key and seed."""
+    def _open_shares(self, other: int, sealed: bytes) -> tuple[bytes, bytes]:
+        """Decrypt this device's shares of another device's mask key and seed."""
         address = self._terms.purpose(b"address", other, self._device)
         shares = unseal(self._share_key(other), sealed, address)
         key_share, seed_share = shares[: len(shares) // 2], shares[len(shares) // 2 :]
-        index = number(sorted(self._kept.mask_keys).index(self._device) + 1)[:SHARE_INDEX_BYTES]
+        index = number(sorted(self._state.mask_keys).index(self._device) + 1)[:SHARE_INDEX_BYTES]
         if not (key_share.startswith(index) and seed_share.startswith(index)):
-            raise SecureSumError(f"device {other} sealed a share that is meant for another than device {self._device}")
+            raise SecureSumError(f"device {other} sealed a share that is not for device {self._device}")
         return key_share, seed_share
 
     def _share_key(self, other: int) -> bytes:
         pair = sorted((self._device, other))
-        return agreed_key(self._kept.share_private, self._kept.share_keys[other], self._terms.purpose(b"share", *pair))
+        state, purpose = self._state, self._terms.purpose(b"share", *pair)
+        return agreed_key(state.share_private, state.share_keys[other], purpose)
 
     def _statement(self, survivors: Sequence[int]) -> bytes:
-        kept = self._kept
-        keys = [part for device in sorted(kept.mask_keys) for part in (kept.mask_keys[device], kept.share_keys[device])]
+        state = self._state
+        devices = sorted(state.mask_keys)
+        keys = [key for device in devices for key in (state.mask_keys[device], state.share_keys[device])]
         return self._terms.survivors_statement(survivors, digest(*keys))
 
     def _sender(self) -> Record:
@@ -230,7 +239,7 @@ class DeviceSide:
 
 
 def check_keys(terms: Terms, roster: Mapping[int, bytes], record: Record) -> None:
-    """Raises unless they are signed by the device that they are said to be of."""
+    """Raise unless the keys are signed by the device that they are attributed to."""
     device = integer(record, "device")
     mask_key, share_key = octets(record, "mask_key"), octets(record, "share_key")
     statement = terms.keys_statement(device, mask_key, share_key, octets(record, "seed_commitment"))
@@ -239,7 +248,7 @@ def check_keys(terms: Terms, roster: Mapping[int, bytes], record: Record) -> Non
 
 
 def pairwise_mask(terms: Terms, device: int, other: int, private: bytes, other_public: bytes) -> Words:
-    """Added by the device with the smaller number and taken away by the other one, so that the two cancel."""
+    """The mask of two devices: the one with the smaller number adds it and the other subtracts it."""
     pair = sorted((device, other))
     shared = agreed_key(private, other_public, terms.purpose(b"pair", *pair))
     words = mask(shared, terms.purpose(b"pairwise mask", *pair), terms.length)

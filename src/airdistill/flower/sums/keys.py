@@ -1,15 +1,15 @@
-"""Whole numbers modulo 2^bits, wide enough that a sum of what the devices may send never wraps.
+"""The cryptography of the secure sum: modular integers, masks, key agreement, authenticated encryption, signatures.
 
-The cryptography under the secure sum, each piece bound to one round of one run.
+Every key and mask is bound to one round of one run. The secret sharing comes from Flower 1.41
+(`flwr.common.secure_aggregation.crypto.shamir`: Shamir's scheme over GF(2^128) of PyCryptodome, with coefficients from
+the operating system). Flower's other primitives are not used:
 
-From Flower 1.41 comes the secret sharing (`flwr.common.secure_aggregation.crypto.shamir`: Shamir's scheme over
-GF(2^128) of PyCryptodome, with coefficients from the operating system). Its other pieces are not used, because
-
-* `pseudo_rand_gen` folds a seed to 32 bits and feeds a Mersenne Twister: every mask could be found by trying 2^32
-  seeds. It also never draws the largest residue, so a masked number would not be uniform. Here: ChaCha20, 256 bits;
-* `generate_shared_key` derives one key per pair, whatever it is for. Here HKDF is told the round, who and what for;
+* `pseudo_rand_gen` folds a seed to 32 bits and feeds a Mersenne Twister, and so every mask can be found by trying 2^32
+  seeds. It also never draws the largest residue, and so a masked number is not uniform. Here: ChaCha20 with 256 bits;
+* `generate_shared_key` derives one key per pair for all purposes. Here HKDF also takes the round, the devices and the
+  purpose;
 * Fernet, behind `encrypt`, cannot bind a message to its sender, its receiver and its round. Here: ChaCha20-Poly1305
-  with all of them as associated data.
+  with all three as associated data.
 """
 
 from __future__ import annotations
@@ -30,12 +30,18 @@ from numpy.typing import NDArray
 from airdistill.errors import AirDistillError, InputError
 
 Words = NDArray[np.uint64]
-MAX_BITS = 63  # a sum still fits a signed 64-bit number, which is what Flower and NumPy carry
+MAX_BITS = 63  # a sum still fits a signed 64-bit integer, which Flower and NumPy can carry
+KEY_BYTES = 32
+NONCE_BYTES = 12
+
+
+class SecureSumError(AirDistillError):
+    """The sum cannot be computed, or must not be."""
 
 
 @dataclass(frozen=True)
 class Modulus:
-    """Numbers from −2^(bits−1) to 2^(bits−1) − 1; the upper half of the residues stands for the negative ones."""
+    """Integers modulo 2^bits, from −2^(bits−1) to 2^(bits−1) − 1; the upper half of the residues is negative."""
 
     bits: int
 
@@ -45,12 +51,12 @@ class Modulus:
 
     @classmethod
     def for_sum(cls, largest: int, num_devices: int) -> Modulus:
-        """The smallest in which num_devices numbers of at most `largest` in magnitude add up without wrapping."""
+        """The smallest modulus in which `num_devices` integers of magnitude up to `largest` add up without wrapping."""
         if largest < 1 or num_devices < 1:
             raise InputError("largest, num_devices", (largest, num_devices), "must both be at least 1")
-        bits = (largest * num_devices).bit_length() + 1  # and one for the sign
+        bits = (largest * num_devices).bit_length() + 1  # one bit for the sign
         if bits > MAX_BITS:
-            rule = f"{num_devices} of them need {bits} bits and there are {MAX_BITS}: quantise more coarsely"
+            rule = f"{num_devices} devices need {bits} bits and only {MAX_BITS} are available: quantise more coarsely"
             raise InputError("the largest value a device may send", largest, rule)
         return cls(bits)
 
@@ -58,25 +64,17 @@ class Modulus:
         return self.reduce(values.astype(np.int64).view(np.uint64))  # two's complement: −1 becomes 2^64 − 1
 
     def decode(self, residues: Words) -> NDArray[np.int64]:
-        """The number nearest to zero of each residue's class."""
+        """The representative of each residue class that is nearest to zero."""
         unused = np.uint64(64 - self.bits)
         return (residues << unused).view(np.int64) >> np.int64(64 - self.bits)
 
     def reduce(self, words: Words) -> Words:
-        """Arithmetic of unsigned words wraps at 2^64, a multiple of this modulus, so reducing at the end is enough."""
+        """Reduce at the end of a sum; before that, words wrap at 2^64, which is a multiple of this modulus."""
         return words & np.uint64((1 << self.bits) - 1)
 
 
-KEY_BYTES = 32
-NONCE_BYTES = 12
-
-
-class SecureSumError(AirDistillError):
-    """The sum cannot be had, or must not be."""
-
-
 def new_secret() -> bytes:
-    """A private key, or the seed of a mask: 256 bits from the operating system."""
+    """A private key or the seed of a mask: 256 bits from the operating system."""
     return os.urandom(KEY_BYTES)
 
 
@@ -85,28 +83,28 @@ def public_key(private: bytes) -> bytes:
 
 
 def agreed_key(private: bytes, other_public: bytes, purpose: bytes) -> bytes:
-    """The key that two devices share for this purpose and nothing else."""
+    """The key that two devices share for one purpose."""
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(other_public))
-    except ValueError as error:  # a point of small order, or not a key at all
-        raise SecureSumError(f"a device's public key is no key: {error}") from error
+    except ValueError as error:  # a point of small order, or bytes that are not a key
+        raise SecureSumError(f"a device's public key is not valid: {error}") from error
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=purpose).derive(shared)
 
 
 def mask(seed: bytes, purpose: bytes, length: int) -> Words:
-    """Uniform words from a seed: the key stream of ChaCha20 under a key that is used for nothing else."""
+    """Expand a seed into uniform words: the key stream of ChaCha20 under a key that has no other use."""
     key = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=purpose).derive(seed)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     return np.frombuffer(stream.update(bytes(8 * length)), dtype="<u8").astype(np.uint64)
 
 
 def commitment(secret: bytes, purpose: bytes) -> bytes:
-    """Says later whether a secret is the one that was meant; it hides it, because it is 256 random bits."""
+    """A commitment to a secret of 256 random bits; it is hiding because such a secret cannot be guessed."""
     return digest(purpose, secret)
 
 
 def digest(*parts: bytes) -> bytes:
-    """Of parts of any length, none of which can be mistaken for two."""
+    """A SHA-256 digest of the parts; each is preceded by its length, and so the split into parts is unambiguous."""
     state = hashes.Hash(hashes.SHA256())
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))
@@ -115,20 +113,21 @@ def digest(*parts: bytes) -> bytes:
 
 
 def seal(key: bytes, content: bytes, address: bytes) -> bytes:
+    """Encrypt and authenticate content for an address."""
     nonce = os.urandom(NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, address)
 
 
 def unseal(key: bytes, sealed: bytes, address: bytes) -> bytes:
-    """Only what the other holder of the key sealed for this address."""
+    """Decrypt content that the other holder of the key sealed for this address; raise for any other content."""
     try:
         return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], address)
     except (InvalidTag, ValueError) as error:
-        raise SecureSumError("a sealed share was changed on its way") from error
+        raise SecureSumError("a sealed share was changed in transit") from error
 
 
 class Identity:
-    """A device's signing key: how the others know that a message is its own and not the server's."""
+    """A device's signing key, by which the other devices verify that a message is not from the server."""
 
     def __init__(self, private: bytes | None = None) -> None:
         self._key = Ed25519PrivateKey.generate() if private is None else Ed25519PrivateKey.from_private_bytes(private)

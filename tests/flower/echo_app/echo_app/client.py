@@ -1,4 +1,4 @@
-"""A device that says who it is, counts in its folder how often it was asked, and sends arrays back as they came."""
+"""A device that identifies itself, counts in its folder how often it was asked, and returns doubled arrays."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Asks who is there, then has every device double arrays of several kinds, and writes what it saw as lines of JSON."""
+"""A server that has every device double arrays of several types, and writes the replies as lines of JSON."""
 
 import json
 import sys
@@ -23,35 +23,33 @@ ARRAYS = {
 def main(grid: Grid, context: Context) -> None:
     settings = context.run_config
     nodes = sorted(grid.get_node_ids())
-    tell("nodes", ids=nodes)
+    log("nodes", ids=nodes)
     for round_number in range(1, settings["rounds"] + 1):
-        began = time.monotonic()
-        replies = ask(
-            grid,
-            [question(node, round_number, round_number == settings["fail-round"]) for node in nodes],
-            settings["wait-seconds"],
-        )
-        heard = {reply.metadata.src_node_id: summary(reply) for reply in replies}
-        tell("round", number=round_number, heard=heard, seconds=time.monotonic() - began)
+        fail = round_number == settings["fail-round"]
+        questions = {node: question(node, round_number, fail) for node in nodes}
+        log("round", number=round_number, replies=ask(grid, questions, settings["wait-seconds"]))
         pause(settings["pause-folder"], round_number)
-    replies = ask(grid, [Message(RecordDict(), node, "query.who") for node in nodes], settings["wait-seconds"])
-    tell("devices", heard={reply.metadata.src_node_id: summary(reply) for reply in replies})
+    questions = {node: Message(RecordDict(), node, "query.who") for node in nodes}
+    log("devices", replies=ask(grid, questions, settings["wait-seconds"]))
 
 
 def question(node: int, round_number: int, fail: bool) -> Message:
     arrays = ArrayRecord({name: Array(value) for name, value in ARRAYS.items()})
     content = RecordDict({"arrays": arrays, "question": ConfigRecord({"fail": fail})})
-    return Message(content, node, "train.double", group_id=str(round_number), ttl=60.0)
+    return Message(content, node, "train.double", group_id=str(round_number), ttl=600.0)
 
 
-def ask(grid: Grid, messages: list[Message], wait_seconds: float) -> list[Message]:
-    """Like `grid.send_and_receive`, which looks for replies every three seconds, but impatient."""
-    waiting = set(grid.push_messages(messages))
-    deadline, replies = time.monotonic() + wait_seconds, []
+def ask(grid: Grid, questions: dict[int, Message], wait_seconds: float) -> dict[int, dict]:
+    """The summaries of the replies, by node.
+
+    Like `grid.send_and_receive`, with a shorter polling interval than three seconds. Flower's error messages name the
+    SuperLink as their sender, and so the node is found by the question.
+    """
+    waiting = dict(zip(grid.push_messages(list(questions.values())), questions, strict=True))
+    deadline, replies = time.monotonic() + wait_seconds, {}
     while waiting and time.monotonic() < deadline:
-        came = list(grid.pull_messages(waiting))
-        waiting -= {reply.metadata.reply_to_message_id for reply in came}
-        replies += came
+        for reply in list(grid.pull_messages(list(waiting))):
+            replies[waiting.pop(reply.metadata.reply_to_message_id)] = summary(reply)
         time.sleep(0.2)
     return replies
 
@@ -70,13 +68,13 @@ def summary(reply: Message) -> dict:
 
 
 def pause(folder: str, round_number: int) -> None:
-    """Where a test wants to do something between two rounds, it says when to go on."""
+    """Wait between two rounds until the test allows the next one, if it asked for that."""
     if not folder:
         return
     (Path(folder) / f"after-{round_number}").touch()
-    while not (Path(folder) / f"go-on-{round_number}").exists():
+    while not (Path(folder) / f"continue-{round_number}").exists():
         time.sleep(0.2)
 
 
-def tell(what: str, **facts: object) -> None:
-    sys.stdout.write("TELL " + json.dumps({"what": what, **facts}) + "\n")
+def log(what: str, **facts: object) -> None:
+    sys.stdout.write("LOG " + json.dumps({"what": what, **facts}) + "\n")

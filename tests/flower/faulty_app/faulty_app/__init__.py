@@ -1,1 +1,1 @@
-"""A device that answers nonsense."""
+"""AirDistill's apps with devices that send invalid signals or stop at fixed points of a run."""

@@ -1,4 +1,4 @@
-"""AirDistill's server as it is."""
+"""AirDistill's ServerApp, unchanged."""
 
 from airdistill.flower.server_app import app
 

@@ -1,1 +1,1 @@
-"""What a SuperLink ships: the names of two apps, and no code of its own."""
+"""The app that a SuperLink distributes: it only refers to the ServerApp and ClientApp of airdistill."""

@@ -1,4 +1,4 @@
-"""The device of the airdistill that is installed where this runs."""
+"""The ClientApp of the installed airdistill."""
 
 from airdistill.flower.client_app import app
 

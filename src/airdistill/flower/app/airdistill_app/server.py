@@ -1,4 +1,4 @@
-"""The server of the airdistill that is installed where this runs."""
+"""The ServerApp of the installed airdistill."""
 
 from airdistill.flower.server_app import app
 

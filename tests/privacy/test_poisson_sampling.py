@@ -1,5 +1,5 @@
-"""Random participation: one round against integration of its densities, many rounds against sums over all outcomes,
-the published form against both."""
+"""Secret Poisson sampling: one round against numerical integration, several rounds against sums over all outcomes, and
+the published bound against both."""
 
 from functools import partial
 
@@ -14,9 +14,9 @@ from airdistill.privacy.poisson_sampling import (
     OPPOSITE,
     ORTHOGONAL,
     delta_of_round,
-    delta_with_noise_of_those_there,
-    fewest_participants,
-    published_fewest,
+    delta_with_participants_noise,
+    min_participants,
+    published_min_participants,
     published_round,
 )
 
@@ -45,34 +45,34 @@ def worst_pair(geometry, mu):
 
 @pytest.mark.parametrize("geometry", [OPPOSITE, ORTHOGONAL])
 @pytest.mark.parametrize(("probability", "mu"), [(0.1, 0.5), (0.3, 3.0), (0.5, 1.0), (0.9, 2.0)])
-def test_a_round_is_the_integral_over_the_plane_of_its_worst_pair(geometry, probability, mu):
-    worlds = [mixture(probability, centre) for centre in worst_pair(geometry, mu)]
+def test_delta_of_a_round_is_the_integral_for_the_worst_pair(geometry, probability, mu):
+    pair = [mixture(probability, centre) for centre in worst_pair(geometry, mu)]
     for epsilon in (0.0, 0.05, 0.5, 1.5):
         ours = delta_of_round(epsilon, probability, mu, geometry)[0]
-        for first, second in (worlds, worlds[::-1]):
+        for first, second in (pair, pair[::-1]):
             assert ours == pytest.approx(hockey_stick(first, second, epsilon), rel=2e-3, abs=1e-7)
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 4.0, 9.0])
-def test_opposite_vectors_in_forty_digits(epsilon):
-    """Far out in the tail, where a factor 2 in the shift or a lost c would show."""
+def test_opposite_vectors_in_40_digit_arithmetic(epsilon):
+    """Deep in the tail, where a factor of 2 in the shift or a missing c would be visible."""
     mpmath.mp.dps = 40
     p, m, alpha = mpmath.mpf("0.2"), mpmath.mpf("0.75"), mpmath.e ** mpmath.mpf(epsilon)
 
-    def world(x, centre):
+    def density(x, centre):
         return p * mpmath.npdf(x, centre) + (1 - p) * mpmath.npdf(x, 0)
 
     def excess(x):
-        return mpmath.log(world(x, -m) / world(x, m)) - epsilon
+        return mpmath.log(density(x, -m) / density(x, m)) - epsilon
 
     edge = mpmath.findroot(excess, (-40, 5), solver="anderson")
-    exact = mpmath.quad(lambda x: world(x, -m) - alpha * world(x, m), [-60, edge - 20, edge - 5, edge])
+    exact = mpmath.quad(lambda x: density(x, -m) - alpha * density(x, m), [-60, edge - 20, edge - 5, edge])
     assert delta_of_round(epsilon, 0.2, 1.5, OPPOSITE)[0] == pytest.approx(float(exact), rel=1e-8, abs=1e-16)
 
 
 @pytest.mark.parametrize("geometry", [OPPOSITE, ORTHOGONAL])
-def test_no_other_pair_of_neighbours_tells_more(geometry):
-    """Random vectors, no longer than allowed; without negative entries for knowledge."""
+def test_no_other_pair_of_neighbours_reveals_more(geometry):
+    """Random vectors within the norm bound; without negative entries for knowledge."""
     draw, probability, mu = np.random.default_rng(0), 0.3, 1.6
     longest = mu / 2 if geometry == OPPOSITE else mu / np.sqrt(2)
     for _ in range(12):
@@ -88,7 +88,7 @@ def test_no_other_pair_of_neighbours_tells_more(geometry):
 
 
 @pytest.mark.parametrize("geometry", [OPPOSITE, ORTHOGONAL])
-def test_who_always_takes_part_has_the_gaussian_mechanism_and_nobody_has_less_than_without_a_coin(geometry):
+def test_full_participation_is_the_gaussian_mechanism_and_sampling_never_increases_delta(geometry):
     epsilon = np.linspace(0, 5, 40)
     for mu in (0.2, 1.0, 4.0):
         full = gaussian_delta(epsilon, mu)
@@ -99,8 +99,8 @@ def test_who_always_takes_part_has_the_gaussian_mechanism_and_nobody_has_less_th
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 3])
-def test_few_rounds_are_the_sum_over_all_their_outcomes(num_rounds):
-    """δ at the ε that the distribution gives, over a grid of every round's outcome: T-fold products of densities."""
+def test_few_rounds_agree_with_the_sum_over_all_outcomes(num_rounds):
+    """δ at the ε of the privacy loss distribution, from T-fold products of densities on a grid."""
     probability, mu, delta = 0.3, 1.4, 1e-4
     epsilon = composed_epsilon([(lambda e: delta_of_round(e, probability, mu, OPPOSITE), num_rounds)], delta)
     step = 0.01 if num_rounds < 3 else 0.06
@@ -116,7 +116,7 @@ def test_few_rounds_are_the_sum_over_all_their_outcomes(num_rounds):
 def test_many_rounds_agree_with_dp_accountings_replace_one_relation():
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    relation = pld.NeighborRel.REPLACE_ONE  # its sensitivity is the norm: neighbours are two of them apart
+    relation = pld.NeighborRel.REPLACE_ONE  # its sensitivity is the norm m: neighbours differ by 2m
     for probability, mu, num_rounds, delta in [(0.1, 0.5, 10, 1e-5), (0.1, 1.0, 400, 1e-5), (0.5, 0.1, 300, 1e-9)]:
         theirs = pld.from_gaussian_mechanism(
             2 / mu, sampling_prob=probability, neighboring_relation=relation, value_discretization_interval=1e-3
@@ -126,7 +126,7 @@ def test_many_rounds_agree_with_dp_accountings_replace_one_relation():
         assert ours == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-4)
 
 
-def test_rounds_of_several_kinds_compose_and_none_cost_nothing():
+def test_several_composition_groups_compose_and_no_rounds_cost_nothing():
     def round_of(mu):
         return lambda epsilon: delta_of_round(epsilon, 1.0, mu, ORTHOGONAL)
 
@@ -135,23 +135,23 @@ def test_rounds_of_several_kinds_compose_and_none_cost_nothing():
     assert composed_epsilon([], 1e-6) == 0
 
 
-def test_participation_counts_by_monte_carlo():
-    """In each of T rounds at least κ take part, but for δ'; one more would be too many in some round."""
+def test_min_participants_by_monte_carlo():
+    """At least κ devices participate in each of T rounds with probability 1 − δ'; κ + 1 would be too many."""
     num_devices, probability, failure, num_rounds, trials = 50, 0.3, 0.05, 20, 20_000
     draw = np.random.default_rng(1)
     least = draw.binomial(num_devices, probability, (trials, num_rounds)).min(axis=1)
-    fewest = fewest_participants(num_devices, probability, failure, num_rounds)
+    fewest = min_participants(num_devices, probability, failure, num_rounds)
     error_bar = 4 * np.sqrt(failure / trials)
     assert (least < fewest).mean() <= failure + error_bar
     assert num_rounds * binom.cdf(fewest, num_devices, probability) > failure
-    # Hoeffding's κ is never more, and of one round: over twenty its chance is not δ' any more where it is tight.
-    assert published_fewest(num_devices, probability, failure / num_rounds) <= fewest
+    # Hoeffding's κ for the same failure probability per round is never larger.
+    assert published_min_participants(num_devices, probability, failure / num_rounds) <= fewest
 
 
 @pytest.mark.parametrize(("num_devices", "probability"), [(7, 0.5), (50, 0.02), (200, 0.9)])
-def test_the_fewest_are_the_largest_number_whose_failure_is_rare_enough(num_devices, probability):
+def test_min_participants_is_the_largest_number_within_the_failure_probability(num_devices, probability):
     for failure in (0.3, 1e-3, 1e-9):
-        fewest = fewest_participants(num_devices, probability, failure)
+        fewest = min_participants(num_devices, probability, failure)
         assert binom.cdf(fewest - 1, num_devices, probability) <= failure
         assert binom.cdf(fewest, num_devices, probability) > failure
 
@@ -162,68 +162,68 @@ VALID = [
     for probability in (0.3, 0.5, 0.9)
     for mu in (0.3, 3.0)
     for delta_0, failure in ((1e-5, 1e-6), (1e-3, 1e-3))
-    if published_fewest(num_devices, probability, failure) > 0
+    if published_min_participants(num_devices, probability, failure) > 0
 ]
 
 
-def test_where_the_published_form_is_valid_the_distribution_gives_no_more():
-    """One round, noise of those who are there alone, at the δ that the published form ends with."""
+def test_pld_accounting_never_exceeds_a_valid_published_bound():
+    """One round, noise from participating devices only, at the δ of the published bound."""
     assert len(VALID) > 20
     for num_devices, probability, mu, delta_0, failure in VALID:
         published = published_round(num_devices, probability, mu, delta_0, failure)
 
         def round_of(epsilon, given=(num_devices, probability, mu)):
-            return delta_with_noise_of_those_there(epsilon, *given)
+            return delta_with_participants_noise(epsilon, *given)
 
         assert composed_epsilon([(round_of, 1)], published.delta) <= published.epsilon
 
 
-def test_the_published_form_as_printed():
+def test_the_published_bound_as_printed():
     made = published_round(100, 0.5, 1.0, 1e-5, 1e-3)
     fewest = 50 - np.sqrt(50 * np.log(1000))
-    assert made.fewest == pytest.approx(fewest)
+    assert made.min_participants == pytest.approx(fewest)
     epsilon_0 = gaussian_epsilon(1 / np.sqrt(fewest), 1e-5)
     assert made.epsilon == pytest.approx(np.log(1 + 0.5 / 0.999 * (np.exp(epsilon_0) - 1)))
     assert made.delta == pytest.approx(1e-3 + 0.5e-5 / 0.999)
 
 
-class TestWhereThePublishedFormIsNotValid:
-    def test_few_devices_or_a_small_chance_leave_no_noise_to_count_on(self):
-        """κ ≤ 0: it says nothing, where the exact count of participants still does."""
-        assert published_fewest(50, 0.1, 1e-5) < 0
+class TestWhereThePublishedBoundIsNotValid:
+    def test_few_devices_or_a_small_probability_leave_no_counted_noise(self):
+        """κ ≤ 0: the published bound is infinite; the exact number of participants is still positive."""
+        assert published_min_participants(50, 0.1, 1e-5) < 0
         assert published_round(50, 0.1, 1.0, 1e-5, 1e-5).epsilon == np.inf
-        assert fewest_participants(50, 0.5, 1e-5) > published_fewest(50, 0.5, 1e-5) > 0
+        assert min_participants(50, 0.5, 1e-5) > published_min_participants(50, 0.5, 1e-5) > 0
 
-    def test_the_papers_gaussian_bound_promises_too_much_for_loud_devices(self):
-        """ε_0 by Theorem 2, where it is above 7 to 10: less than a round in which nobody even tosses a coin tells."""
+    def test_theorem_2_understates_epsilon_for_large_mu(self):
+        """ε_0 by Theorem 2 above 7 to 10: the resulting ε is below the exact one."""
         made = published_round(20, 0.9, 30.0, 1e-3, 1e-6, "paper")
         assert made.epsilon < composed_epsilon(
-            [(lambda epsilon: delta_with_noise_of_those_there(epsilon, 20, 0.9, 30.0), 1)], made.delta
+            [(lambda epsilon: delta_with_participants_noise(epsilon, 20, 0.9, 30.0), 1)], made.delta
         )
 
-    def test_one_record_is_not_hidden_by_a_coin_that_shows(self):
-        """ε_0 for one record's small shift, of a device that is heard when it is there: no ε is amplified, only δ."""
+    def test_one_record_is_not_amplified_if_participation_is_visible(self):
+        """ε_0 for one record, in a device whose norm reveals its participation: only δ is amplified, not ε."""
         probability, shift, norm_of_device, delta_0 = 0.1, 1.0, 9.0, 1e-5
         epsilon_0 = gaussian_epsilon(shift, delta_0)
         claimed = np.log(1 + probability * (np.exp(epsilon_0) - 1))
-        there, other = (-norm_of_device, 0.0), (-norm_of_device, shift)
-        seen = hockey_stick(mixture(probability, there), mixture(probability, other), claimed)
-        assert seen > 50 * probability * delta_0
-        assert hockey_stick(mixture(probability, there), mixture(probability, other), epsilon_0) == pytest.approx(
+        own, neighbour = (-norm_of_device, 0.0), (-norm_of_device, shift)
+        revealed = hockey_stick(mixture(probability, own), mixture(probability, neighbour), claimed)
+        assert revealed > 50 * probability * delta_0
+        assert hockey_stick(mixture(probability, own), mixture(probability, neighbour), epsilon_0) == pytest.approx(
             probability * delta_0, rel=0.05
         )
 
-    def test_one_coin_for_all_rounds_is_not_a_coin_for_each(self):
-        """ε_0 of all T rounds amplified once: who takes part in any round is then forgotten."""
+    def test_sampling_once_for_all_rounds_is_not_sampling_in_each(self):
+        """ε_0 of all T rounds amplified once ignores that a device is sampled T times."""
         probability, mu, num_rounds = 0.01, 8.0, 20
         delta_0 = gaussian_delta(0.0, mu * np.sqrt(num_rounds))  # all rounds are (0, δ_0); amplified once, (0, pδ_0)
         one_round = partial(delta_of_round, probability=probability, mu=mu, geometry=OPPOSITE)
         assert composed_epsilon([(one_round, num_rounds)], probability * delta_0) > 5
 
-    def test_the_failure_of_the_count_grows_with_the_rounds(self):
-        """δ' of one round is not that of T: with an exact κ the chance of too few in any round is nearly T times it."""
+    def test_the_failure_probability_grows_with_the_number_of_rounds(self):
+        """δ' holds for one round: over T rounds too few devices participate in some round almost T times as often."""
         num_devices, probability, failure, num_rounds = 50, 0.3, 0.02, 50
-        fewest = fewest_participants(num_devices, probability, failure)
+        fewest = min_participants(num_devices, probability, failure)
         counts = np.random.default_rng(2).binomial(num_devices, probability, (4000, num_rounds))
         assert (counts.min(axis=1) < fewest).mean() > 10 * failure
 
@@ -231,6 +231,6 @@ class TestWhereThePublishedFormIsNotValid:
 @pytest.mark.parametrize("wrong", [0.0, -0.1, 1.1, float("nan")])
 def test_a_probability_is_above_0_and_at_most_1(wrong):
     with pytest.raises(ValueError, match="probability"):
-        published_fewest(10, wrong, 0.1)
+        published_min_participants(10, wrong, 0.1)
     with pytest.raises(ValueError, match="probability"):
         delta_of_round(0.1, wrong, 1.0, OPPOSITE)

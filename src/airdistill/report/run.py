@@ -1,4 +1,4 @@
-"""A run as one page."""
+"""A run on the terminal and as one page."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
+from rich.markup import escape
 
 from airdistill import __version__
 from airdistill.files import write_whole
 from airdistill.planning.plan import Plan
-from airdistill.report.certificate_page import certificate_section, devices_section
+from airdistill.report.certificate import certificate_section, devices_section
 from airdistill.report.drawing import BLUE, GREEN, ORANGE, count_rounds, looks_for, new_figure, svg_of
 from airdistill.report.page import Command, Drawing, Facts, Page, Paragraph, Section, render
-from airdistill.report.plan_page import plan_section, privacy_section
-from airdistill.report.words import antennas_in_words, number, taking_part_in_words
+from airdistill.report.plan import plan_section, privacy_section
+from airdistill.report.terminal import bullets, facts_table
+from airdistill.report.wording import antennas_in_words, number, participation_in_words
 from airdistill.runs.accounts import certify
-from airdistill.runs.folder import PLAN, RUN, SCENARIO
+from airdistill.runs.folder import CERTIFICATE, PLAN, RUN, SCENARIO
 from airdistill.runs.record import RunRecord
 from airdistill.runs.results import accuracy_curve, received_noise
 from airdistill.units import with_prefix
@@ -28,26 +31,57 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 
 
+def print_run(record: RunRecord, console: Console) -> None:
+    """Print the results and the folder of a run."""
+    summary = record.summary
+    accuracy, iterate = summary["accuracy"], summary["random_iterate"]
+    rows = [
+        ("Accuracy", f"{accuracy['mean']:.2%} mean over devices, {accuracy['worst']:.2%} to {accuracy['best']:.2%}"),
+        ("  on own classes", f"{accuracy['own_classes']:.2%}"),
+        ("  random iterate", _iterate_in_words(iterate)),
+        ("Rounds", _rounds_and_end(summary)),
+        ("Uplink", f"{with_prefix(summary['uplink_seconds'], 's')}, {with_prefix(summary['measured_joules'], 'J')}"),
+        ("Privacy spent", f"ε {number(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
+        ("Certificate", escape(json.loads((record.folder / CERTIFICATE).read_text())["verdict_in_words"])),
+        ("Record", escape(str(record.folder))),
+    ]
+    title = f"[bold]{escape(summary['name'])}, {escape(summary['scheme'])}[/bold]"
+    console.print(title, facts_table(rows), sep="\n")
+    if summary["epsilon_spent"] not in (0, None):
+        console.print("[bold]Assumptions[/bold]", bullets(summary["assumptions"], "·"))
+
+
+def _iterate_in_words(iterate: dict[str, Any]) -> str:
+    start = f"the start of round {iterate['round']}"
+    return f"{iterate['accuracy']['mean']:.2%}, {start}" if iterate["accuracy"] else f"{start}, which did not happen"
+
+
+def _rounds_and_end(summary: dict[str, Any]) -> str:
+    early = "" if summary["ended_because"] is None else f"; then the budget was spent: {summary['ended_because']}"
+    return f"{summary['rounds']}{escape(early)}"
+
+
 def write_run_page(record: RunRecord) -> Path:
-    """`report.html` in the run's folder."""
+    """Write `report.html` to the run's folder, and return its path."""
     path = record.folder / REPORT
     write_whole(path, render(run_page(record)).encode())
     return path
 
 
 def run_page(record: RunRecord) -> Page:
+    """Return the results, the plan, the certificate and the commands of a run."""
     plan, certificate = plan_of(record), certify(record.folder)
     summary = record.summary
     return Page(
         title=f"{summary['name']}, {summary['scheme']}",
         subtitle=f"One run, seed {plan.scenario.seed}, {_rounds_in_words(summary, plan)}",
         sections=(
-            Section("What came out", (Facts(_result_facts(record)), *_drawings(record))),
+            Section("Results", (Facts(_result_facts(record)), *_drawings(record))),
             plan_section(plan),
             certificate_section(certificate),
             devices_section(certificate),
             privacy_section(plan),
-            Section("How to repeat it", _repeat(record, plan)),
+            Section("How to reproduce", _commands(record, plan)),
         ),
         made_by=f"airdistill {__version__}",
     )
@@ -60,7 +94,7 @@ def _rounds_in_words(summary: dict[str, Any], plan: Plan) -> str:
 
 
 def plan_of(record: RunRecord) -> Plan:
-    """As it was stored with the run."""
+    """Read the plan that is stored with the run."""
     return Plan.from_dict(json.loads((record.folder / PLAN).read_text()))
 
 
@@ -71,37 +105,37 @@ def _result_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         ("Worst and best device", f"{accuracy['worst']:.2%} and {accuracy['best']:.2%}"),
         ("On own classes", f"{accuracy['own_classes']:.2%}"),
         ("Uplink time", with_prefix(summary["uplink_seconds"], "s")),
-        ("Energy", f"{with_prefix(summary['measured_joules'], 'J')} measured, of the whole fleet"),
+        ("Energy", f"{with_prefix(summary['measured_joules'], 'J')} measured, for the whole fleet"),
         ("Privacy spent", f"ε {number(summary['epsilon_spent'])} of the worst device ({summary['sensitivity']})"),
         *_link_facts(record),
-        *_labels_right(record),
+        *_label_facts(record),
     )
 
 
 def _link_facts(record: RunRecord) -> list[tuple[str, str]]:
-    """Nothing of runs that send nothing, or that are of before summaries said it."""
+    """Describe the link; nothing if the scheme does not transmit, or if the summary is from an older version."""
     link, noise = record.summary.get("link"), received_noise(record)
     if link is None:
         return []
-    told = [] if noise is None else [("Noise", f"variance {number(noise)} per entry of what was received (median)")]
-    return [("Antennas", antennas_in_words(link)), ("Taking part", taking_part_in_words(link)), *told]
+    measured = [] if noise is None else [("Noise", f"variance {number(noise)} per received entry (median)")]
+    return [("Antennas", antennas_in_words(link)), ("Participation", participation_in_words(link)), *measured]
 
 
-def _labels_right(record: RunRecord) -> list[tuple[str, str]]:
-    """On a public set whose labels are known: how far each step comes."""
+def _label_facts(record: RunRecord) -> list[tuple[str, str]]:
+    """Say how many labels of a public set are correct after each step, if its labels are known."""
     right = record.rounds[-1].get("labels_right") if record.rounds else None
     if right is None:
         return []
-    told = f"{right['ideal']:.1%} in the sum without noise, {right['received']:.1%} as received"
-    return [("Labels right", f"{told}, {right['broadcast']:.1%} as broadcast (public samples, last round)")]
+    shares = f"{right['ideal']:.1%} in the sum without noise, {right['received']:.1%} as received"
+    return [("Correct labels", f"{shares}, {right['broadcast']:.1%} as broadcast (public samples, last round)")]
 
 
 def _drawings(record: RunRecord) -> tuple[Drawing, ...]:
     drawings = [Drawing(svg_of(_accuracy_figure(record)), "Test accuracy after every evaluated round.", "Accuracy")]
     if any("measured_noise_var" in line for line in record.rounds):
-        caption = "Noise of what the server received, mean over its entries: predicted by the design, and measured."
+        caption = "Noise at the server, mean over the received entries: predicted by the design, and measured."
         if record.rounds[-1].get("estimate_error") is not None:
-            caption += " Below it what its receiver left of that."
+            caption += " Below it the error that remains after the receiver."
         drawings.append(Drawing(svg_of(_noise_figure(record)), caption, "Predicted and measured noise by round"))
     return tuple(drawings)
 
@@ -123,7 +157,7 @@ def _noise_figure(record: RunRecord) -> Figure:
     for key, label, colour, style in [
         ("measured_noise_var", "measured", ORANGE, "."),
         ("predicted_noise_var", "predicted", BLUE, "-"),
-        ("estimate_error", "of what is broadcast", GREEN, "."),
+        ("estimate_error", "of the broadcast", GREEN, "."),
         ("expected_error", "expected by the receiver", GREEN, "--"),
     ]:
         if lines[-1].get(key) is not None:
@@ -139,10 +173,10 @@ def _noise_figure(record: RunRecord) -> Figure:
     return figure
 
 
-def _repeat(record: RunRecord, plan: Plan) -> tuple[Paragraph | Command, ...]:
+def _commands(record: RunRecord, plan: Plan) -> tuple[Paragraph | Command, ...]:
     scheme = json.loads((record.folder / RUN).read_text())["scheme"]
     return (
-        Paragraph("The same command gives the same numbers on the same machine. The scenario in full:"),
+        Paragraph("The same command gives the same numbers on the same machine. The full scenario:"),
         Command(f"airdistill run scenario.toml --scheme {scheme} --rounds {plan.num_rounds}"),
         Command((record.folder / SCENARIO).read_text()),
     )

@@ -1,4 +1,4 @@
-"""A pilot on the terminal."""
+"""Print a pilot: the estimated learning constants and the number of rounds that follows from them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from airdistill.report.plan_table import bullets
-from airdistill.report.words import number
+from airdistill.report.terminal import bullets
+from airdistill.report.wording import number
 from airdistill.runs.piloting import SYMBOLS, Extent, PilotRecord
 
 _MEANINGS = {
-    "grad_lipschitz": "slope of the loss gradient",
-    "model_lipschitz": "slope of the output",
-    "grad_norm_bound": "gradient of a sample",
+    "grad_lipschitz": "gradient Lipschitz",
+    "model_lipschitz": "output Lipschitz",
+    "grad_norm_bound": "gradient norm of a sample",
     "loss_bound": "local loss",
 }
 _CHOICES = {
@@ -25,7 +25,7 @@ _CHOICES = {
 
 
 def print_pilot(record: PilotRecord, console: Console) -> None:
-    """The four constants, how the optimal number of rounds moves with them, and what to make of it."""
+    """Print the four constants, the optimal number of rounds for each choice of them, and warnings."""
     count, samples = len(record.seen), record.fewest_samples
     console.print(
         f"[bold]Pilot of {escape(record.scenario.name)}[/bold] on {_data_in_words(record)}: {count} repeats of "
@@ -33,9 +33,9 @@ def print_pilot(record: PilotRecord, console: Console) -> None:
         highlight=False,
     )
     console.print(_constants_table(record), "")
-    console.print("[bold]Optimal rounds[/bold] T* for these constants; T̂ is what privacy alone would allow")
+    console.print("[bold]Optimal rounds[/bold] T* for these constants; T̂ is the number that privacy alone would allow")
     console.print(_optima_table(record))
-    console.print("[bold yellow]Beware[/bold yellow]", bullets(_cautions(record), "[yellow]![/yellow]"))
+    console.print("[bold yellow]Warnings[/bold yellow]", bullets(_warnings(record), "[yellow]![/yellow]"))
 
 
 def _data_in_words(record: PilotRecord) -> str:
@@ -51,7 +51,7 @@ def _constants_table(record: PilotRecord) -> Table:
         declared = number(getattr(record.scenario.constants, name))
         table.add_row(SYMBOLS[name], _MEANINGS[name], *_numbers(extent), declared)
         if name == "grad_lipschitz":
-            table.add_row("", "  on the runs' own way", *_numbers(record.path_lipschitz), "")
+            table.add_row("", "  along the training path", *_numbers(record.path_lipschitz), "")
     return table
 
 
@@ -73,15 +73,15 @@ def _optima_table(record: PilotRecord) -> Table:
     return table
 
 
-def _cautions(record: PilotRecord) -> list[str]:
+def _warnings(record: PilotRecord) -> list[str]:
     lines = [
-        "An estimate is the largest seen, and no more than the true constant. Another repeat would see more of it with "
-        f"a chance of {record.chance_of_more:.0%}. Most constants grow while devices learn: more rounds see more.",
-        "The pilot's knowledge arrives without noise; noisy knowledge makes f_max and S larger.",
+        "An estimate is the largest value observed. It is at most the true constant. The chance that another repeat "
+        f"exceeds it is {record.chance_of_more:.0%}. Most constants grow during training: more rounds give more.",
+        "The pilot's knowledge is free of noise; noisy knowledge increases f_max and S.",
     ]
     if record.source == "private":
         lines.append(
-            "This pilot was not private: what its constants tell of the devices' data is not covered by any guarantee."
+            "This pilot was not private: no guarantee covers what its constants reveal about the devices' data."
         )
     if record.too_few_samples:
         lines.append(

@@ -1,0 +1,325 @@
+"""An audit as rows, on the terminal, as figures and as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from scipy.special import ndtr, ndtri
+
+from airdistill import __version__
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.audit.auditing import Audit
+from airdistill.audit.empirical import TESTED_MU, EmpiricalAudit
+from airdistill.audit.exact import ExactAudit, PairAudit
+from airdistill.audit.membership import LEVEL, Interval, MembershipAudit
+from airdistill.files import write_whole
+from airdistill.report.certificate import write_certificate
+from airdistill.report.drawing import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    count_rounds,
+    legend_below,
+    new_figure,
+    svg_of,
+)
+from airdistill.report.page import Block, Bullets, DataTable, Drawing, Facts, Page, Paragraph, Section, render
+from airdistill.report.run import write_run_page
+from airdistill.report.terminal import bullets, facts_table, number_table
+from airdistill.report.wording import number
+from airdistill.runs.accounts import certify, note_audit
+from airdistill.runs.folder import AUDIT, SUMMARY, write_json
+from airdistill.runs.record import RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = tuple[str, ...]
+_INTERVALS = f"Brackets are {100 * LEVEL:g} % intervals."
+_EMPIRICAL_COLUMNS = ("statistic", "measured", "expected")
+_MEMBERSHIP_COLUMNS = ("statistic", "measured", "allowed")
+_NAMES = {"record": "one record", "device": "whole device"}
+_COLOURS = {"record": BLUE, "device": ORANGE}
+_BOUND_LOOKS = [(PURPLE, ":"), (GREEN, "-."), (RED, "--")]
+
+
+# The terminal.
+
+
+def print_audit(audit: Audit, console: Console) -> None:
+    """Print the target of the audit, the measurements of each attack, the assumptions and the verdict."""
+    facts = facts_table((label, escape(text)) for label, text in _target_rows(audit))
+    console.print("[bold]Audit[/bold]", facts, "", sep="\n", highlight=False)
+    if audit.exact is not None:
+        console.print("[bold]Exact loss along transcripts[/bold]")
+        console.print(number_table(_pair_columns(audit.exact), _pair_rows(audit.exact)))
+        console.print(bullets(_exact_lines(audit.exact), "·"))
+    if audit.empirical is not None:
+        trials = f"{audit.empirical.num_trials} trials with each dataset"
+        console.print(f"[bold]Attack on drawn noise[/bold], {trials}")
+        console.print(number_table(_EMPIRICAL_COLUMNS, _empirical_rows(audit.empirical)))
+    if audit.membership is not None:
+        console.print("[bold]Membership inference from the broadcasts[/bold]")
+        console.print(number_table(_MEMBERSHIP_COLUMNS, _membership_rows(audit.membership)))
+        console.print(bullets([_membership_line(audit.membership)], "·"))
+    if audit.empirical is not None or audit.membership is not None:
+        console.print(_INTERVALS, highlight=False)
+    console.print("[bold]Assumptions[/bold]", bullets(_all_notes(audit), "·"))
+    if audit.violations:
+        console.print("[bold red]Verdict: violated[/bold red]", bullets(audit.violations, "[red]✗[/red]"))
+    else:
+        console.print("[bold green]Verdict: not violated[/bold green] by these attacks")
+
+
+# Rows and lines.
+
+
+def _target_rows(audit: Audit) -> list[tuple[str, str]]:
+    return [
+        ("Scheme", f"{audit.scheme} on {audit.name}, device {audit.device}"),
+        ("Rounds", f"{audit.num_rounds} of {audit.planned_rounds}"),
+        ("Guarantee", f"ε {number(audit.epsilon)} at δ {number(audit.delta)} after these rounds"),
+        ("  under", f"sensitivity {audit.sensitivity}, trust {audit.trust}"),
+    ]
+
+
+def _interval(found: Interval, digits: int = 3) -> str:
+    return f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+
+
+def _share(found: Interval) -> str:
+    return f"{found.value:.2%} [{found.low:.2%}, {found.high:.2%}]"
+
+
+def _pair_columns(exact: ExactAudit) -> Row:
+    return ("after the last round", *(_NAMES[pair.relation] for pair in exact.pairs))
+
+
+def _pair_rows(exact: ExactAudit) -> list[Row]:
+    """Return the exact measurements, a column for each pair. Ratios are the largest over rounds."""
+    columns = [_pair_column(exact, pair) for pair in exact.pairs]
+    return [(label, *(column[label] for column in columns)) for label in columns[0]]
+
+
+def _pair_column(exact: ExactAudit, pair: PairAudit) -> dict[str, str]:
+    mu, shift = pair.mu[:, -1], pair.shift
+    ratios = {
+        f"  times {name}": f"{number(ratio.min(axis=0).max())} to {number(ratio.max())}"
+        for name, ratio in pair.ratios.items()
+    }
+    return {
+        "μ, smallest to largest": f"{number(mu.min())} to {number(mu.max())}",
+        "  certified μ": number(exact.guarantee.mu[-1]) if pair.compared else "none for such pairs",
+        "ε, estimated lower bound": number(pair.epsilon(exact.guarantee.delta)[-1]),
+        "  certified ε": number(exact.guarantee.epsilon[-1]) if pair.compared else "none for such pairs",
+        "largest shift of a row": number(shift.max()),
+        **ratios,
+    }
+
+
+def _exact_lines(exact: ExactAudit) -> list[str]:
+    """Describe the pairs of the table."""
+    return [
+        f"Worst of {exact.num_candidates} records tried: {exact.pairs[0].description}.",
+        f"Worst of 2 whole devices tried: {exact.pairs[1].description}.",
+        f"Ranges are over {exact.num_transcripts} fresh transcripts; all of them reached the lower end of a ratio.",
+    ]
+
+
+def _empirical_rows(found: EmpiricalAudit) -> list[Row]:
+    """Return each statistic, its measurement, and its expectation for the counted noise."""
+    return [
+        (f"AUC of the pair, μ = {number(found.mu)}", _interval(found.auc), f"{found.expected_auc:.3f}"),
+        (f"AUC moved to μ = {TESTED_MU:g}", _interval(found.tested_auc), f"{found.expected_tested_auc:.3f}"),
+        ("noise variance over counted", _interval(found.variance), "1"),
+        (f"  of the lowest row (round {found.lowest_row_round})", _interval(found.lowest_row), "1"),
+        *(
+            (f"largest correlation, {between}", f"{measured.value:.3f}", f"< {measured.limit:.3f}")
+            for between, measured in found.correlations.items()
+        ),
+    ]
+
+
+def _membership_rows(found: MembershipAudit) -> list[Row]:
+    """Return each statistic, its measurement, and the limit that the certificate sets."""
+    rates = [
+        (f"TPR at {point.asked:.1%} FPR", _share(point.true_positive), f"{found.allowed(point):.2%}")
+        for point in found.points
+    ]
+    return [("AUC", _interval(found.auc), ""), *rates]
+
+
+def _membership_line(found: MembershipAudit) -> str:
+    fleets = f"{found.num_shadows} shadow fleets of {found.num_shadow_devices} devices"
+    return (
+        f"{found.num_members} members and {found.num_non_members} non-members, scored with {fleets}; "
+        f"ε {number(found.epsilon)} is that of the device with the weakest guarantee."
+    )
+
+
+def _all_notes(audit: Audit) -> list[str]:
+    return [*audit.notes, *(audit.membership.notes if audit.membership is not None else ())]
+
+
+# Figures.
+
+
+def _draw_shifts(exact: ExactAudit) -> Figure:
+    """Draw ‖q(D) − q(D')‖ of the row with the largest shift against the round, with the bounds on it."""
+    figure, (axes,) = new_figure(height=4.6)
+    rounds = np.arange(1, exact.num_rounds + 1)
+    for pair in exact.pairs:
+        _band(axes, rounds, pair.shift, pair.relation)
+    for (name, bound), (colour, line) in zip(exact.bounds.items(), _BOUND_LOOKS, strict=False):
+        axes.plot(rounds, bound, color=colour, linestyle=line, label=name)
+    return _by_round(figure, axes, "largest shift of a row")
+
+
+def _draw_mu(exact: ExactAudit) -> Figure:
+    """Draw the measured and the certified μ against the round."""
+    figure, (axes,) = new_figure(height=4.2)
+    rounds = np.arange(1, exact.num_rounds + 1)
+    for pair in exact.pairs:
+        _band(axes, rounds, pair.mu, pair.relation)
+    certified = exact.guarantee.mu
+    if np.isfinite(certified).any():
+        label = f"certified ({exact.guarantee.model})"
+        axes.plot(rounds, np.where(np.isfinite(certified), certified, np.nan), color=RED, linestyle="--", label=label)
+    return _by_round(figure, axes, "μ after the round")
+
+
+def _band(axes: Axes, rounds: IntArray, values: FloatArray, relation: str) -> None:
+    """Draw median and range over transcripts. A logarithmic axis cannot show infinite values or zeros."""
+    shown = np.where(np.isfinite(values) & (values > 0), values, np.nan)
+    colour = _COLOURS[relation]
+    axes.plot(rounds, np.median(shown, axis=0), color=colour, label=_NAMES[relation], marker=".")
+    axes.fill_between(rounds, shown.min(axis=0), shown.max(axis=0), color=colour, alpha=0.25, linewidth=0)
+
+
+def _by_round(figure: Figure, axes: Axes, label: str) -> Figure:
+    if any(np.isfinite(line.get_ydata(orig=True)).any() for line in axes.get_lines()):
+        axes.set_yscale("log")
+    count_rounds(axes)
+    axes.set_ylabel(label)
+    legend_below(figure, axes, columns=2)
+    return figure
+
+
+def _draw_attack(found: EmpiricalAudit) -> Figure:
+    """Draw the ROC of the likelihood-ratio attack, and its theoretical curve TPR = Φ(Φ⁻¹(FPR) + μ)."""
+    figure, (axes,) = new_figure(height=4.6)
+    rates = np.linspace(0, 1, 201)
+    axes.plot(found.roc.false_positive, found.roc.true_positive, color=BLUE, label="measured", drawstyle="steps-post")
+    axes.plot(rates, ndtr(ndtri(rates) + found.mu), color=BLACK, linestyle="--", label="counted noise")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="guessing")
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    legend_below(figure, axes, columns=3)
+    return figure
+
+
+def _draw_membership(found: MembershipAudit) -> Figure:
+    """Draw the ROC of membership inference on two logarithmic axes, which show low false positive rates."""
+    figure, (axes,) = new_figure(height=4.6)
+    least = 0.5 / max(found.num_members, found.num_non_members)
+    rates = np.geomspace(least, 1, 200)
+    measured = [np.maximum(rate, least) for rate in (found.roc.false_positive, found.roc.true_positive)]
+    axes.loglog(*measured, color=BLUE, label="measured")  # straight between records of equal score
+    axes.loglog(rates, rates, color=GREY, linestyle=":", label="guessing")
+    if np.isfinite(found.epsilon):
+        allowed = np.minimum(1.0, np.exp(min(found.epsilon, 700.0)) * rates + found.delta)
+        axes.loglog(rates, allowed, color=RED, linestyle="--", label="allowed by ε")
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    legend_below(figure, axes, columns=3)
+    return figure
+
+
+# The page.
+
+
+def write_audit(audit: Audit, folder: Path, run: Path | None) -> Path:
+    """Write `audit.json` and `audit.html` to the folder; add the audit to the certificate and report of its run."""
+    if run is not None:
+        note_audit(run, audit.to_dict())
+        write_certificate(certify(run), run)
+        if (run / SUMMARY).exists():
+            write_run_page(RunRecord.read(run))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / AUDIT, audit.to_dict())
+    return write_audit_page(audit, folder / "audit.html")
+
+
+def write_audit_page(audit: Audit, path: Path) -> Path:
+    """Write the page, and return its path."""
+    write_whole(path, render(audit_page(audit)).encode())
+    return path
+
+
+def audit_page(audit: Audit) -> Page:
+    """Return the verdict and the results of the attacks that were made."""
+    verdict = "violated" if audit.violations else "not violated"
+    sections = [Section(f"Verdict: {verdict}", _verdict_blocks(audit))]
+    if audit.exact is not None:
+        sections.append(_exact_section(audit.exact))
+    if audit.empirical is not None:
+        sections.append(_empirical_section(audit.empirical))
+    if audit.membership is not None:
+        sections.append(_membership_section(audit.membership))
+    sections.append(Section("Assumptions", (Bullets(tuple(_all_notes(audit))),)))
+    return Page(
+        title=f"Audit of {audit.name}, {audit.scheme}",
+        subtitle=f"Device {audit.device}, {audit.num_rounds} of {audit.planned_rounds} rounds, seed {audit.seed}",
+        sections=tuple(sections),
+        made_by=f"airdistill {__version__}",
+    )
+
+
+def _verdict_blocks(audit: Audit) -> tuple[Block, ...]:
+    facts = Facts(tuple((label.strip(), text) for label, text in _target_rows(audit)))
+    if audit.violations:
+        return facts, Bullets(audit.violations, "warning")
+    return facts, Paragraph("No attack violated a guarantee. This does not prove that none can.")
+
+
+def _exact_section(exact: ExactAudit) -> Section:
+    text = (
+        "One device is trained on its own data D and on a neighbouring dataset D', with the same broadcasts. The "
+        "distance between the two payloads, divided by the counted noise, is exactly the loss of the transcript: μ. "
+        "The smallest value over transcripts gives an estimate of a lower bound on the true ε."
+    )
+    table = DataTable(_pair_columns(exact), tuple(_pair_rows(exact)), notes=tuple(_exact_lines(exact)))
+    over = f"median and range over {exact.num_transcripts} transcripts"
+    shifts = Drawing(
+        svg_of(_draw_shifts(exact)),
+        f"Largest shift of a row, {over}; the line of a bound is that of its largest row.",
+        "Shift by round against its bounds",
+    )
+    mu = Drawing(svg_of(_draw_mu(exact)), f"Measured μ, {over}, and the certified one.", "Measured and certified mu")
+    return Section("Exact loss along transcripts", (Paragraph(text), table, shifts, mu))
+
+
+def _empirical_section(found: EmpiricalAudit) -> Section:
+    text = (
+        f"The likelihood-ratio test on noise that was really drawn, {found.num_trials} trials with each dataset over "
+        f"{found.num_rounds} rounds, with {found.pair}. The pair is also moved along its own line to μ = 1.5, where "
+        "the test is most sensitive to noise that differs from the counted noise."
+    )
+    table = DataTable(_EMPIRICAL_COLUMNS, tuple(_empirical_rows(found)), notes=(_INTERVALS,))
+    drawing = Drawing(svg_of(_draw_attack(found)), "ROC of the unmoved pair.", "ROC of the likelihood-ratio attack")
+    return Section("Attack on drawn noise", (Paragraph(text), table, drawing))
+
+
+def _membership_section(found: MembershipAudit) -> Section:
+    note = f"{_INTERVALS} DeLong's for the AUC, Clopper and Pearson's for rates."
+    table = DataTable(_MEMBERSHIP_COLUMNS, tuple(_membership_rows(found)), notes=(note,))
+    caption = "ROC of membership inference; rates below one record are drawn at half a record."
+    drawing = Drawing(svg_of(_draw_membership(found)), caption, "ROC of membership inference on log axes")
+    return Section("Membership inference from the broadcasts", (Paragraph(_membership_line(found)), table, drawing))

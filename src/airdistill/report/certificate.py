@@ -1,0 +1,125 @@
+"""A certificate as rows, on the terminal, as a section of a report and as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from airdistill import __version__
+from airdistill.files import write_whole
+from airdistill.privacy.certificate import FAILS, HOLDS, UNDER_ASSUMPTIONS, Certificate
+from airdistill.privacy.release import TRUST_MODELS
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.report.page import Bullets, DataTable, Page, Paragraph, Section, Verdict, Verdicts, render
+from airdistill.report.terminal import bullets, starred_table
+from airdistill.report.wording import device_rows, number, starred
+from airdistill.runs.folder import CERTIFICATE, write_json
+
+CERTIFICATE_PAGE = "certificate.html"
+_COLOURS = {HOLDS: "green", FAILS: "red"}
+
+
+def print_certificate(certificate: Certificate, console: Console, all_devices: bool = False) -> None:
+    """Print the verdict, the guarantees, the assumptions and the numbers."""
+    terms, colour = certificate.header, _COLOURS.get(certificate.verdict, "yellow")
+    console.print(f"[bold]{escape(terms.name)}, {escape(terms.scheme)}[/bold]: {certificate.releases_in_words}")
+    console.print(f"[bold {colour}]{certificate.verdict_in_words}[/bold {colour}]")
+    if certificate.reasons:
+        console.print(bullets(certificate.reasons, f"[{colour}]![/{colour}]"))
+    console.print("[bold]Guarantees[/bold]", bullets(certificate.statement, "·"))
+    console.print("[bold]Assumptions[/bold]", bullets(assumption_lines(certificate), "·"))
+    console.print("[bold]ε of the worst device[/bold], by sensitivity model and trust model")
+    caption = "* declared; for all releases so far, at each device's own δ"
+    console.print(starred_table(*model_rows(certificate), caption=caption))
+    console.print("[bold]Every device[/bold], with the declared trust model")
+    caption = "* declared: the ε spent" + ("" if all_devices else "; --devices lists every device")
+    console.print(starred_table(*account_rows(certificate, all_devices), caption=caption, narrow=True))
+
+
+def write_certificate(certificate: Certificate, folder: Path) -> Path:
+    """Write `certificate.json` and `certificate.html` to the run's folder, and return the page's path."""
+    write_json(folder / CERTIFICATE, certificate.to_dict())
+    path = folder / CERTIFICATE_PAGE
+    write_whole(path, render(certificate_page(certificate)).encode())
+    return path
+
+
+def certificate_page(certificate: Certificate) -> Page:
+    """Return the certificate with the accounts of all devices."""
+    terms = certificate.header
+    return Page(
+        title=f"Certificate of {terms.name}, {terms.scheme}",
+        subtitle=f"Guarantees of every device and their assumptions: {certificate.releases_in_words}",
+        sections=(certificate_section(certificate), devices_section(certificate, all_devices=True)),
+        made_by=f"airdistill {__version__}",
+    )
+
+
+def certificate_section(certificate: Certificate) -> Section:
+    """Return the verdict, the guarantees and the assumptions."""
+    terms = certificate.header
+    target = f"(ε, δ) of each of {terms.num_devices} devices, sensitivity {terms.sensitivity}, trust {terms.trust}"
+    fallible = ", ".join(each.name for each in certificate.assumptions if not each.declared)
+    assumed = (f"Assumed: {fallible}.",) if certificate.verdict == UNDER_ASSUMPTIONS else ()
+    source = f"ledger {certificate.ledger_digest[:16]}" if certificate.ledger_digest else ""
+    verdict = Verdict(target, certificate.verdict, " ".join((*assumed, *certificate.reasons)), source)
+    table = DataTable(
+        *model_rows(certificate),
+        caption="ε of the worst device, by sensitivity model and trust model; * is declared.",
+    )
+    return Section(
+        "Certificate",
+        (
+            Verdicts((verdict,)),
+            Paragraph("Guarantees:"),
+            Bullets(certificate.statement),
+            Paragraph("Assumptions:"),
+            Bullets(tuple(assumption_lines(certificate))),
+            table,
+        ),
+    )
+
+
+def devices_section(certificate: Certificate, all_devices: bool = False) -> Section:
+    """Return what the devices have spent."""
+    table = DataTable(
+        *account_rows(certificate, all_devices),
+        caption="Target of every device, ε by the paper's formula, and ε under every sensitivity model with the "
+        "declared trust model; * is declared: the ε spent.",
+    )
+    return Section("Privacy spent", (table,))
+
+
+def assumption_lines(certificate: Certificate) -> list[str]:
+    """Return a line for each assumption."""
+    return [f"{each.name}: {each.sentence}" for each in certificate.assumptions]
+
+
+def model_rows(certificate: Certificate) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return columns and rows of the worst ε under every sensitivity and trust model, and by the paper's formula."""
+    terms = certificate.header
+    columns = ("sensitivity", *(starred(trust, terms.trust) for trust in TRUST_MODELS))
+    rows = [
+        (starred(model, terms.sensitivity), *(number(certificate.worst(model, trust)) for trust in TRUST_MODELS))
+        for model in SENSITIVITY_MODELS
+    ]
+    formula = max(account.paper_formula for account in certificate.devices)
+    return columns, (*rows, ("paper's formula", number(formula), "", ""))
+
+
+def account_rows(
+    certificate: Certificate, all_devices: bool = False
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return columns and rows of every device's target and spent ε. Large fleets are summarised by default."""
+    terms, accounts = certificate.header, certificate.devices
+    columns = ("device", "target ε", "δ", "formula", *(starred(m, terms.sensitivity) for m in SENSITIVITY_MODELS))
+    values = [
+        np.array([account.epsilon_asked for account in accounts]),
+        np.array([account.delta for account in accounts]),
+        np.array([account.paper_formula for account in accounts]),
+        *(np.array([account.by_model[model][terms.trust] for account in accounts]) for model in SENSITIVITY_MODELS),
+    ]
+    return columns, device_rows(values, all_devices)

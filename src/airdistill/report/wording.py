@@ -1,0 +1,94 @@
+"""Numbers and phrases that the terminal and the pages share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from airdistill.arrays import FloatArray
+from airdistill.units import with_prefix
+
+if TYPE_CHECKING:
+    from airdistill.runs.results import Interval
+
+MOST_ROWS = 12  # a table of more devices or classes than this shows a summary
+SUMMARIES: dict[str, Callable[[FloatArray], float]] = {
+    "least": lambda values: float(np.min(values)),
+    "median": lambda values: float(np.median(values)),
+    "most": lambda values: float(np.max(values)),
+}
+_LIMITING_FACTORS = {"privacy": "privacy", "channel": "channel", "mixed": "privacy and channel"}
+
+
+def number(value: float | None, form: str = ".3g") -> str:
+    """Format a number with a true minus sign. None means infinity, as in JSON."""
+    return "∞" if value is None or math.isinf(value) else format(value, form).replace("-", "−")
+
+
+def percent(interval: Interval) -> str:
+    """Format a share with its interval: 89.1 ± 0.2 %."""
+    return f"{_hundredths(interval, '')} %"
+
+
+def points(interval: Interval | None) -> str:
+    """Format a difference of shares in percentage points."""
+    return "" if interval is None else _hundredths(interval, "+").replace("-", "−")
+
+
+def _hundredths(interval: Interval, sign: str) -> str:
+    if interval.half is None:
+        return f"{100 * interval.mean:{sign}.2f}"
+    return f"{100 * interval.mean:{sign}.1f} ± {100 * interval.half:.1f}"
+
+
+def quantity(interval: Interval, unit: str) -> str:
+    """Format a mean with its unit; zero is left empty."""
+    return "" if interval.mean == 0 else with_prefix(interval.mean, unit)
+
+
+def span(low: int, high: int) -> str:
+    """Format a range of whole numbers, or the number itself if both ends agree."""
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def extent(values: FloatArray, show: Callable[[float], str]) -> str:
+    """Format the range from the smallest to the largest value, or the value itself if all agree."""
+    low, high = values.min(), values.max()
+    return show(low) if low == high else f"{show(low)}–{show(high)}"
+
+
+def starred(name: str, declared: str) -> str:
+    """Mark the name that the scenario declares with a star."""
+    return f"{name}*" if name == declared else name
+
+
+def device_rows(columns: Sequence[FloatArray], all_devices: bool) -> tuple[tuple[str, ...], ...]:
+    """Return a row for each device from columns `[device]`. Large fleets are summarised unless `all_devices` is set."""
+    num_devices = len(columns[0])
+    if all_devices or num_devices <= MOST_ROWS:
+        return tuple((str(device), *(number(column[device]) for column in columns)) for device in range(num_devices))
+    return tuple((name, *(number(pick(column)) for column in columns)) for name, pick in SUMMARIES.items())
+
+
+def limiting_factor(regime: str) -> str:
+    """Say what sets the noise of a plan: privacy, the channel, or both in different rounds."""
+    return _LIMITING_FACTORS[regime]
+
+
+def antennas_in_words(link: Mapping[str, Any] | None) -> str:
+    """Return the number of antennas in a run's summary; empty if the scheme does not transmit."""
+    return "" if link is None else str(link["antennas"])
+
+
+def participation_in_words(link: Mapping[str, Any] | None) -> str:
+    """Say which devices send in a round: all, a number of draws, or each with a probability, known or secret."""
+    if link is None:
+        return ""
+    if link["draws"] is not None:
+        return f"{link['draws']} draws"
+    if link["participation"] == 1:
+        return "all"
+    return f"{link['participation']:g}, {'secret' if link['participation_hidden'] else 'known'}"
