@@ -123,8 +123,8 @@ class Link:
     def seen(self, this: AirRound, own: FloatArray, noise: Noise) -> FloatArray:
         """What an attacker sees of the audited device after removing the others' known part, `[row, entry]`.
 
-        In units of the mean. With TDMA it looks at the device's own slots only; with a misaligned signal, along the axis
-        on which the signal arrives.
+        In units of the mean. With TDMA it looks at the device's own slots only; with a misaligned signal, along the
+        axis on which the signal arrives.
         """
         if this.design.combiner is not None:
             this = replace(this, design=self._attacked(this))

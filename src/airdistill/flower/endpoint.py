@@ -1,7 +1,8 @@
 """An endpoint, device or server: a folder of its own with the scenario it was given, its plan, and its ledger.
 
 Neither endpoint takes any of these from the other. A device computes by itself what a round sends and with how much
-noise, and so a server cannot make it send with less. The designs of both agree because their ledgers do, round by round.
+noise, and so a server cannot make it send with less. The designs of both agree because their ledgers do, round by
+round.
 """
 
 from __future__ import annotations
@@ -101,9 +102,7 @@ class Endpoint:
         return self._charge(round_index)
 
     def _charge(self, round_index: int) -> ChargedRound:
-        return charge_round(
-            self.plan, self.ledger, self.source, round_index, secure_sum=self.medium == "secure_sum"
-        )
+        return charge_round(self.plan, self.ledger, self.source, round_index, secure_sum=self.medium == "secure_sum")
 
 
 def check_playable(scheme: Scheme, scenario: Scenario) -> None:

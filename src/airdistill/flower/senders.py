@@ -39,7 +39,7 @@ def sender_of(endpoint: Endpoint, number: int, radio: str) -> Sender:
         if not radio:
             raise InputError("--node-config radio", "(not given)", "the medium is radio: name a transmitter")
         return RadioSender(endpoint, number, radio)
-    return EmulatedSender(endpoint, number)
+    return EmulatedSender(number)
 
 
 class EmulatedSender:
@@ -47,7 +47,7 @@ class EmulatedSender:
 
     steps: ClassVar[tuple[str, ...]] = ("signal",)
 
-    def __init__(self, endpoint: Endpoint, number: int) -> None:
+    def __init__(self, number: int) -> None:
         self._number = number
         self._signal: ComplexArray | None = None
 

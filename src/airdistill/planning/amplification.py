@@ -45,7 +45,9 @@ def fleet_for_rounds(
         squared = num_rounds * mechanism.largest_round_mu(num_rounds, fleet.epsilon, fleet.delta, spent) ** 2
     if not (squared > 0).all():
         device = int(np.argmin(squared))
-        raise BudgetExceeded(f"device {device} has spent its ε = {fleet.epsilon[device]:g}: no further round is possible")
+        raise BudgetExceeded(
+            f"device {device} has spent its ε = {fleet.epsilon[device]:g}: no further round is possible"
+        )
     return replace(fleet, mu=np.sqrt(squared))
 
 

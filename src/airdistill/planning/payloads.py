@@ -1,8 +1,8 @@
 """Payloads: what a device sends in a round. A payload is one class, and everything else asks the object.
 
-It owns its shape and norm bound, what two neighbours can do to it (`Neighbours`), what an error in it means to learning,
-which receivers read it, and how it is named to the reader. How devices make it and learn from it needs PyTorch and
-lives beside it in `schemes.payloads`; a payload of your own has both halves in one file (`protocol`).
+It owns its shape and norm bound, what two neighbours can do to it (`Neighbours`), what an error in it means to
+learning, which receivers read it, and how it is named to the reader. How devices make it and learn from it needs
+PyTorch and lives beside it in `schemes.payloads`; a payload of your own has both halves in one file (`protocol`).
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice
 from airdistill.planning.convergence.truncation import best_truncation, typical_floor
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.forecast import RoundForecast, forecast_round
+from airdistill.planning.payloads import ClassMeans, payload_named
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
-from airdistill.planning.payloads import ClassMeans, payload_named
 from airdistill.planning.transceiver.tdma import TDMA_KIND
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.uplinks import Choices, uplink_for
@@ -130,8 +130,8 @@ def plan(
     6. state assumptions and warnings.
 
     `uplink` is a payload's kind ("knowledge", "public_knowledge", "gradient" or `package.module:Class`), or
-    "orthogonal_knowledge" for TDMA. A gradient needs the `num_parameters` of the model. `spent_squared_mu` `[device]` is
-    what earlier runs of the same devices have spent: the plan uses the rest.
+    "orthogonal_knowledge" for TDMA. A gradient needs the `num_parameters` of the model. `spent_squared_mu` `[device]`
+    is what earlier runs of the same devices have spent: the plan uses the rest.
     """
     channels = planning_draws(scenario)
     fleet, objective, rounds = _fleet_and_rounds(scenario, uplink, num_parameters, spent_squared_mu, channels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,7 +52,7 @@ def uplink_for(
     if isinstance(payload, Gradient):
         return _gradient_uplink(scenario, payload)
     _refuse_sampling(scenario)
-    made: type[SuperposedUplink] | partial[SuperposedUplink] = SuperposedUplink
+    made: Callable[..., SuperposedUplink] = SuperposedUplink
     if kind == TDMA_KIND:
         _refuse_paper_transceiver(scenario)
         _refuse_weak_channels(scenario, _FOR_AIRDISTILL)
@@ -70,7 +71,7 @@ def uplink_for(
 
 
 def _superposed(
-    made: type[SuperposedUplink] | partial[SuperposedUplink], payload: Payload, scenario: Scenario, choices: Choices
+    made: Callable[..., SuperposedUplink], payload: Payload, scenario: Scenario, choices: Choices
 ) -> SuperposedUplink:
     privacy, fleet = scenario.privacy, payload.fleet
     return made(

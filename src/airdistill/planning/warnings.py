@@ -99,7 +99,7 @@ def _about_privacy(
         short = asked & (fleet.mu > target_mu(fleet.epsilon, fleet.delta, "exact", scenario.privacy.noise))
         if short.any():
             yield (
-                f"The paper's accountant gives {np.count_nonzero(short)} devices less noise than their (ε, δ) requires; "
+                f"The paper's accountant gives {np.count_nonzero(short)} devices less noise than (ε, δ) requires; "
                 'use accountant = "exact". A run stops when they have spent their budget.'
             )
     if scenario.privacy.accountant == "paper" and uplink.participation.changes_weights:
@@ -121,9 +121,13 @@ def _about_pilot(scenario: Scenario, uplink: Uplink) -> Iterator[str]:
             "The pilot was not private: it measured the learning constants on the devices' own data, and no noise of "
             "this plan protects what they and the number of rounds reveal. Run the pilot on synthetic or public data."
         )
-    if source != "declared" and scenario.privacy.sensitivity == "trajectory" and uplink.payload.neighbours.is_class_mean:
+    if (
+        source != "declared"
+        and scenario.privacy.sensitivity == "trajectory"
+        and uplink.payload.neighbours.is_class_mean
+    ):
         yield (
-            'Sensitivity "trajectory" needs bounds, and a pilot\'s L1, L2 and S are only the largest values it observed: '
+            'Sensitivity "trajectory" needs bounds, and a pilot\'s L1, L2 and S are only the largest it observed: '
             "declare larger ones that are known to hold."
         )
 
@@ -135,13 +139,13 @@ def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast
     missing = float((fleet.class_counts == 0).mean())
     if missing > _MANY_MISSING and payload.neighbours.is_class_mean:
         yield (
-            f"Devices lack {missing:.0%} of the classes, and class means cannot teach a class to a device that does not "
-            "hold it; votes on a public set can (--scheme airdistill_proxy)."
+            f"Devices lack {missing:.0%} of the classes, and class means cannot teach a class to a device that does "
+            "not hold it; votes on a public set can (--scheme airdistill_proxy)."
         )
     if forecast.channel_snr_db < 0:
         yield (
-            f"Channel noise exceeds the {payload.words} by {-forecast.channel_snr_db:.0f} dB even with all power on the "
-            f"signal (the weakest device has {forecast.worst_snr_db:.0f} dB). Nothing can be learned from it: more "
+            f"Channel noise exceeds the {payload.words} by {-forecast.channel_snr_db:.0f} dB even with all power on "
+            f"the signal (the weakest device has {forecast.worst_snr_db:.0f} dB). Nothing can be learned from it: more "
             "power, less noise, shorter distances or fewer weak devices are needed."
         )
     elif payload.has_gap and uplink.largest_norm**2 < forecast.effective_noise < np.inf:

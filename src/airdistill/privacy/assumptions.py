@@ -22,8 +22,8 @@ NOISE = {
     "the bound of Kairouz, Liu and Steinke.",
 }
 ANTENNAS = (
-    "Everything that the server's {count} antennas receive is counted, not only what the server combines; a server with "
-    "more antennas sees more than is guaranteed."
+    "Everything that the server's {count} antennas receive is counted, not only what the server combines; a server "
+    "with more antennas sees more than is guaranteed."
 )
 EMULATED = (
     "The medium was emulated: the server process played the channel and saw every device's signal separately. This is "
@@ -31,12 +31,12 @@ EMULATED = (
 )
 SECURE_SUM = (
     "The signals were added by secure aggregation: the server saw sums of at least {least} of {all} devices if these "
-    "have each other's keys from a party other than the server, and if fewer than {enough} of them collude with it. The "
-    "noise of {least} devices is counted: a device that reveals its noise to the server removes it for the others."
+    "have each other's keys from a party other than the server, and if fewer than {enough} of them collude with it. "
+    "The noise of {least} devices is counted: a device that reveals its noise to the server removes it for the others."
 )
 RADIO = (
-    "The devices' signals were on the air at the same time in every round: a server that has them sent separately, or a "
-    "round in which a device that adds noise was missing, hides less than is counted."
+    "The devices' signals were on the air at the same time in every round: a server that has them sent separately, or "
+    "a round in which a device that adds noise was missing, hides less than is counted."
 )
 PILOT = {
     "declared": "The learning constants that chose the number of rounds are taken to be public; a pilot run on private "

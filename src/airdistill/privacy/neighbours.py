@@ -17,8 +17,8 @@ from airdistill.privacy.poisson_sampling import OPPOSITE, ORTHOGONAL
 STATIC_MODEL = "static model"
 RELABEL = "The changed record may change its label, between classes that the device holds anyway."
 JUDGED_BY_CLASS_MEAN = (
-    "Lemma 1's √2/B_i is not a valid bound; the verdict uses √2/B_i^k, the least that one record moves if the model was "
-    "not trained on it."
+    "Lemma 1's √2/B_i is not a valid bound; the verdict uses √2/B_i^k, the least that one record moves if the model "
+    "was not trained on it."
 )
 _WHOLE_DEVICE = "Neighbours differ in one device's whole dataset."
 _ONE_RECORD = "Neighbours differ in one record."
@@ -26,12 +26,12 @@ _ONE_RECORD_FEATURES = "Neighbours differ in one record's features."
 _STATIC = "The model is assumed not to depend on that record. Trained models do."
 _ANY_TRAINING = "The bound holds for any local training."
 _PUBLIC_BASIS = (
-    "A device answers at most the agreed number of public samples, each by a vector without negative entries and of norm "
-    "at most 1: the bound holds for any local training and any way to choose what to answer."
+    "A device answers at most the agreed number of public samples, each by a vector without negative entries and of "
+    "norm at most 1: the bound holds for any local training and any way to choose what to answer."
 )
 _GRADIENT_BASIS = (
-    "Gradients are clipped per sample, and the model is public and processes every sample separately: the bound holds in "
-    "every round."
+    "Gradients are clipped per sample, and the model is public and processes every sample separately: the bound holds "
+    "in every round."
 )
 
 
@@ -39,9 +39,10 @@ _GRADIENT_BASIS = (
 class Neighbours:
     """The neighbouring relation of a payload by sensitivity model, and the basis of its bound.
 
-    `geometry` is the worst pair of two neighbours' vectors: opposite, or orthogonal if no entry is negative; the charged
-    round checks that. `record_assumption` is what a guarantee for one record takes for granted, `declared` what every
-    guarantee declares. `is_class_mean` marks the paper's payload: Lemma 1, relabelling and trajectories apply to it.
+    `geometry` is the worst pair of two neighbours' vectors: opposite, or orthogonal if no entry is negative; the
+    charged round checks that. `record_assumption` is what a guarantee for one record takes for granted, `declared` what
+    every guarantee declares. `is_class_mean` marks the paper's payload: Lemma 1, relabelling and trajectories apply to
+    it.
     """
 
     payload: str
@@ -89,7 +90,9 @@ class Neighbours:
             size = f"L1 = {constants['grad_lipschitz']:g}, L2 = {constants['model_lipschitz']:g}"
             yield Assumption("Lipschitz constants", f"Assumptions 1–3 hold with {size}.")
             bound = f"S = {constants['grad_norm_bound']:g}"
-            yield Assumption("bounded gradients", f"Per-sample gradients stay below {bound}; training does not clip them.")
+            yield Assumption(
+                "bounded gradients", f"Per-sample gradients stay below {bound}; training does not clip them."
+            )
 
     def to_header(self) -> dict[str, Any]:
         """What a ledger's header records: nothing of a built-in payload, whose name says it all."""
@@ -101,10 +104,10 @@ CLASS_MEANS = Neighbours(
     ORTHOGONAL,
     {"paper": _ONE_RECORD_FEATURES, "class_mean": _ONE_RECORD_FEATURES},
     {
-        "paper": "The bound is Lemma 1's √2/B_i, which is not valid: a class mean is over B_i^k samples, and the model was "
-        "trained on the record. No guarantee follows from it.",
+        "paper": "The bound is Lemma 1's √2/B_i, which is not valid: a class mean is over B_i^k samples, and the model "
+        "was trained on the record. No guarantee follows from it.",
         "class_mean": _STATIC,
-        "trajectory": "Assumptions 1–3 with the declared L1 and L2 must hold, and per-sample gradients be clipped at S.",
+        "trajectory": "Assumptions 1–3 must hold for the declared L1 and L2, and per-sample gradients be clipped at S.",
     },
     is_class_mean=True,
 )

@@ -145,9 +145,9 @@ class KnownPoisson(Participation):
     @property
     def statements(self) -> list[str]:
         return [
-            f"Poisson sampling: each device joins a round with probability {self.probability:g}. The server knows which "
-            "devices join, because it aligns them. Every round that a device joins is counted in full, other rounds "
-            "cost it nothing, and sampling does not amplify privacy."
+            f"Poisson sampling: each device joins a round with probability {self.probability:g}. The server knows "
+            "which devices join, because it aligns them. Every round that a device joins is counted in full, other "
+            "rounds cost it nothing, and sampling does not amplify privacy."
         ]
 
     def expected_rounds(self, num_rounds: int) -> FloatArray:
@@ -188,10 +188,10 @@ class SecretPoisson(Participation):
     def assumption(self) -> Assumption:
         return Assumption(
             "secret participation",
-            f"Poisson sampling: each device sends its vector in a round with probability {self.probability:g}, and noise "
-            "in every round. The server must not learn which devices send a vector, neither from a device nor from the "
-            "time and form of its transmission. Sampling then amplifies the privacy of whole devices; rounds are "
-            "composed by privacy loss distributions.",
+            f"Poisson sampling: each device sends its vector in a round with probability {self.probability:g}, and "
+            "noise in every round. The server must not learn which devices send a vector, neither from a device nor "
+            "from the time and form of its transmission. Sampling then amplifies the privacy of whole devices; rounds "
+            "are composed by privacy loss distributions.",
         )
 
     def rounds_joined(self, num_rounds: int) -> FloatArray:

@@ -1,7 +1,7 @@
 """Releases and spending: what leaves the devices in one round, as data, and what it costs each device.
 
-Costs are kept under every sensitivity model and every trust model. Rounds with secret Poisson participation are composed
-by privacy loss distributions (`SubsampledSpending`); all other rounds add up in μ².
+Costs are kept under every sensitivity model and every trust model. Rounds with secret Poisson participation are
+composed by privacy loss distributions (`SubsampledSpending`); all other rounds add up in μ².
 """
 
 from __future__ import annotations
@@ -216,15 +216,17 @@ class SubsampledSpending:
             if not any((spent[:, each] <= spent[:, other]).all() for other in compared):
                 compared.append(int(each))
         return max(
-            self.mechanism.epsilon(composition_groups(Counter(highest[:, each].tolist())), *_delta_and_mu(terms[:, each]))
+            self.mechanism.epsilon(
+                composition_groups(Counter(highest[:, each].tolist())), *_delta_and_mu(terms[:, each])
+            )
             for each in compared
         )
 
     def over_budget(self, target: Budget, earlier_squared_mu: FloatArray) -> tuple[int, float] | None:
         """The device furthest above its target, and its ε; None if no device is above it.
 
-        If there were no more rounds than planned, and none more expensive than planned, they cost no more than the plan:
-        if the plan stays within the targets, the rounds themselves need not be composed.
+        If there were no more rounds than planned, and none more expensive than planned, they cost no more than the
+        plan: if the plan stays within the targets, the rounds themselves need not be composed.
         """
         runs, planned = self._runs[target.trust], int(target.terms["planned_rounds"])
         indices = grid_index(target.mu / np.sqrt(planned))

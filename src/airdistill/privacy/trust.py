@@ -116,9 +116,9 @@ class FleetNoise(Trust):
 
     name = "fleet_noise"
     sentence = (
-        "The devices' noise is counted, and the receiver noise is not: every device must add the noise that it was told "
-        "to add. Over a radio the server must have no more antennas than were planned for, because more antennas can "
-        "tell devices apart."
+        "The devices' noise is counted, and the receiver noise is not: every device must add the noise that it was "
+        "told to add. Over a radio the server must have no more antennas than were planned for, because more antennas "
+        "can tell devices apart."
     )
     assumption = "honest fleet"
     counts_others = True
@@ -222,7 +222,8 @@ def trust_from(name: str, terms: Mapping[str, Any]) -> Trust:
     """The trust model of a ledger's header, as far as statements go."""
     if name in TRUST_MODELS:
         return TRUST_MODELS[name]
-    return type("StatedTrust", (FleetNoise,), {"name": name, **terms["trust"]})()
+    stated: type[Trust] = type("StatedTrust", (FleetNoise,), {"name": name, **terms["trust"]})
+    return stated()
 
 
 def _quotient(needed: FloatArray, available: FloatArray) -> FloatArray:

@@ -171,6 +171,6 @@ def check_vectors(plan: Plan, design: RoundDesign, vectors: FloatArray, round_in
         named = f"device {device} would send a vector of norm {norms[device, row]:.6g}"
         raise AirDistillError(f"round {round_index}: {named}; {rule}")
     if payload.neighbours.forbids_negative_entries and (vectors < 0)[sent].any():
-        device = int(np.argmax(((vectors < 0).any(axis=2) & sent).any(axis=1)))
+        first = int(np.argmax(((vectors < 0).any(axis=2) & sent).any(axis=1)))
         rule = f"the guarantee for {payload.words} holds for vectors without negative entries"
-        raise AirDistillError(f"round {round_index}: device {device} would send a negative entry; {rule}")
+        raise AirDistillError(f"round {round_index}: device {first} would send a negative entry; {rule}")

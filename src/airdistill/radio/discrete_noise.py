@@ -27,8 +27,8 @@ from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.concentrated import sum_closeness
 from airdistill.privacy.release import Release
-from airdistill.privacy.trust import trust_named
 from airdistill.privacy.targets import ROUNDING
+from airdistill.privacy.trust import trust_named
 
 LEAST_UNITS = 8.0  # grid units of noise from which a sum of discrete Gaussians is as good as one
 MOST_UNITS = 2.0**48  # grid units of noise up to which no draw ever leaves the exact integers of a float

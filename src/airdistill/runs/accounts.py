@@ -35,7 +35,7 @@ from airdistill.scenario.model import Scenario
 
 
 def ledger_header(plan: Plan, scheme: str, releases: str, inputs_digest: str = "") -> LedgerHeader:
-    """Every device's target and the terms of the guarantee; the digest is that of the data and every round's channel."""
+    """Every device's target and the terms of the guarantee; the digest covers the data and every round's channel."""
     fleet, privacy = plan.fleet, plan.scenario.privacy
     return LedgerHeader(
         name=plan.scenario.name,

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from airdistill.arrays import FloatArray, IntArray
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.data.datasets import Dataset
 from airdistill.data.partition import assign_samples
@@ -106,7 +105,9 @@ class Simulation:
             raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {outcome!r}")
         if outcome.reception is not None and self.ledger.num_releases == charged:
             rule = "send with this.transmit(vectors), or with this.release_without_privacy(aggregate)"
-            raise AirDistillError(f"scheme {self.scheme.name}: returned a reception that no ledger entry covers; {rule}")
+            raise AirDistillError(
+                f"scheme {self.scheme.name}: returned a reception that no ledger entry covers; {rule}"
+            )
         return outcome
 
     def _has_user_code(self) -> bool:
@@ -193,7 +194,7 @@ class Simulation:
 
 
 def _about_inactive_devices(reception: Reception) -> dict[str, Any]:
-    """The inactive devices, and the distance of the active devices' mean from that of all; nothing if all were active."""
+    """The inactive devices, and the distance of the active devices' mean from that of all; nothing without any."""
     if reception.design is None or reception.squared_bias is None:
         return {}
     inactive = np.flatnonzero(~reception.design.weights.any(axis=1)).tolist()

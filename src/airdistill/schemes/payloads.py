@@ -25,7 +25,7 @@ from airdistill.planning.plan import Plan
 from airdistill.plugins import load_object
 from airdistill.radio.receivers import Receiver, make_receiver
 from airdistill.radio.superposition import Reception
-from airdistill.scenario.model import Public, Scenario
+from airdistill.scenario.model import Scenario
 from airdistill.schemes.receivers import public_receiver
 from airdistill.streams import stream
 
@@ -39,7 +39,8 @@ _DIGITS = 6
 
 
 class PayloadProtocol(Protocol):
-    """The device side of a payload. Learner n of the fleet is device `devices[n]`: it takes its batches in that device's
+    """The device side of a payload. Learner n of the fleet is device `devices[n]`: it takes its batches in that
+    device's
     public order."""
 
     def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
@@ -71,13 +72,16 @@ def payload_protocol(plan: Plan) -> PayloadProtocol:
 
 
 def receiver_of(plan: Plan, public: PublicSet | None, engine: Engine) -> Receiver | None:
-    """The receiver that a plan's scenario names, or a user's own by `package.module:Class`, which is made with the plan."""
+    """The receiver that a plan's scenario names, or a user's own by `package.module:Class`, which is made with the
+    plan."""
     name, payload = plan.scenario.learning.receiver, plan.uplink.payload
     if ":" in name:
         own: Receiver = load_object(name, "learning.receiver")(plan)
         return own
     if name not in payload.receivers and payload.is_knowledge:
-        rule = f"cannot read {payload.words}: one of {', '.join(payload.receivers)}, or your own as package.module:Class"
+        rule = (
+            f"cannot read {payload.words}: one of {', '.join(payload.receivers)}, or your own as package.module:Class"
+        )
         raise InputError("learning.receiver", name, rule)
     return payload_protocol(plan).receiver(public, engine)
 
@@ -291,7 +295,6 @@ class PublicPredictionProtocol(BaseProtocol):
         num_samples = steps.own.shape[1] + steps.public.shape[1]
         offsets = rng.integers(0, 2 * most, (len(steps.lr), num_samples, 2), endpoint=True)
         return replace(steps, offsets=offsets, most_moved=most)
-
 
 
 _BUILT_IN: dict[str, Any] = {

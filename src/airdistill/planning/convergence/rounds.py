@@ -72,7 +72,7 @@ def exact_rounds(
         fleet=fleet,
         channel_noise_var=channel_noise_var,
         trust=trust,
-        shared=ClassMeans(fleet, model, relabel, TrajectoryDynamics.of(constants if dynamics is None else dynamics)),
+        payload=ClassMeans(fleet, model, relabel, TrajectoryDynamics.of(constants if dynamics is None else dynamics)),
     )
     return GapObjective.over(uplink, np.atleast_2d(channels), constants, outage).best_rounds(max_rounds)
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -156,7 +155,7 @@ class RoundDesign:
         return np.asarray(np.abs(self.signal_gain) ** 2 + self.noise_power_w())
 
     def with_secret_participation(self, probability: float) -> RoundDesign:
-        """The same transmissions, with vectors sent with probability p: the server divides the sum and its noise by p."""
+        """The same gains, with vectors sent with probability p: the server divides the sum and its noise by p."""
         return replace(
             self,
             weights=self.weights / probability,

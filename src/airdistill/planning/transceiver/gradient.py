@@ -155,9 +155,7 @@ class GradientUplink(Uplink):
         strictest = [
             (share * self.payload.squared_shift("paper", weights) / mu**2).max() for weights in self._weights_of_many()
         ]
-        growth = (
-            constants.initial_lr * constants.gradient_noise_factor * self.vector_length * float(np.mean(strictest))
-        )
+        growth = constants.initial_lr * constants.gradient_noise_factor * self.vector_length * float(np.mean(strictest))
         if growth == 0:
             return float("inf")
         mean_loss = constants.total_loss_bound(self.fleet.num_devices) / self.fleet.num_devices

@@ -86,7 +86,9 @@ class SuperposedUplink(Uplink):
         if not self.participation.everyone:
             # A device without further rounds may have spent its whole budget.
             spent = np.where(self._own_rounds(num_rounds, round_index)[:, None] > 0, spent, 0.0)
-        return self._for_own_rounds(self.required_noise.of_rest(num_rounds, round_index, spent), num_rounds, round_index)
+        return self._for_own_rounds(
+            self.required_noise.of_rest(num_rounds, round_index, spent), num_rounds, round_index
+        )
 
     def _own_rounds(self, num_rounds: int, first: int) -> FloatArray:
         """In how many of the rounds from `first` to T each device participates, `[device]`."""
@@ -186,7 +188,9 @@ class SuperposedUplink(Uplink):
 
         def noise_var(num_rounds: int) -> FloatArray:
             if not sampled:
-                asked = num_rounds * once if once is not None else self._round_requirement(links, self.required(num_rounds))
+                asked = (
+                    num_rounds * once if once is not None else self._round_requirement(links, self.required(num_rounds))
+                )
                 noise = self._predicted(links, asked, effective_noise_var(links, asked, trust))
                 return noise * self.participation.variance_factor
             joined = self._links(channels, self.participation.masks(num_rounds, len(channels)))

@@ -15,7 +15,6 @@ from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.planning.transceiver.design import RoundDesign, inverse_of, noise_by_trust
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 
-
 TDMA_KIND = "orthogonal_knowledge"  # its name in plans and ledgers
 
 

@@ -27,8 +27,8 @@ from airdistill.scenario.model import Scenario
 class ParticipationComparison:
     """The fewest and most devices in a round and rounds of a device, over the plan's own rounds.
 
-    `effective_noise_of_all` and `round_joules_of_all` are those of the same number of rounds at the same (ε, δ) with all
-    devices in each.
+    `effective_noise_of_all` and `round_joules_of_all` are those of the same number of rounds at the same (ε, δ) with
+    all devices in each.
     """
 
     probability: float

@@ -94,8 +94,8 @@ def advice_for(fleet: RealisedFleet, forecast: PublicForecast) -> str:
             "deviations: many labels will be wrong. More devices or a larger ε would help most."
         )
     return (
-        f"Devices lack {missing:.0%} of the classes. Class means cannot teach a class to a device that does not hold it; "
-        "a public set can."
+        f"Devices lack {missing:.0%} of the classes. Class means cannot teach a class to a device that does not hold "
+        "it; a public set can."
     )
 
 

@@ -127,7 +127,8 @@ def _noise_var(scenario: Scenario, plan: Plan, channels: ComplexArray) -> float:
 
 @dataclass(frozen=True)
 class AntennaWhatIf:
-    """Noise variance per entry with all antennas and with the first only, over rows, devices and rounds below the outage.
+    """Noise variance per entry with all antennas and with the first only, over rows, devices and rounds below the
+    outage.
 
     `floor` is the channel's part, `noise_var` that of the whole design. `gap` is the combiners' cost over its bound,
     minus one, in the median and at worst; `design_s` is the measured time of one round's design.
