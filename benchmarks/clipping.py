@@ -1,8 +1,9 @@
-"""Per-sample clipping against the loop over samples that everybody writes first, in one run.
+"""Per-sample clipping against a loop over samples.
 
     python benchmarks/clipping.py [SAMPLES] [REPEATS]
 
-All clip the paper's network's gradients of MNIST samples at 1, on one thread; the fastest of several counts.
+All variants clip the gradients of the paper's network on MNIST samples to norm 1, with one thread. The time is that of
+the fastest of several runs.
 """
 
 import sys
@@ -14,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from airdistill.data import load_dataset
-from airdistill.learning.evaluation import keep_freed_memory
-from airdistill.learning.fleet import Engine, LearnerMaker
+from airdistill.learning.fleet import Engine, LearnerMaker, keep_freed_memory
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import to_tensor
 
@@ -23,7 +23,7 @@ CLIP_NORM = 1.0
 
 
 def naive(model: nn.Module, samples: Tensor, labels: Tensor) -> Tensor:
-    """A backward pass for every sample."""
+    """One backward pass per sample."""
     total = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
     for sample, label in zip(samples, labels, strict=True):
         loss = nn.functional.cross_entropy(model(sample[None]), label[None])
@@ -42,7 +42,7 @@ def fastest(work: Callable[[], Tensor], repeats: int) -> tuple[float, Tensor]:
 
 
 def measure(num_samples: int, repeats: int) -> tuple[float, dict[str, tuple[float, float]]]:
-    """Seconds of the loop; of each of our kernels too, and how far its result is from the loop's, relatively."""
+    """Seconds of the loop, and for each kernel its seconds and relative deviation from the loop."""
     torch.set_num_threads(1)
     keep_freed_memory()
     mnist = load_dataset("mnist")
@@ -64,7 +64,7 @@ def main(num_samples: int = 1200, repeats: int = 3) -> None:
     slow, ours = measure(num_samples, repeats)
     print(f"{num_samples} samples, one thread: a loop over samples {slow:.3f} s")
     for kernels, (fast, error) in ours.items():
-        print(f"{kernels}: {fast:.3f} s, {slow / fast:.1f} times as fast; results {error:.1e} apart")
+        print(f"{kernels}: {fast:.3f} s, {slow / fast:.1f} times as fast; relative deviation {error:.1e}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Receive combining at the size of a cell: seconds a design, and what the relaxation leaves unknown.
+"""Receive combining at the size of a cell: seconds per design, and the optimality gap.
 
     python benchmarks/combining.py [DEVICES] [ANTENNAS]
 
-One class; ten classes with the same shares (iid data: one problem); ten with shares of their own, one combiner for all
-or one for each. The machine's BLAS may be held to one thread with OPENBLAS_NUM_THREADS=1: matrices are small. With
-cvxpy on the path its solvers take turns with the relaxation here.
+One class; ten classes with equal shares (IID data: one problem); ten classes with different shares, with one combiner
+for all or one per class. The matrices are small, and OPENBLAS_NUM_THREADS=1 limits BLAS to one thread. If cvxpy is
+installed, its solvers are compared with the relaxation.
 """
 
 import sys
@@ -28,10 +28,10 @@ def fleet(seed, num_devices, num_antennas, num_classes, alike):
 
 
 def timed(solve):
-    """Seconds of the clock and of the processor, for the machine may be shared; and what was found."""
+    """Wall-clock and processor seconds, because the machine may be shared, and the result."""
     start, worked = time.perf_counter(), time.process_time()
-    found = solve()
-    return time.perf_counter() - start, time.process_time() - worked, found
+    result = solve()
+    return time.perf_counter() - start, time.process_time() - worked, result
 
 
 def measure(name, num_devices, num_antennas, num_classes, alike, each):
@@ -80,7 +80,7 @@ def against_cvxpy(num_devices, num_antennas, num_classes):
 def main(num_devices, num_antennas):
     print(f"{num_devices} devices, {num_antennas} antennas, medians of {REPEATS}")
     measure("one class", num_devices, num_antennas, 1, alike=True, each=False)
-    measure("10 classes alike", num_devices, num_antennas, 10, alike=True, each=False)
+    measure("10 classes, equal shares", num_devices, num_antennas, 10, alike=True, each=False)
     measure("10 classes, one combiner", num_devices, num_antennas, 10, alike=False, each=False)
     measure("10 classes, one combiner each", num_devices, num_antennas, 10, alike=False, each=True)
     for num_classes in (1, 10):

@@ -1,8 +1,8 @@
-"""One round's design at scale: time and peak memory against devices × classes, for every trust model.
+"""Transceiver design of one round at scale: time and peak memory by devices × classes, for every trust model.
 
     python benchmarks/design_round.py [DEVICES] [CLASSES]
 
-Memory is what the design allocates beyond its inputs, its outputs included, in float64 arrays of devices × classes.
+Memory is what the design allocates, including its outputs, in units of float64 arrays of devices × classes.
 """
 
 import sys
@@ -58,5 +58,5 @@ def main(num_devices: int, num_classes: int) -> None:
 
 
 if __name__ == "__main__":
-    given_sizes = [int(argument) for argument in sys.argv[1:]]
-    main(*(given_sizes or [100_000, 100]))
+    sizes = [int(argument) for argument in sys.argv[1:]]
+    main(*(sizes or [100_000, 100]))

@@ -1,8 +1,9 @@
-"""Large fleets on one machine: seconds and memory of a round, as devices and samples grow.
+"""Large fleets on one machine: seconds and memory of a round by devices and samples.
 
     python benchmarks/fleets.py
 
-Each size in a process of its own. Devices beyond MNIST's 60,000 training images hold images that others hold too.
+Each size is measured in its own process. If a fleet holds more than the 60,000 training images of MNIST, devices share
+images.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main() -> None:
     if given.one is not None:
         print(json.dumps(measure(*given.one)))
         return
-    print("| devices | samples each | full batch, s | µs a sample | minibatches, s | µs a sample | peak memory |")
+    print("| devices | samples each | full batch, s | µs per sample | minibatches, s | µs per sample | peak memory |")
     print("|---|---|---|---|---|---|---|")
     for devices, samples in SIZES:
         call = [sys.executable, __file__, "--one", str(devices), str(samples)]
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def measure(devices: int, samples: int) -> dict[str, float]:
-    engine = RunOptions().engine()
+    engine = RunOptions().learning_engine()
     dataset, rng = load_dataset("mnist"), np.random.default_rng(0)
     held = [rng.integers(0, len(dataset.y_train), samples) for _ in range(devices)]
     fleet = LearningFleet.of(dataset, held, ["paper_cnn"] * devices, 0, engine)
@@ -64,11 +65,11 @@ def measure(devices: int, samples: int) -> dict[str, float]:
     return {**found, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-def fastest(play) -> float:
+def fastest(work) -> float:
     seconds = []
     for _ in range(3):
         started = time.perf_counter()
-        play()
+        work()
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:])
 

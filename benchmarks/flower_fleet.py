@@ -1,11 +1,11 @@
-"""A fleet of virtual devices in Flower's simulation engine, playing AirDistill's own apps.
+"""A fleet of virtual devices in Flower's simulation engine, running AirDistill's apps.
 
     pip install 'flwr[simulation]==1.41.0' 'ray==2.55.1'
     python benchmarks/flower_fleet.py [--devices 200] [--rounds 3] [--medium emulated]
 
-Every device has its folder with model, ledger and answers, as on a machine of its own; every message opens it anew. The
-preset `quick` with 60 MNIST samples a device. Prints the seconds that each round took, and the bytes of a device's
-folder.
+Every device has a folder with its model, ledger and reply cache, as in a deployment, and reads it for every message.
+The scenario is the preset `quick` with 60 MNIST samples per device. Prints the seconds of the run, and the size of a
+device's folder.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def main() -> None:
     given = parser.parse_args()
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        play(Path(folder), given.devices, given.rounds, given.medium)
+        run(Path(folder), given.devices, given.rounds, given.medium)
 
 
-def play(folder: Path, num_devices: int, num_rounds: int, medium: str) -> None:
+def run(folder: Path, num_devices: int, num_rounds: int, medium: str) -> None:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
@@ -58,17 +58,17 @@ def play(folder: Path, num_devices: int, num_rounds: int, medium: str) -> None:
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
     run_simulation(server, client_app(settings_of), num_devices, backend_config=resources)
-    told(folders.server, folders.devices, time.perf_counter() - began)
+    report(folders.server, folders.devices, time.perf_counter() - began)
 
 
-def told(server: Path, devices: tuple[Path, ...], seconds: float) -> None:
-    """What it took, and that every device was in every round."""
+def report(server: Path, devices: tuple[Path, ...], seconds: float) -> None:
+    """Print time and memory, and how many replies were missing."""
     records = [json.loads(line) for line in (server / "rounds.jsonl").read_text().splitlines()]
     missing = sum(len(record["without_signal"]) for record in records)
     written = sum(file.stat().st_size for file in devices[0].rglob("*") if file.is_file())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     print(
-        f"{len(devices)} devices, {len(records)} rounds, {missing} answers missing: {seconds:.0f} s with the start; "
+        f"{len(devices)} devices, {len(records)} rounds, {missing} replies missing: {seconds:.0f} s in total; "
         f"a device's folder has {written / 1e3:.0f} kB; the server's process {peak:.2f} GB"
     )
 

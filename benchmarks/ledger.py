@@ -1,4 +1,4 @@
-"""What the ledger costs: milliseconds and bytes a round to charge it, and to read and certify it again."""
+"""The cost of the ledger: milliseconds and bytes per round to charge it, and to read and certify it."""
 
 import tempfile
 import time
@@ -21,7 +21,7 @@ FLEETS = {
 
 
 def measure(name: str, changes: list[str], num_rounds: int = 50) -> tuple[float, ...]:
-    plan = ad.plan(ad.load(name, [*changes, f"learning.rounds={num_rounds}"]))
+    plan = ad.plan(ad.load(name, [*changes, f"learning.rounds={num_rounds}"]), "ota_fd")
     source = channel_source(plan.scenario)
     channels = [source.round_channel(t) for t in range(1, num_rounds + 1)]
     designs = [plan.design(channel, t) for t, channel in enumerate(channels, start=1)]
@@ -39,7 +39,7 @@ def measure(name: str, changes: list[str], num_rounds: int = 50) -> tuple[float,
 
 
 def main() -> None:
-    print(f"{'fleet':<40} {'ms to charge':>12} {'kB':>8} {'ms to certify':>14}   (a round)")
+    print(f"{'fleet':<40} {'ms to charge':>12} {'kB':>8} {'ms to certify':>14}   (per round)")
     for label, (name, changes) in FLEETS.items():
         charge, size, certify = measure(name, changes)
         print(f"{label:<40} {charge:>12.1f} {size:>8.1f} {certify:>14.2f}")

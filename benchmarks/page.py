@@ -1,4 +1,4 @@
-"""How soon the page answers a slider: from the key to the number on the screen, in a real browser.
+"""The response time of the page to a slider: from key press to updated number, in a real browser.
 
     python benchmarks/page.py [SCENARIO ...]
 
@@ -18,7 +18,7 @@ from playwright.sync_api import Page, sync_playwright
 from airdistill.web.serving import served
 
 MOVES = 20
-# Notes when a key goes down, and how long after it the energy that depends on it is shown anew.
+# Records the time from a key press to the update of the energy that depends on it.
 WATCH = """() => {
   window.waited = [];
   document.addEventListener('keydown', () => { window.pressed = performance.now() }, true);
@@ -40,14 +40,14 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
         for scenario in scenarios:
             tab = browser.new_page(viewport={"width": 1400, "height": 1000})
-            waited = _answers(tab, page.address, scenario)
+            waited = _response_times(tab, page.address, scenario)
             median, worst = statistics.median(waited), max(waited)
-            print(f"{scenario}: {len(waited)} answers, median {median:.0f} ms, worst {worst:.0f} ms")
+            print(f"{scenario}: {len(waited)} responses, median {median:.0f} ms, worst {worst:.0f} ms")
         browser.close()
 
 
-def _answers(page: Page, address: str, scenario: str) -> list[float]:
-    """Milliseconds of each."""
+def _response_times(page: Page, address: str, scenario: str) -> list[float]:
+    """The response times of all slider moves, in milliseconds."""
     page.goto(address)
     page.get_by_role("combobox", name="Scenario").click()
     page.get_by_role("option", name=scenario, exact=True).click()

@@ -1,10 +1,10 @@
-"""Which knowledge to share: what class means and a public set each gain, by split, devices and ε.
+"""Which payload to choose: the gains of class means and of a public set, by data split, devices and ε.
 
-    python benchmarks/public_map.py run FOLDER [--device cuda] [--jobs N] [--seeds N]    what it does not hold yet
-    python benchmarks/public_map.py draw FOLDER IMAGE    the map, as a picture and as a table
+    python benchmarks/public_map.py run FOLDER [--device cuda] [--jobs N] [--seeds N]    the runs that FOLDER lacks
+    python benchmarks/public_map.py draw FOLDER IMAGE    the map as an image and a table
 
-A gain is over the same devices trained alone for as long: for class means 20 rounds of one pass, for a public set 20
-passes (10 with 50 devices).
+The gain is relative to the same devices trained alone for the same number of epochs: for class means 20 rounds of one
+epoch, for a public set 20 epochs (10 with 50 devices).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SPLITS = {
 }
 PRESETS = {"skewed-50": 50, "skewed": 200}
 EPSILONS = (2, 8)
-# Scheme, its baseline, and what makes that of it: nobody hears anything.
-ONE_BY_ONE = ["learning.rounds=20", "learning.local_epochs=1", "learning.initial_lr=0.05"]
+# Scheme, its baseline without communication, and the changes for the baseline.
+LOCAL_TRAINING = ["learning.rounds=20", "learning.local_epochs=1", "learning.initial_lr=0.05"]
 KINDS = {
-    "class means": ("airdistill", "local_only", ONE_BY_ONE),
+    "class means": ("airdistill", "local_only", LOCAL_TRAINING),
     "public set": ("airdistill_proxy", "local_only", []),
 }
 
 
 def tasks() -> dict[str, tuple[str, list[str], str]]:
-    """A folder's name for each run: the preset, the changes made to it, and the scheme."""
+    """Preset, changes and scheme of each run, by the name of its folder."""
     found = {}
     for preset in PRESETS:
         for split, changes in SPLITS.items():
@@ -57,21 +57,21 @@ def name(preset: str, split: str, scheme: str, epsilon: int | None) -> str:
 
 
 def run(folder: Path, device: str, jobs: int, seeds: int) -> None:
-    for place, (preset, changes, scheme) in tasks().items():
-        if len(ended(folder, place)) < seeds:
+    for task, (preset, changes, scheme) in tasks().items():
+        if len(finished(folder, task)) < seeds:
             options = RunOptions(device=device, eval_every=1000)
-            ad.compare(ad.load(preset, changes), [scheme], seeds, out=folder / place, options=options, jobs=jobs)
-            print(place, f"{accuracy(folder, place):.2f} %", flush=True)
+            ad.compare(ad.load(preset, changes), [scheme], seeds, out=folder / task, options=options, jobs=jobs)
+            print(task, f"{accuracy(folder, task):.2f} %", flush=True)
 
 
-def accuracy(folder: Path, place: str) -> float:
-    """In percent, mean over the seeds whose runs have ended."""
-    accuracies = [json.loads(path.read_text())["accuracy"]["mean"] for path in ended(folder, place)]
+def accuracy(folder: Path, task: str) -> float:
+    """The mean accuracy in percent over the finished seeds."""
+    accuracies = [json.loads(path.read_text())["accuracy"]["mean"] for path in finished(folder, task)]
     return 100 * float(np.mean(accuracies)) if accuracies else float("nan")
 
 
-def ended(folder: Path, place: str) -> list[Path]:
-    return sorted((folder / place).glob("*/seed-*/summary.json"))
+def finished(folder: Path, task: str) -> list[Path]:
+    return sorted((folder / task).glob("*/seed-*/summary.json"))
 
 
 def draw(folder: Path, image: Path) -> None:
@@ -86,8 +86,8 @@ def draw(folder: Path, image: Path) -> None:
         axes.imshow(np.clip(gains, -40, 40), cmap="RdYlGn", vmin=-40, vmax=40, aspect="auto")
         axes.grid(visible=False)
         for (row, column), gain in np.ndenumerate(gains):
-            told, colour = f"{gain:+.1f}\n{ends[row, column]:.1f} %", "white" if gain > 30 else "black"
-            axes.text(column, row, told, ha="center", va="center", fontsize=8, color=colour)
+            label, colour = f"{gain:+.1f}\n{ends[row, column]:.1f} %", "white" if gain > 30 else "black"
+            axes.text(column, row, label, ha="center", va="center", fontsize=8, color=colour)
         axes.set_title(kind)
         axes.set_xticks(
             range(len(columns)), [f"{PRESETS[preset]} devices\nε = {epsilon}" for preset, epsilon in columns]

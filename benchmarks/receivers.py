@@ -1,6 +1,7 @@
-"""What each receiver leaves of the noise, on knowledge as training moves it: error-free runs on MNIST, noise added.
+"""The residual error of each receiver on class means of error-free runs on MNIST with added noise.
 
-One filter for all entries (the same drift and first variance for every part) stands beside the receiver's three.
+The tracking receiver with its three filters is compared with one filter for all entries, with equal drift and initial
+variance for every part.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ REPEATS = 5
 ONE_FILTER = Parts(Part(0.1, 1e-3), Part(0.1, 1e-3), Part(0.1, 1e-3))
 
 
-class Watched(FdErrorFree):
-    """Error-free distillation that keeps what it shared."""
+class Recording(FdErrorFree):
+    """Error-free distillation that records the received class means."""
 
     def __init__(self) -> None:
         self.path: list[np.ndarray] = []
@@ -38,11 +39,11 @@ class Watched(FdErrorFree):
 
 
 def knowledge_of(name: str, devices: int, samples: int, rounds: int) -> np.ndarray:
-    """`[round, class, class]`."""
-    scheme = Watched()
+    """The received class means of a run, `[round, class, class]`."""
+    scheme = Recording()
     changes = [f"fleet.devices={devices}", f"data.samples_per_device={samples}", "privacy.epsilon=inf"]
     scenario = as_run_by(scheme, ad.load(name, changes), rounds)
-    # Nothing is evaluated: the last round, which would be, is left out.
+    # Without evaluation: the last round, which is always evaluated, is left out.
     simulation = Simulation(plan_scheme(scheme, scenario), scheme, RunOptions(eval_every=10**6).resolved())
     for _ in range(rounds - 1):
         simulation.advance()
@@ -59,7 +60,7 @@ def error_of(receiver: Receiver, path: np.ndarray, noise_var: float, seed: int) 
 
 
 def main() -> None:
-    print("| knowledge of | noise variance | linear | projected | one filter | tracking |\n|---|---|---|---|---|---|")
+    print("| class means of | noise variance | linear | projected | one filter | tracking |\n|---|---|---|---|---|---|")
     for name, devices, samples, rounds in RUNS:
         path = knowledge_of(name, devices, samples, rounds)
         num_classes = path.shape[1]

@@ -1,13 +1,13 @@
-"""Theorem 1 where its assumptions hold: softmax regression, full batch, with L1, L2, S computed for it.
+"""Theorem 1 for a problem that satisfies its assumptions: softmax regression, full batch, with analytic L1, L2, S.
 
     python benchmarks/theorem1.py [ROUNDS] [RUNS]
 
-For a linear layer on inputs of norm R at most (the bias counted as an input of 1):
-  L2 = R/2, since the Jacobian of the softmax has norm 1/2 at most;
+For a linear layer on inputs of norm at most R (the bias is an input of 1):
+  L2 = R/2, because the Jacobian of the softmax has a norm of at most 1/2;
   S  = √2 R (1 + γ), from ‖p − onehot‖ ≤ √2 and 2γ·½·√2;
   L1 = R² (½ + 2γ(¼ + 1.5·√2)), from the Hessian of the cross-entropy, the square of that Jacobian, and its own
-       derivative, 1.5 at most, times ‖p − q‖ ≤ √2.
-f_max is the largest cross-entropy that a device met, and 2γ for ‖p − q‖² ≤ 2. The left side of (13) is the mean of
+       derivative, at most 1.5, times ‖p − q‖ ≤ √2.
+f_max is the largest cross-entropy of a device plus 2γ, because ‖p − q‖² ≤ 2. The left side of (13) is the mean of
 ‖∇F_i(θ_t)‖² with weights ∝ √t, averaged over runs.
 """
 
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def write_blobs(path: Path, rng: np.random.Generator) -> None:
-    """Inputs on a ball of radius 1, so that with the bias R = √2."""
+    """Write inputs in a ball of radius 1; with the bias, R = √2."""
     centres = rng.standard_normal((NUM_CLASSES, FEATURES))
 
     def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -74,7 +74,7 @@ def simulate(path: Path, seed: int, num_rounds: int) -> tuple[np.ndarray, np.nda
             *(f"constants.{name}={value}" for name, value in known.items()),
         ],
     )  # fmt: skip
-    simulation = Simulation(ad.plan(scenario), load_scheme("ota_fd"), RunOptions(dtype="float64", threads=1))
+    simulation = Simulation(ad.plan(scenario, "ota_fd"), load_scheme("ota_fd"), RunOptions(dtype="float64", threads=1))
     counts, fleet = simulation.plan.fleet.class_counts, simulation.fleet
     norms, noises, largest = [], [], 0.0
     for _ in range(num_rounds):

@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def pytest_configure(config):
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
+    # A shell starts background jobs with SIGINT ignored, and the processes that tests start would inherit this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     cache = getattr(config, "cache", None)
     if cache is None:  # -p no:cacheprovider
         folder = tempfile.TemporaryDirectory(prefix="airdistill-tests-", ignore_cleanup_errors=True)

@@ -1,6 +1,6 @@
-"""What costs seconds in a process of its own, done in this one, for tests that are about something else.
+"""Run commands and comparisons in this process, because starting a process takes seconds.
 
-Processes, and what happens to them, are what tests/runs/test_killed.py and tests/runs/test_comparison.py are about.
+tests/runs/test_killed.py and tests/runs/test_comparison.py test the processes themselves.
 """
 
 import sys
@@ -15,7 +15,7 @@ from airdistill.runs.runner import run
 
 
 def exit_code(*arguments):
-    """Of a command line; what it prints goes where this process prints."""
+    """Return the exit code of a command line, which prints to this process's output."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["airdistill", *map(str, arguments)])
         try:
@@ -27,14 +27,14 @@ def exit_code(*arguments):
 
 @contextmanager
 def runs_in_this_process():
-    """A comparison's runs one after the other, from the question on the disk, as its workers take them."""
+    """Compute the runs of comparisons one by one in this process, from the files that a worker would read."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "_play_all", _one_after_the_other)
+        patch.setattr(comparison, "_run_all", _run_one_by_one)
         yield
 
 
-def _one_after_the_other(folder, _given, waiting, _jobs, _on_progress):
-    asked = comparison.Comparison.read(folder)
+def _run_one_by_one(folder, _given, waiting, _jobs, _on_progress):
+    stored = comparison.Comparison.read(folder)
     for task in waiting:
-        arm, options = asked.arm(task.label), replace(asked.options, threads=1)
+        arm, options = stored.arm(task.label), replace(stored.options, threads=1)
         run(arm.with_seed(task.seed), arm.scheme, arm.rounds, task.folder_in(folder), options)

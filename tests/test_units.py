@@ -37,7 +37,7 @@ def test_a_quantity_becomes_its_si_value(parse, text, expected):
         (hertz, "1 mW", '"mW" is a unit of power'),
         (metres, "-3 dBm", '"dBm" is a unit of power'),
         (seconds, "5 m", '"m" is a unit of distance'),
-        (watts, "5 parsec", "no unit of power"),
+        (watts, "5 parsec", "not a unit of power"),
         (watts, "five mW", "must be a power"),
         (watts, "", "must be a power"),
         (watts, True, "must be a power"),
@@ -45,7 +45,7 @@ def test_a_quantity_becomes_its_si_value(parse, text, expected):
         (watts, math.nan, "finite"),
         (watts, math.inf, "finite"),
         (watts, "1e999 W", "finite"),
-        (watts, "4000 dBm", "beyond any radio"),
+        (watts, "4000 dBm", "outside the range of any radio"),
     ],
 )
 def test_a_bad_quantity_is_refused_with_its_rule(parse, value, rule):

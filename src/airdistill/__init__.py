@@ -1,13 +1,18 @@
 """AirDistill: differentially private over-the-air federated distillation.
 
+A scenario is a preset's name, the path of a TOML file, a dictionary nested like TOML, or a `Scenario`. `plan` plans
+what `run` runs: by default the scheme "airdistill"; the scheme "ota_fd" is the paper's.
+
 >>> import airdistill as ad
->>> plan = ad.plan(ad.load("quick"))
+>>> plan = ad.plan("quick")
 >>> plan.num_rounds
 60
+>>> plan.scenario.learning.receiver
+'tracking'
+>>> ad.plan("quick", scheme="ota_fd").scenario.learning.receiver
+'linear'
 >>> [receiver.name for receiver in ad.what_if(plan).receivers]
 ['linear', 'projected', 'tracking']
->>> ad.plan_run(ad.load("quick"), rounds=16).scenario.learning.receiver
-'tracking'
 """
 
 from __future__ import annotations
@@ -21,16 +26,22 @@ DEFAULT_SCHEME = "airdistill"
 if TYPE_CHECKING:
     from airdistill.audit import Audit, AuditOptions, audit_run
     from airdistill.errors import AirDistillError
-    from airdistill.planning.plan import Plan, plan
+    from airdistill.planning.plan import Plan
     from airdistill.planning.what_if.steps import WhatIf, what_if
     from airdistill.privacy.certificate import Certificate
     from airdistill.privacy.ledger import BudgetExceeded
-    from airdistill.runs import ComparisonRecord, PilotRecord, RunRecord, certify, compare, pilot, resume, run
-    from airdistill.runs.options import RunOptions
-    from airdistill.scenario import Scenario, load
-    from airdistill.schemes import plan_run
+    from airdistill.runs.accounts import certify
+    from airdistill.runs.comparison import ComparisonRecord, compare
+    from airdistill.runs.options import RunOptions, plan
+    from airdistill.runs.piloting import PilotRecord, pilot
+    from airdistill.runs.record import RunRecord
+    from airdistill.runs.results import RoundRecord, RunSummary
+    from airdistill.runs.runner import resume, run
+    from airdistill.scenario.loading import as_scenario, load
+    from airdistill.scenario.model import Scenario
 
 __all__ = [
+    "DEFAULT_SCHEME",
     "AirDistillError",
     "Audit",
     "AuditOptions",
@@ -39,23 +50,26 @@ __all__ = [
     "ComparisonRecord",
     "PilotRecord",
     "Plan",
+    "RoundRecord",
     "RunOptions",
     "RunRecord",
+    "RunSummary",
     "Scenario",
     "WhatIf",
+    "__version__",
+    "as_scenario",
     "audit_run",
     "certify",
     "compare",
     "load",
     "pilot",
     "plan",
-    "plan_run",
     "resume",
     "run",
     "what_if",
 ]
 
-# Names are looked up when first used, so that `import airdistill` and `airdistill --help` stay light.
+# Modules are imported when one of their names is first used, which keeps `import airdistill` and `--help` fast.
 _HOMES = {
     "AirDistillError": "airdistill.errors",
     "Audit": "airdistill.audit",
@@ -63,22 +77,24 @@ _HOMES = {
     "BudgetExceeded": "airdistill.privacy.ledger",
     "Certificate": "airdistill.privacy.certificate",
     "ComparisonRecord": "airdistill.runs.comparison",
-    "WhatIf": "airdistill.planning.what_if.steps",
     "PilotRecord": "airdistill.runs.piloting",
     "Plan": "airdistill.planning.plan",
+    "RoundRecord": "airdistill.runs.results",
     "RunOptions": "airdistill.runs.options",
     "RunRecord": "airdistill.runs.record",
-    "Scenario": "airdistill.scenario",
+    "RunSummary": "airdistill.runs.results",
+    "Scenario": "airdistill.scenario.model",
+    "WhatIf": "airdistill.planning.what_if.steps",
+    "as_scenario": "airdistill.scenario.loading",
     "audit_run": "airdistill.audit",
     "certify": "airdistill.runs.accounts",
     "compare": "airdistill.runs.comparison",
-    "load": "airdistill.scenario",
-    "what_if": "airdistill.planning.what_if.steps",
+    "load": "airdistill.scenario.loading",
     "pilot": "airdistill.runs.piloting",
-    "plan": "airdistill.planning.plan",
-    "plan_run": "airdistill.schemes.registry",
+    "plan": "airdistill.runs.options",
     "resume": "airdistill.runs.runner",
     "run": "airdistill.runs.runner",
+    "what_if": "airdistill.planning.what_if.steps",
 }
 
 
@@ -86,3 +102,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'airdistill' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""The array types of signatures. Shapes stand in docstrings as `[device, class]`, units in names as `_w`, `_s`."""
+"""Array types for signatures. Docstrings give shapes as `[device, class]`; names give units as `_w`, `_s`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 
 
 def fields_of(given: Any, kind: type) -> dict[str, Any]:
-    """Those fields of a dataclass `kind` that a mapping holds by key, or any other object by attribute."""
+    """Return the fields of the dataclass `kind` that `given` has, as keys of a mapping or attributes of an object."""
     names = [field.name for field in fields(kind)]
     if isinstance(given, Mapping):
         return {name: given[name] for name in names if name in given}
@@ -24,7 +24,7 @@ def fields_of(given: Any, kind: type) -> dict[str, Any]:
 
 
 def divide_or(numerator: FloatArray, denominator: FloatArray, otherwise: float) -> FloatArray:
-    """The quotient, and `otherwise` wherever the denominator is zero."""
+    """Return the quotient, with `otherwise` in place of divisions by zero."""
     shape = np.broadcast_shapes(np.shape(numerator), np.shape(denominator))
     quotient = np.full(shape, otherwise)
     np.divide(numerator, denominator, out=quotient, where=np.asarray(denominator) != 0)

@@ -1,4 +1,4 @@
-"""What goes wrong, said in one line that names the field, its value and the rule it breaks."""
+"""Errors whose message is one line: the field, its value, and the rule that the value breaks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 
 class Described(str):
-    """Stands for a value that is better described than printed; it is shown without quotes."""
+    """The description of a value, shown without quotes in place of the value itself."""
 
 
 NOT_GIVEN = Described("(not given)")
 
 
 class AirDistillError(Exception):
-    """Anything that a user can put right. The command line prints it as one line and exits with 2."""
+    """An error that the user can correct. The command line prints it as one line and exits with code 2."""
 
 
 class InputError(AirDistillError):
-    """A value that the user gave breaks a rule."""
+    """A value given by the user breaks a rule."""
 
     def __init__(self, field: str, value: Any, rule: str) -> None:
         self.field, self.value, self.rule = field, value, rule
@@ -25,7 +25,7 @@ class InputError(AirDistillError):
 
 
 class DataError(AirDistillError):
-    """A file that should hold data does not."""
+    """A data file is missing, damaged or of the wrong kind."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_shortened(Described(message), 500))
@@ -35,12 +35,12 @@ def _shortened(value: Any, limit: int = 80) -> str:
     quoted = isinstance(value, str) and not isinstance(value, Described)
     try:
         text = f'"{value}"' if quoted else str(value)
-    except ValueError:  # Python writes out no whole number of more than some thousand digits
+    except ValueError:  # Python refuses to print integers of more than some thousand digits
         text = "(a number too long to be shown)"
     text = " ".join(text.split())
     if len(text) <= limit:
         return text
     if not quoted:
         return f"{text[: limit - 1]}…"
-    tail = limit // 2  # a file's name stands at the end of its path
+    tail = limit // 2  # the end of a path, its file name, says most
     return f"{text[: limit - tail - 1]}…{text[-tail:]}"

@@ -1,7 +1,4 @@
-"""Files that are either whole or not there.
-
-Values as JSON can carry them: lists for arrays, null for infinite.
-"""
+"""Write files atomically, and convert values to what JSON can represent."""
 
 from __future__ import annotations
 
@@ -16,26 +13,27 @@ import numpy as np
 
 
 def write_whole(target: Path, content: bytes | memoryview, secret: bool = False) -> None:
-    """Writes aside, flushes to the disk and renames, so that a crash or a second writer leaves nothing half made.
+    """Write a file atomically: a crash or a second writer never leaves a partial file.
 
-    What is secret only its owner can read.
+    The content is written to a temporary file, flushed to the disk and renamed. Only the owner can read a `secret`
+    file.
     """
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    aside = Path(name)
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        aside.chmod(0o600 if secret else 0o666 & ~_umask())
-        aside.replace(target)
+        temporary.chmod(0o600 if secret else 0o666 & ~_umask())
+        temporary.replace(target)
         _sync_folder(target.parent)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
-    """A rename is on the disk only when its folder is."""
+    """Flush a folder to the disk; a rename is durable only after that."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -44,14 +42,14 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _umask() -> int:
-    """The process's file mask, which can be read only by setting it; temporary files are private by default."""
+    """Return the file mode mask of the process, which can be read only by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def jsonable(value: Any, nan_is_null: bool = False) -> Any:
-    """The same with plain lists and numbers. NaN is an error unless it, too, has a meaning where it stands."""
+    """Return a value as plain lists and numbers, with None for infinity, and for NaN if that is allowed."""
     if isinstance(value, dict):
         return {key: jsonable(entry, nan_is_null) for key, entry in value.items()}
     if isinstance(value, np.ndarray):
@@ -62,11 +60,11 @@ def jsonable(value: Any, nan_is_null: bool = False) -> Any:
         return jsonable(value.item(), nan_is_null)
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value) and not nan_is_null:
-            raise ValueError("a value is no number")
+            raise ValueError("a value is not a number")
         return None
     return value
 
 
 def json_text(value: Any) -> str:
-    """Indented, for files that people may read."""
+    """Return indented JSON, for files that people may read."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""Quantities with units become SI numbers: "1 mW", "-113 dBm", "915 MHz", "3.6 us", "0.5 km".
+"""Convert quantities with units to SI numbers: "1 mW", "-113 dBm", "915 MHz", "3.6 us", "0.5 km".
 
 >>> watts("1 mW")
 0.001
@@ -23,7 +23,7 @@ _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\
 
 
 def parse_quantity(value: Any, kind: str) -> float:
-    """The SI value of a number (already SI) or of a text with a unit of this kind.
+    """Return the SI value of a text with a unit of this kind; numbers without a unit are SI values already.
 
     Raises ValueError with the rule that the value breaks.
     """
@@ -43,15 +43,15 @@ def parse_quantity(value: Any, kind: str) -> float:
 def _to_si(number: float, unit: str, kind: str) -> float:
     if unit == "dB" or unit in _DECIBEL_REFERENCE_W:
         _check_kind("power gain" if unit == "dB" else "power", kind, unit)
-        if abs(number) > 3000:  # 10**308 is where floats end
-            raise ValueError(f"{number:g} {unit} is beyond any radio")
+        if abs(number) > 3000:  # 10**308 is the largest float
+            raise ValueError(f"{number:g} {unit} is outside the range of any radio")
         return float(_DECIBEL_REFERENCE_W.get(unit, 1.0) * 10.0 ** (number / 10.0))
     for symbol, found_kind in _KIND_OF_UNIT.items():
         prefix = unit.removesuffix(symbol)
         if prefix != unit and prefix in _PREFIXES:
             _check_kind(found_kind, kind, unit)
             return number * _PREFIXES[prefix]
-    raise ValueError(f'"{unit}" is no unit of {kind}; {_rule(kind)}')
+    raise ValueError(f'"{unit}" is not a unit of {kind}; {_rule(kind)}')
 
 
 def _check_kind(found: str, wanted: str, unit: str) -> None:
@@ -70,28 +70,32 @@ def _finite(number: float) -> float:
 
 
 def watts(value: Any) -> float:
+    """Return a power in W."""
     return parse_quantity(value, "power")
 
 
 def power_gain(value: Any) -> float:
-    """Of a channel, |h|²: a number, or in dB."""
+    """Return the power gain |h|² of a channel, given as a number or in dB."""
     return parse_quantity(value, "power gain")
 
 
 def hertz(value: Any) -> float:
+    """Return a frequency in Hz."""
     return parse_quantity(value, "frequency")
 
 
 def seconds(value: Any) -> float:
+    """Return a time in s."""
     return parse_quantity(value, "time")
 
 
 def metres(value: Any) -> float:
+    """Return a distance in m."""
     return parse_quantity(value, "distance")
 
 
 def with_prefix(value: float, unit: str) -> str:
-    """A number for people: three digits and a prefix.
+    """Return a number with three digits and an SI prefix.
 
     >>> with_prefix(0.0216, "s")
     '21.6 ms'

@@ -11,7 +11,7 @@ NUM = 200_000
 def test_path_loss_by_hand():
     # 3e8/(4π·915e6·100) = 2.6091e-4, cubed.
     assert path_gain(np.array([100.0]), 915e6, 3)[0] == pytest.approx(1.77613e-11, rel=1e-5)
-    # Five times the distance, 125 times the loss.
+    # Five times the distance gives 125 times the loss.
     assert path_gain(np.array([500.0]), 915e6, 3)[0] == pytest.approx(1.77613e-11 / 125, rel=1e-5)
     assert path_gain(np.array([100.0]), 915e6, 2)[0] == pytest.approx(6.80741e-8, rel=1e-5)
 
@@ -19,7 +19,7 @@ def test_path_loss_by_hand():
 @pytest.mark.parametrize(
     ("kind", "mean_fourth"), [("rayleigh", 2.0), ("real_gaussian", 3.0), ("none", 1.0), ("rician", 1.36)]
 )
-def test_fading_has_unit_power_and_its_own_spread(kind, mean_fourth):
+def test_fading_has_unit_power_and_the_fourth_moment_of_its_distribution(kind, mean_fourth):
     # E|h|⁴: 2 complex Gaussian, 3 real Gaussian; Rician with K = 4 (6.0206 dB): 2 − (K/(K+1))² = 1.36.
     power = np.abs(draw_fading(kind, NUM, np.random.default_rng(0), rician_k_db=6.0206)) ** 2
     error = power.std() / np.sqrt(NUM)
@@ -27,35 +27,35 @@ def test_fading_has_unit_power_and_its_own_spread(kind, mean_fourth):
     assert abs((power**2).mean() - mean_fourth) <= 5 * (power**2).std() / np.sqrt(NUM) + 1e-4
 
 
-def test_rayleigh_is_circular():
+def test_rayleigh_fading_is_circularly_symmetric():
     fading = draw_fading("rayleigh", NUM, np.random.default_rng(0))
     assert abs((fading**2).mean()) < 5 / np.sqrt(NUM) * np.sqrt(2)
     assert fading.real.var() == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_channel_is_path_loss_as_a_power_times_fading():
+def test_path_loss_is_a_power_gain():
     scenario = load("paper", ["radio.distance=200 m", "radio.fading=none"])
     gains = channel_source(scenario).round_channel(1)
     assert np.abs(gains) ** 2 == pytest.approx(np.full(50, path_gain(np.array([200.0]), 915e6, 3)[0]))
 
 
-def test_rounds_differ_and_repeat_and_the_planner_has_draws_of_its_own():
+def test_rounds_are_reproducible_and_independent_of_the_planners_draws():
     source = channel_source(load("paper"))
     assert np.array_equal(source.round_channel(3), source.round_channel(3))
     assert not np.array_equal(source.round_channel(3), source.round_channel(4))
     planned = source.planning_channels(20)
     assert planned.shape == (20, 50)
-    met = np.stack([source.round_channel(round_index) for round_index in range(3000)])
-    assert not np.isin(met, planned).any()
+    drawn = np.stack([source.round_channel(round_index) for round_index in range(3000)])
+    assert not np.isin(drawn, planned).any()
 
 
-def test_devices_keep_their_places_from_round_to_round():
+def test_path_loss_is_constant_over_rounds():
     source = channel_source(load("paper"))
     power = np.mean([np.abs(source.round_channel(t)) ** 2 for t in range(1, 4001)], axis=0)
     assert power / source.path_gain == pytest.approx(np.ones(50), abs=5 / np.sqrt(4000))
 
 
-def test_fixed_gains_hold_for_every_round():
+def test_fixed_gains_apply_to_every_round():
     source = channel_source(load("paper", ["fleet.devices=2", "radio.gains=[[1, 2], [0, -3]]"]))
     assert source.round_channel(1).tolist() == [1 + 2j, -3j]
     assert source.round_channel(99).tolist() == [1 + 2j, -3j]
@@ -63,7 +63,7 @@ def test_fixed_gains_hold_for_every_round():
 
 
 @pytest.mark.parametrize("form", ["npz", "csv"])
-def test_a_trace_is_followed_and_starts_over(tmp_path, form):
+def test_a_trace_is_repeated_cyclically(tmp_path, form):
     gains = np.array([[1 + 1j, 2], [3, 4 - 2j], [5, 6]])
     path = tmp_path / f"trace.{form}"
     if form == "npz":
@@ -86,12 +86,12 @@ def test_a_trace_is_followed_and_starts_over(tmp_path, form):
         ("trace.csv", b"1,2,3\n4,5,6\n", "rounds × 2 devices"),
         ("trace.csv", b"1,x\n", "cannot be read"),
         ("trace.csv", b"1,nan\n", "finite"),
-        ("trace.npz", b"PK", "damaged or no .npz"),
+        ("trace.npz", b"PK", "damaged or not an .npz"),
         ("trace.csv", b"", "rounds × 2 devices"),
         ("trace.csv", b"\xff\xfe\x00", "cannot be read"),
     ],
 )
-def test_a_bad_trace_is_refused(tmp_path, name, content, rule):
+def test_an_invalid_trace_is_rejected(tmp_path, name, content, rule):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)

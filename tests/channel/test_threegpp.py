@@ -54,8 +54,8 @@ def umi_loss(los, ground, ghz, server=10.0, device=1.5):
     breakpoint_m = 4 * (server - 1) * (device - 1) * ghz * 1e9 / 299792458
     near = 32.4 + 21 * np.log10(d) + 20 * np.log10(ghz)
     far = 32.4 + 40 * np.log10(d) + 20 * np.log10(ghz) - 9.5 * np.log10(breakpoint_m**2 + (server - device) ** 2)
-    seen = near if ground <= breakpoint_m else far
-    return seen if los else max(seen, 35.3 * np.log10(d) + 22.4 + 21.3 * np.log10(ghz) - 0.3 * (device - 1.5))
+    los_loss = near if ground <= breakpoint_m else far
+    return los_loss if los else max(los_loss, 35.3 * np.log10(d) + 22.4 + 21.3 * np.log10(ghz) - 0.3 * (device - 1.5))
 
 
 def uma_loss(los, ground, ghz, server=25.0, device=1.5):
@@ -63,23 +63,23 @@ def uma_loss(los, ground, ghz, server=25.0, device=1.5):
     breakpoint_m = 4 * (server - 1) * (device - 1) * ghz * 1e9 / 299792458
     near = 28 + 22 * np.log10(d) + 20 * np.log10(ghz)
     far = 28 + 40 * np.log10(d) + 20 * np.log10(ghz) - 9 * np.log10(breakpoint_m**2 + (server - device) ** 2)
-    seen = near if ground <= breakpoint_m else far
-    return seen if los else max(seen, 13.54 + 39.08 * np.log10(d) + 20 * np.log10(ghz) - 0.6 * (device - 1.5))
+    los_loss = near if ground <= breakpoint_m else far
+    return los_loss if los else max(los_loss, 13.54 + 39.08 * np.log10(d) + 20 * np.log10(ghz) - 0.6 * (device - 1.5))
 
 
 def rma_loss(los, ground, ghz, server=35.0, device=1.5, building=5.0, street=20.0):
-    def seen_at(d):
+    def los_loss_at(d):
         steeper = min(0.03 * building**1.72, 10) * np.log10(d) - min(0.044 * building**1.72, 14.77)
         return 20 * np.log10(40 * np.pi * d * ghz / 3) + steeper + 0.002 * np.log10(building) * d
 
     d = slant(ground, server, device)
     breakpoint_m = 2 * np.pi * server * device * ghz * 1e9 / 299792458
-    seen = seen_at(d) if ground <= breakpoint_m else seen_at(breakpoint_m) + 40 * np.log10(d / breakpoint_m)
-    hidden = 161.04 - 7.1 * np.log10(street) + 7.5 * np.log10(building)
-    hidden -= (24.37 - 3.7 * (building / server) ** 2) * np.log10(server)
-    hidden += (43.42 - 3.1 * np.log10(server)) * (np.log10(d) - 3) + 20 * np.log10(ghz)
-    hidden -= 3.2 * np.log10(11.75 * device) ** 2 - 4.97
-    return seen if los else max(seen, hidden)
+    los_loss = los_loss_at(d) if ground <= breakpoint_m else los_loss_at(breakpoint_m) + 40 * np.log10(d / breakpoint_m)
+    nlos_loss = 161.04 - 7.1 * np.log10(street) + 7.5 * np.log10(building)
+    nlos_loss -= (24.37 - 3.7 * (building / server) ** 2) * np.log10(server)
+    nlos_loss += (43.42 - 3.1 * np.log10(server)) * (np.log10(d) - 3) + 20 * np.log10(ghz)
+    nlos_loss -= 3.2 * np.log10(11.75 * device) ** 2 - 4.97
+    return los_loss if los else max(los_loss, nlos_loss)
 
 
 LOSS = {"umi": umi_loss, "uma": uma_loss, "rma": rma_loss}
@@ -122,31 +122,31 @@ def test_the_mean_power_of_a_cell_is_the_standards_path_loss(fading, los, ground
 
 
 @pytest.mark.usefixtures("sionna")
-def test_devices_see_the_server_as_often_as_the_standard_says():
+def test_the_line_of_sight_probability_is_that_of_the_standard():
     ground = 60.0
     source = without_shadowing("umi", f"radio.distance={ground}", "radio.carrier=3.5 GHz", devices=200)
     loss_db = -10 * np.log10(power(source, ROUNDS_PER_BLOCK).mean(axis=0))
     halfway = (umi_loss(True, ground, 3.5) + umi_loss(False, ground, 3.5)) / 2
-    chance = 18 / ground + np.exp(-ground / 36) * (1 - 18 / ground)
-    assert abs((loss_db < halfway).mean() - chance) < 5 * np.sqrt(chance * (1 - chance) / 200)
+    probability = 18 / ground + np.exp(-ground / 36) * (1 - 18 / ground)
+    assert abs((loss_db < halfway).mean() - probability) < 5 * np.sqrt(probability * (1 - probability) / 200)
 
 
 @pytest.mark.usefixtures("sionna")
-def test_shadowing_is_drawn_once_and_has_the_standards_spread():
+def test_shadowing_is_drawn_once_and_has_the_standards_deviation():
     scenario = load("paper", ["fleet.devices=120", "radio.fading=umi", "radio.line_of_sight=never"])
     source = channel_source(scenario)
     distance_m = scenario.radio.distance.draw(120, stream(scenario.seed, "radio.distance"))
     expected_db = np.array([-umi_loss(False, ground, 0.915) for ground in distance_m])
     planned = 10 * np.log10(power(source, 60).mean(axis=0))
-    met = 10 * np.log10(np.mean([np.abs(source.round_channel(t)) ** 2 for t in range(60)], axis=0))
-    # 7.82 dB, table 7.4.1-1; of neighbours it is alike, so that 120 devices count for fewer.
+    in_run = 10 * np.log10(np.mean([np.abs(source.round_channel(t)) ** 2 for t in range(60)], axis=0))
+    # 7.82 dB, table 7.4.1-1; shadowing is correlated between neighbours, and so the tolerance is wide.
     assert (planned - expected_db).std() == pytest.approx(7.82, abs=2)
-    # Over 60 Rayleigh draws a mean power scatters by 4.34/√60 dB, the difference of two by √2 times that.
-    assert np.abs(planned - met).max() < 5 * np.sqrt(2) * 4.34 / np.sqrt(60)
+    # The mean power of 60 Rayleigh draws has a deviation of 4.34/√60 dB, and the difference of two √2 times that.
+    assert np.abs(planned - in_run).max() < 5 * np.sqrt(2) * 4.34 / np.sqrt(60)
 
 
 @pytest.mark.usefixtures("sionna")
-def test_a_hidden_devices_fading_is_rayleigh_and_new_in_every_round():
+def test_non_line_of_sight_fading_is_rayleigh_and_independent_over_rounds():
     drawn = power(source_of("uma", "radio.line_of_sight=never", devices=80), 100)
     unit = drawn / drawn.mean(axis=0)
     assert (unit**2).mean() == pytest.approx(2, abs=0.1)  # E|h|⁴ of a complex Gaussian
@@ -156,14 +156,14 @@ def test_a_hidden_devices_fading_is_rayleigh_and_new_in_every_round():
 
 
 @pytest.mark.usefixtures("sionna")
-def test_tdl_a_is_rayleigh_of_unit_power_on_top_of_our_path_loss():
+def test_tdl_a_is_rayleigh_of_unit_power_times_the_scenarios_path_loss():
     source = source_of("tdl-a", "radio.path_loss_exponent=2", "radio.distance=100 m", devices=200)
     unit = power(source, 100).ravel() / 6.80741e-8  # (3e8/(4π·915e6·100))², by hand
     assert abs(unit.mean() - 1) <= 5 / np.sqrt(unit.size)
     assert stats.kstest(unit, "expon").pvalue > 1e-3
 
 
-# Tables 7.7.2-4 and 7.7.2-5: the direct path first, then all that is scattered, in dB.
+# Tables 7.7.2-4 and 7.7.2-5 in dB: the line-of-sight path first, then the scattered paths.
 TDL_POWERS = {
     "tdl-d": [-0.2, -13.5, -18.8, -21, -22.8, -17.9, -20.1, -21.9, -22.9, -27.8, -23.6, -24.8, -30.0, -27.7],
     "tdl-e": [-0.03, -22.03, -15.8, -18.1, -19.8, -22.9, -22.4, -18.6, -20.8, -22.6, -22.3, -25.6, -20.2, -29.8, -29.2],
@@ -172,7 +172,7 @@ TDL_POWERS = {
 
 @pytest.mark.parametrize("fading", TDL_POWERS)
 @pytest.mark.usefixtures("sionna")
-def test_tdl_d_and_e_are_rician_with_the_standards_k(fading):
+def test_tdl_d_and_e_are_rician_with_the_standards_k_factor(fading):
     direct, *scattered = 10 ** (np.array(TDL_POWERS[fading]) / 10)
     k_factor = direct / sum(scattered)
     source = source_of(fading, "radio.path_loss_exponent=0", devices=200)
@@ -185,26 +185,26 @@ def test_tdl_d_and_e_are_rician_with_the_standards_k(fading):
     assert stats.kstest(amplitude, rice.cdf).pvalue > 1e-3
 
 
-def test_paths_add_up_as_amplitudes_and_the_path_gain_is_a_power():
+def test_path_amplitudes_are_summed_and_the_path_gain_is_a_power():
     paths = np.array([[[3, 4j], [1, -1]]])  # one round, two devices, two paths
     assert narrowband_gains(paths).tolist() == [[3 + 4j, 0]]
     assert np.abs(narrowband_gains(paths, np.array([0.01, 1.0]))[0, 0]) ** 2 == pytest.approx(0.01 * 25)
 
 
 @pytest.mark.usefixtures("sionna")
-def test_sionnas_noise_power_counts_both_axes_as_ours_does():
+def test_sionnas_noise_power_is_the_total_of_both_axes():
     import torch
     from sionna.phy.channel import AWGN
 
     with seeded_sionna(np.random.default_rng(0)):
         noise = AWGN(device="cpu")(torch.zeros(100_000, dtype=torch.complex64), 5.0).numpy()
     assert (np.abs(noise) ** 2).mean() == pytest.approx(5, rel=0.02)
-    assert noise.real.var() == pytest.approx(2.5, rel=0.03)  # half of it on the decision axis
+    assert noise.real.var() == pytest.approx(2.5, rel=0.03)  # half of it on each axis
 
 
 @pytest.mark.parametrize("fading", ["umi", "rma", "tdl-c"])
 @pytest.mark.usefixtures("sionna", "two_threads")
-def test_a_draw_depends_on_seed_purpose_and_index_alone(fading):
+def test_a_draw_depends_only_on_seed_purpose_and_index(fading):
     import torch
 
     source = source_of(fading, devices=3)
@@ -222,7 +222,7 @@ def test_a_draw_depends_on_seed_purpose_and_index_alone(fading):
 
 @pytest.mark.parametrize("fading", ["uma", "tdl-a"])
 @pytest.mark.usefixtures("two_threads")
-def test_nobody_elses_draws_and_threads_are_touched(fading, sionna):
+def test_random_generators_and_thread_settings_are_restored(fading, sionna):
     import torch
 
     def state():
@@ -235,8 +235,8 @@ def test_nobody_elses_draws_and_threads_are_touched(fading, sionna):
 
 
 @pytest.mark.usefixtures("sionna")
-def test_sionna_is_loaded_when_needed_and_leaves_torchs_generator_alone():
-    """In a process of its own: here Sionna is loaded already."""
+def test_sionna_is_imported_on_first_use_and_torchs_generator_is_restored():
+    """In a separate process, because Sionna is already imported here."""
     code = """
 import sys, torch
 import airdistill as ad
@@ -252,7 +252,7 @@ assert torch.equal(torch.get_rng_state(), before)
     assert done.returncode == 0, done.stderr
 
 
-def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
+def test_without_sionna_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sionna.phy.channel", None)
     with pytest.raises(InputError) as caught:
         source_of("umi")
@@ -274,24 +274,24 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
         (["radio.fading=umi", "fleet.devices=5000"], "fleet.devices", "at most 2000 devices"),
     ],
 )
-def test_what_the_standard_does_not_cover_is_refused(changes, field, rule):
+def test_parameters_outside_the_standard_are_rejected(changes, field, rule):
     with pytest.raises(InputError, match=rule.replace("+", r"\+")) as caught:
         load("paper", changes)
     assert caught.value.field == field
 
 
-def test_rules_of_the_standard_bind_only_its_own_channels():
+def test_the_standards_limits_apply_only_to_its_channels():
     near = load("paper", ["radio.carrier=433 MHz", "radio.distance=5 m", "radio.delay_spread=1 us"])
     assert near.radio.carrier == pytest.approx(433e6)
     with pytest.raises(InputError, match="must lie between"):
         load("paper", ["radio.carrier=433 MHz", "radio.fading=umi"])
-    # Fixed gains stand for any fading.
+    # Fixed gains replace any fading.
     given = load("paper", ["fleet.devices=1", "radio.gains=[[1, 0]]", "radio.fading=umi", "radio.carrier=433 MHz"])
     assert channel_source(given).round_channel(7) == pytest.approx(np.array([1 + 0j]))
 
 
 @pytest.mark.usefixtures("sionna")
-def test_a_fleet_in_an_urban_cell_is_planned_and_trains_to_the_same_bytes(tmp_path):
+def test_a_run_in_an_urban_cell_is_bit_identical_when_repeated(tmp_path):
     scenario = small_scenario(tmp_path, "radio.fading=umi", "learning.rounds=2")
     assert any("3GPP TR 38.901 UMi" in line for line in ad.plan(scenario).assumptions)
     records = []

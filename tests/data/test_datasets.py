@@ -41,7 +41,7 @@ def test_the_embedded_mnist_is_the_official_one():
     dataset = load_dataset("mnist")
     assert dataset.x_train.shape == (60000, 28, 28)
     assert dataset.x_test.shape == (10000, 28, 28)
-    # Known of MNIST: samples by digit, and pixel mean and deviation.
+    # Published facts of MNIST: samples per digit, and mean and standard deviation of the pixels.
     digits = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert np.bincount(dataset.y_train).tolist() == digits
     assert dataset.x_train.mean() / 255 == pytest.approx(0.1307, abs=5e-5)
@@ -50,7 +50,7 @@ def test_the_embedded_mnist_is_the_official_one():
     assert hashlib.md5(raw).hexdigest() == "2646ac647ad5339dbf082846283269ea"
 
 
-def test_mnist_is_decoded_once_and_a_damaged_cache_is_made_anew(monkeypatch, tmp_path, caplog):
+def test_mnist_is_cached_and_a_damaged_cache_is_replaced(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("AIRDISTILL_CACHE", str(tmp_path / "cache"))
     first = load_dataset("mnist")
     entries = sorted(cache_folder().glob("*.npy"))
@@ -67,7 +67,7 @@ def test_mnist_is_decoded_once_and_a_damaged_cache_is_made_anew(monkeypatch, tmp
     assert np.array_equal(first.x_test, again.x_test)
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path, folder, arrays):
+def test_a_cache_that_cannot_be_written_is_not_an_error(monkeypatch, tmp_path, folder, arrays):
     blocked = tmp_path / "a-file"
     blocked.write_text("")
     monkeypatch.setenv("AIRDISTILL_CACHE", str(blocked / "cache"))
@@ -94,7 +94,7 @@ def test_a_folder_of_idx_files_is_read(tmp_path, arrays, suffix, compress):
 @pytest.mark.parametrize(
     ("suffix", "compress"), [("", lambda raw: raw), (".gz", gzip.compress), (".xz", lzma.compress)]
 )
-def test_a_truncated_file_is_refused_even_when_only_labels_are_needed(folder, arrays, name, suffix, compress):
+def test_a_truncated_file_is_rejected_even_if_only_labels_are_needed(folder, arrays, name, suffix, compress):
     (folder / name).unlink()
     whole = compress(idx(arrays[name]))
     (folder / f"{name}{suffix}").write_bytes(whole[: len(whole) * 2 // 3])
@@ -103,7 +103,7 @@ def test_a_truncated_file_is_refused_even_when_only_labels_are_needed(folder, ar
     assert name in str(caught.value)
 
 
-def test_a_cached_image_file_that_is_truncated_later_is_noticed(folder, arrays):
+def test_truncation_of_a_cached_image_file_is_detected(folder, arrays):
     name = "train-images-idx3-ubyte"
     (folder / name).unlink()
     packed = folder / f"{name}.gz"
@@ -134,14 +134,14 @@ def test_an_npz_is_read(tmp_path, arrays):
         ({"x_train": np.zeros((30, 4, 5), "datetime64[s]")}, "must be numbers"),
     ],
 )
-def test_data_that_does_not_fit_together_is_refused(tmp_path, arrays, change, rule):
+def test_inconsistent_data_are_rejected(tmp_path, arrays, change, rule):
     given = dict(zip(["x_train", "y_train", "x_test", "y_test"], arrays.values(), strict=True)) | change
     np.savez(tmp_path / "data.npz", **{name: array for name, array in given.items() if array is not None})
     with pytest.raises(DataError, match=rule):
         load_dataset(str(tmp_path / "data.npz"))
 
 
-def test_a_truncated_npz_is_refused(tmp_path, arrays):
+def test_a_truncated_npz_is_rejected(tmp_path, arrays):
     path = tmp_path / "data.npz"
     np.savez(path, **dict(zip(["x_train", "y_train", "x_test", "y_test"], arrays.values(), strict=True)))
     path.write_bytes(path.read_bytes()[:-50])
@@ -150,7 +150,7 @@ def test_a_truncated_npz_is_refused(tmp_path, arrays):
 
 
 def damaged_archives(folder):
-    """Archives that are broken in ways that NumPy, zipfile and zlib each report differently."""
+    """Damaged archives, for which NumPy, zipfile and zlib raise different exceptions."""
     arrays = {name: np.zeros((50, 8), np.uint8) for name in ["x_train", "y_train", "x_test", "y_test"]}
     np.savez_compressed(folder / "flipped.npz", **arrays)
     content = bytearray((folder / "flipped.npz").read_bytes())
@@ -170,7 +170,7 @@ def damaged_archives(folder):
     return sorted(folder.glob("*.npz"))
 
 
-def test_archives_broken_in_any_way_are_refused_in_one_line(tmp_path):
+def test_damaged_archives_are_rejected_with_a_single_line(tmp_path):
     paths = damaged_archives(tmp_path)
     assert len(paths) == 6
     for path in paths:
@@ -179,26 +179,26 @@ def test_archives_broken_in_any_way_are_refused_in_one_line(tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_absurd_labels_and_headers_are_refused(tmp_path, arrays):
+def test_huge_labels_and_invalid_headers_are_rejected(tmp_path, arrays):
     given = dict(zip(["x_train", "y_train", "x_test", "y_test"], arrays.values(), strict=True))
     given["y_train"] = given["y_train"].astype(np.int64)
     given["y_train"][0] = 2**62
     np.savez(tmp_path / "labels.npz", **given)
-    with pytest.raises(DataError, match="classes at most"):
+    with pytest.raises(DataError, match="must be at most 9999"):
         load_dataset(str(tmp_path / "labels.npz"))
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\xff" + b"\0" * 2000)
     with pytest.raises(DataError, match="255 axes"):
         load_dataset(str(tmp_path))
 
 
-def test_no_data_at_all_is_refused(tmp_path):
+def test_missing_data_are_rejected(tmp_path):
     with pytest.raises(InputError, match=r"data\.dataset"):
         load_dataset(str(tmp_path / "nowhere"))
     with pytest.raises(AirDistillError, match="has no train-images"):
         load_dataset(str(tmp_path))
 
 
-def test_the_embedded_files_say_their_licence():
+def test_the_embedded_files_state_their_licence():
     import airdistill
 
     notice = Path(airdistill.__file__).parent / "data" / "mnist" / "NOTICE.md"

@@ -1,4 +1,4 @@
-"""A public set is kept from what devices hold and from what tests them."""
+"""The public set is disjoint from training and test samples."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def all_samples(dataset, public):
 
 
 @pytest.mark.parametrize(("source", "sizes"), [("test", (60, 18)), ("train", (48, 30))])
-def test_what_is_held_out_is_nowhere_else(tmp_path, source, sizes):
+def test_the_public_set_is_disjoint_from_training_and_test_samples(tmp_path, source, sizes):
     scenario = small_scenario(
         tmp_path, "public.samples=12", f"public.source={source}", "fleet.devices=2", "data.samples_per_device=20"
     )
@@ -41,7 +41,7 @@ def test_without_a_public_set_nothing_is_held_out(tmp_path):
     assert (len(dataset.y_train), len(dataset.y_test)) == (60, 30)
 
 
-def test_from_an_archive_it_has_no_labels(tmp_path):
+def test_a_public_set_from_an_archive_has_no_labels(tmp_path):
     np.savez(tmp_path / "more.npz", x_public=np.ones((9, 4)), x_train=np.zeros((9, 4)))
     scenario = small_scenario(tmp_path, "public.samples=5", f"public.source={tmp_path / 'more.npz'}")
     dataset, public = load_data(scenario)
@@ -63,9 +63,9 @@ def test_from_an_archive_it_has_no_labels(tmp_path):
         (["public.samples=61", "public.source=BLOBS"], "public.samples = 61: "),
     ],
 )
-def test_what_cannot_be_had_is_refused(tmp_path, changes, message):
+def test_an_unavailable_public_set_is_rejected(tmp_path, changes, message):
     other = write_dataset(tmp_path / "other.npz", features=(5,))
     named = [change.replace("OTHER", str(other)).replace("BLOBS", str(tmp_path / "blobs.npz")) for change in changes]
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as caught:
         load_data(small_scenario(tmp_path, *named))
-    assert message in str(refused.value)
+    assert message in str(caught.value)

@@ -20,7 +20,7 @@ def draw(shape, dtype, seed=0, per_class=50, num_classes=5):
         ((4,), np.float64, np.float32),
     ],
 )
-def test_samples_have_the_shape_and_kind_asked_for_and_the_same_seed_gives_the_same(shape, dtype, kind):
+def test_samples_have_the_requested_shape_and_type_and_are_reproducible(shape, dtype, kind):
     samples, labels, _ = draw(shape, dtype)
     assert samples.shape == (len(labels), *shape)
     assert samples.dtype == kind
@@ -28,7 +28,7 @@ def test_samples_have_the_shape_and_kind_asked_for_and_the_same_seed_gives_the_s
     assert (samples != draw(shape, dtype, seed=1)[0]).any()
 
 
-def test_bytes_are_about_as_bright_as_mnist_and_floats_are_standard():
+def test_bytes_have_the_brightness_of_mnist_and_floats_unit_variance():
     made = draw((28, 28), np.uint8, num_classes=10)[0] / 255
     assert made.mean() == pytest.approx(0.1307, abs=0.04)
     assert made.std() == pytest.approx(0.3081, abs=0.04)
@@ -37,14 +37,14 @@ def test_bytes_are_about_as_bright_as_mnist_and_floats_are_standard():
     assert floats.std() == pytest.approx(1, abs=0.1)
 
 
-def test_classes_can_be_told_apart_and_samples_of_one_differ():
+def test_classes_are_separable_and_samples_of_a_class_differ():
     samples, labels, patterns = draw((28, 28), np.float32)
     distances = ((samples[:, None] - patterns[None]) ** 2).sum(axis=(2, 3))
     assert (distances.argmin(axis=1) == labels).mean() > 0.9
     assert np.std(samples[labels == 0], axis=0).mean() > 0.3
 
 
-def test_images_are_smooth_and_lists_of_features_are_not():
+def test_images_are_smooth_and_feature_vectors_are_not():
     images, _, _ = draw((28, 28), np.float32)
     features, _, _ = draw((28,), np.float32)
     assert np.corrcoef(images[..., 1:].ravel(), images[..., :-1].ravel())[0, 1] > 0.8

@@ -8,7 +8,7 @@ from airdistill.data.datasets import Dataset
 from airdistill.errors import AirDistillError
 from airdistill.learning import clipping
 from airdistill.learning import stacked as stacked_module
-from airdistill.learning.clipping import check_samples_apart, clipped_sum, trainable
+from airdistill.learning.clipping import check_independent_samples, clipped_sum, trainable
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.learner import Learner
 from airdistill.learning.models import build_model
@@ -29,7 +29,7 @@ class UsedTwice(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers with one weight."""
+    """Two layers that share one weight."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ def frozen():
     return model
 
 
-# By name: the model, the shape of its samples, and whether it has a way of its own.
+# By name: the model, the shape of its samples, and whether the rules for single layers apply to it.
 MODELS = {
     "paper_cnn": (lambda: build_model("paper_cnn", IMAGE, CLASSES, np.random.default_rng(0), F64), IMAGE, True),
     "mlp": (lambda: build_model("mlp", IMAGE, CLASSES, np.random.default_rng(0), F64), IMAGE, True),
@@ -99,13 +99,13 @@ MODELS = {
 
 
 def created(name):
-    """The model, samples `[group, sample, ...]` of very different sizes, and labels `[group, sample]`."""
+    """The model, samples `[group, sample, ...]` of very different norms, and labels `[group, sample]`."""
     factory, shape, _ = MODELS[name]
     torch.manual_seed(0)
     model = factory().to(F64)
     scale = np.geomspace(0.01, 10, GROUPS * SAMPLES).reshape(GROUPS, SAMPLES, *(1 for _ in shape))
     samples = torch.from_numpy(RNG.permuted(scale, axis=1) * RNG.standard_normal((GROUPS, SAMPLES, *shape)))
-    model(samples[0])  # lazy layers learn their width
+    model(samples[0])  # initialises lazy layers
     return model, samples, torch.from_numpy(RNG.integers(0, CLASSES, (GROUPS, SAMPLES)))
 
 
@@ -116,66 +116,70 @@ def one_gradient(model, sample, label):
 
 
 def naive(model, samples, labels, clip_norm):
-    """Sums over one group, sample by sample; and how many gradients were longer than the clip."""
-    total, loss_sum, longer = 0.0, 0.0, 0
+    """Sums over one group, sample by sample, and the number of gradients that were clipped."""
+    total, loss_sum, num_clipped = 0.0, 0.0, 0
     for sample, label in zip(samples, labels, strict=True):
         gradient, loss = one_gradient(model, sample, label)
         length = float(gradient.norm())
-        total, loss_sum, longer = (
+        total, loss_sum, num_clipped = (
             total + gradient * min(1.0, clip_norm / length),
             loss_sum + loss,
-            longer + (length > clip_norm),
+            num_clipped + (length > clip_norm),
         )
-    return total, loss_sum, longer
+    return total, loss_sum, num_clipped
 
 
-def lengths(model, samples, labels):
+def gradient_norms(model, samples, labels):
     pairs = zip(samples.flatten(0, 1), labels.flatten(), strict=True)
     return [float(one_gradient(model, sample, label)[0].norm()) for sample, label in pairs]
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("which", ["none are longer", "some are longer", "all are longer"])
+@pytest.mark.parametrize("which", ["none are clipped", "some are clipped", "all are clipped"])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_clipped_sums_of_every_group(monkeypatch, name, which, channels_last):
+def test_clipped_sums_equal_a_loop_over_samples(monkeypatch, name, which, channels_last):
     model, samples, labels = created(name)
-    all_lengths = sorted(lengths(model, samples, labels))
-    clip_norm = {"none": 2 * all_lengths[-1], "some": float(np.median(all_lengths)), "all": 0.5 * all_lengths[0]}[
+    all_norms = sorted(gradient_norms(model, samples, labels))
+    clip_norm = {"none": 2 * all_norms[-1], "some": float(np.median(all_norms)), "all": 0.5 * all_norms[0]}[
         which.split()[0]
     ]
     if channels_last and samples.ndim == 5:
         samples = samples.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, labels.shape)
         model = model.to(memory_format=torch.channels_last)
-    general = []
+    by_vmap_calls = []
     monkeypatch.setattr(
-        clipping, "_in_general", lambda *args, way=clipping._in_general: general.append(1) or way(*args)
+        clipping,
+        "_clipped_sum_by_vmap",
+        lambda *args, by_vmap=clipping._clipped_sum_by_vmap: by_vmap_calls.append(1) or by_vmap(*args),
     )
     found = clipped_sum(model, samples, labels, clip_norm)
-    assert bool(general) != MODELS[name][2]
+    assert bool(by_vmap_calls) != MODELS[name][2]
     assert found.gradient.shape == (GROUPS, sum(parameter.numel() for parameter in trainable(model)))
-    longer = 0
+    num_clipped = 0
     for group in range(GROUPS):
         gradient, loss, clipped = naive(model, samples[group], labels[group], clip_norm)
-        longer += clipped
+        num_clipped += clipped
         assert found.gradient[group].numpy() == pytest.approx(gradient.numpy(), abs=1e-10)
         assert float(found.loss[group]) == pytest.approx(float(loss), abs=1e-10)
-    assert {"none": longer == 0, "some": 0 < longer < GROUPS * SAMPLES, "all": longer == GROUPS * SAMPLES}[
-        which.split()[0]
-    ]
+    assert {
+        "none": num_clipped == 0,
+        "some": 0 < num_clipped < GROUPS * SAMPLES,
+        "all": num_clipped == GROUPS * SAMPLES,
+    }[which.split()[0]]
     assert not any(parameter.grad is not None for parameter in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_the_general_way_in_several_portions(monkeypatch):
+def test_vmap_in_several_chunks_gives_the_same_sums(monkeypatch):
     model, samples, labels = created("layer norm")
     expected = clipped_sum(model, samples, labels, 0.3)
-    monkeypatch.setattr(clipping, "_HELD_NUMBERS", 3 * sum(parameter.numel() for parameter in model.parameters()))
+    monkeypatch.setattr(clipping, "_MAX_ELEMENTS", 3 * sum(parameter.numel() for parameter in model.parameters()))
     found = clipped_sum(model, samples, labels, 0.3)
     assert found.gradient.numpy() == pytest.approx(expected.gradient.numpy(), abs=1e-12)
     assert found.loss.numpy() == pytest.approx(expected.loss.numpy(), abs=1e-12)
 
 
-def test_a_sample_without_slope_is_no_division_by_zero():
+def test_a_zero_gradient_does_not_divide_by_zero():
     model = nn.Linear(3, 2).to(F64)
     with torch.no_grad():
         model.bias.copy_(torch.tensor([1e4, 0.0]))
@@ -183,13 +187,13 @@ def test_a_sample_without_slope_is_no_division_by_zero():
     assert torch.equal(found.gradient, torch.zeros(1, 8, dtype=F64))
 
 
-def test_batch_norm_is_refused():
+def test_batch_norm_is_rejected():
     with pytest.raises(AirDistillError, match="batch normalisation"):
-        check_samples_apart(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), torch.zeros(4, 3))
+        check_independent_samples(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), torch.zeros(4, 3))
 
 
 def fleets(name, one_model=True):
-    """The same fleet one by one and stacked."""
+    """The same fleet, trained one device at a time and stacked."""
     per_device = 23
     dataset = Dataset(
         "noise",
@@ -211,14 +215,14 @@ def fleets(name, one_model=True):
 
 @pytest.mark.parametrize("name", ["paper_cnn", "mlp", "softmax_regression"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5, 1e6])
-@pytest.mark.parametrize("at_once", [1, 10, 50, 1000])  # parts of a device, one device, two, all
-def test_gradients_of_all_devices_at_once(monkeypatch, name, clip_norm, at_once):
-    monkeypatch.setattr(stacked_module, "_CLIPPED_AT_ONCE", at_once)
+@pytest.mark.parametrize("at_once", [1, 10, 50, 1000])  # part of a device, one device, two, all
+def test_stacked_gradients_equal_those_of_single_devices(monkeypatch, name, clip_norm, at_once):
+    monkeypatch.setattr(stacked_module, "_CLIPPING_CHUNK", at_once)
     one_by_one, stacked = fleets(name)
     for round_index in range(2):
         monkeypatch.setattr(Learner, "clipped_gradient", CLIPPED_ALONE)
         expected, losses = one_by_one.gradients(clip_norm)
-        monkeypatch.setattr(Learner, "clipped_gradient", None)  # not used again for each device
+        monkeypatch.setattr(Learner, "clipped_gradient", None)  # must not be called for each device
         found, stacked_losses = stacked.gradients(clip_norm)
         assert found.dtype == np.float64
         assert found == pytest.approx(expected, abs=1e-10)
@@ -234,12 +238,12 @@ def test_gradients_of_all_devices_at_once(monkeypatch, name, clip_norm, at_once)
 CLIPPED_ALONE = Learner.clipped_gradient
 
 
-def test_devices_with_weights_of_their_own_are_clipped_one_by_one():
+def test_devices_with_different_weights_are_clipped_one_by_one():
     one_by_one, stacked = fleets("mlp", one_model=False)
     assert stacked.gradients(0.5)[0] == pytest.approx(one_by_one.gradients(0.5)[0], abs=1e-10)
 
 
-def test_an_average_of_all_devices_at_once():
+def test_a_stacked_average_equals_that_of_single_devices():
     one_by_one, stacked = fleets("paper_cnn", one_model=False)
     weights = np.array([0.2, 0.5, 0.3])
     for fleet in (one_by_one, stacked):

@@ -14,7 +14,7 @@ def gram(left, right, width=WIDTH):
 
 
 class Objective:
-    """KuLSIF's, of r = Σ_i c_i k(·, u_i) over known and auxiliary samples together: where its minimum must lie."""
+    """The objective of KuLSIF for r = Σ_i c_i k(·, u_i) over known and auxiliary samples; its minimum has this form."""
 
     def __init__(self, known, auxiliary, strength):
         self.centres = np.concatenate([known, auxiliary])
@@ -26,12 +26,12 @@ class Objective:
         return 0.5 * coefficients @ self.hessian @ coefficients - self.linear @ coefficients
 
     def minimum(self):
-        def slope(c):
+        def gradient(c):
             return self.hessian @ c - self.linear
 
         start = np.zeros(len(self.centres))
         found = minimize(
-            self, start, jac=slope, hess=lambda _: self.hessian, method="trust-exact", options={"gtol": 1e-12}
+            self, start, jac=gradient, hess=lambda _: self.hessian, method="trust-exact", options={"gtol": 1e-12}
         )
         return found.x
 
@@ -49,13 +49,13 @@ def test_the_ratio_minimises_the_objective(strength, num_known, num_auxiliary):
     np.testing.assert_allclose(ratio.ratio(points), expected, rtol=1e-8, atol=1e-8)
 
 
-def test_a_matrix_that_is_not_inverted_is_another_and_worse_ratio():
+def test_multiplying_by_the_matrix_instead_of_inverting_it_is_worse():
     """As in the authors' published demo."""
     rng = np.random.default_rng(0)
     known, auxiliary, strength = rng.standard_normal((5, 3)), rng.uniform(-2, 2, (9, 3)), 0.3
     objective = Objective(known, auxiliary, strength)
-    pull = -gram(auxiliary, known).sum(axis=1) / (9 * 5 * strength)
-    not_inverted = (gram(auxiliary, auxiliary) / 9 + strength * np.eye(9)) @ pull
+    cross = -gram(auxiliary, known).sum(axis=1) / (9 * 5 * strength)
+    not_inverted = (gram(auxiliary, auxiliary) / 9 + strength * np.eye(9)) @ cross
     mistaken = np.concatenate([np.full(5, 1 / (5 * strength)), not_inverted])
     ratio = DensityRatio.fit(known, auxiliary, WIDTH, strength)
     fitted = np.concatenate([np.full(5, 1 / (5 * strength)), ratio.weights])
@@ -63,15 +63,15 @@ def test_a_matrix_that_is_not_inverted_is_another_and_worse_ratio():
     assert np.abs(gram(auxiliary, objective.centres) @ mistaken - ratio.ratio(auxiliary)).max() > 0.05
 
 
-def test_the_weights_are_the_ratios_of_the_auxiliaries():
-    """α_l = −r(z_l)/(nλ): where the gradient of the objective vanishes."""
+def test_the_weights_are_proportional_to_the_ratios_at_auxiliary_samples():
+    """α_l = −r(z_l)/(nλ): the gradient of the objective vanishes."""
     rng = np.random.default_rng(1)
     ratio = DensityRatio.fit(rng.standard_normal((30, 2)), rng.uniform(-3, 3, (40, 2)), width=1.0)
     at_auxiliary = ratio.ratio(ratio.auxiliary)
     np.testing.assert_allclose(ratio.weights, -at_auxiliary / (40 * ratio.regularisation), rtol=1e-9, atol=1e-12)
 
 
-def test_the_ratio_comes_near_the_true_one_with_more_samples():
+def test_the_ratio_converges_to_the_true_ratio():
     """Known samples with density 6x(1 − x) on [0, 1], auxiliaries uniform there."""
     points = np.linspace(0.02, 0.98, 97)[:, None]
     true = 6 * points[:, 0] * (1 - points[:, 0])
@@ -90,7 +90,7 @@ def test_the_ratio_comes_near_the_true_one_with_more_samples():
     assert many < 0.12
 
 
-def test_many_samples_are_taken_in_pieces():
+def test_many_samples_are_processed_in_chunks():
     rng = np.random.default_rng(2)
     ratio = DensityRatio.fit(rng.standard_normal((6, 2)), rng.uniform(-2, 2, (7, 2)), width=1.0)
     points = rng.standard_normal((5000, 2))
@@ -99,7 +99,7 @@ def test_many_samples_are_taken_in_pieces():
 
 @pytest.fixture(scope="module")
 def digits():
-    """MNIST as a model sees it: training and test images, with labels."""
+    """MNIST scaled as for a model: training and test images, with labels."""
     mnist = load_dataset("mnist")
 
     def scaled(images):
@@ -115,7 +115,7 @@ def device_of(digits, classes, per_class):
 
 
 def accepted(digits, classes, per_class, **options):
-    """The shares of test images that a device accepts: of each of its classes, and of all others."""
+    """The fractions of test images that a device accepts: of each of its classes, and of all others."""
     images, labels = digits[2:]
     chosen = ClientSelector.for_device(
         *device_of(digits, classes, per_class), np.random.default_rng(0), **options
@@ -127,19 +127,19 @@ def test_a_device_accepts_images_of_its_classes_and_few_others(digits):
     own, others = accepted(digits, (0, 1), 600)
     assert min(own) > 0.6
     assert others < 0.08
-    # Threes and fives look alike in pixels: here the authors' selector is much weaker than with zeros and ones.
+    # Threes and fives have similar pixels: the authors' selector is much weaker here than with zeros and ones.
     own, others = accepted(digits, (2, 3), 600)
     assert min(own) > 0.6
     assert 0.15 < others < 0.45
 
 
-def test_the_quantile_is_the_share_of_own_samples_turned_away(digits):
+def test_the_quantile_is_the_fraction_of_own_samples_that_are_rejected(digits):
     for quantile in (0.1, 0.5, 0.9):
         own, _ = accepted(digits, (0,), 900, quantile=quantile)
         assert own[0] == pytest.approx(1 - quantile, abs=0.15)
 
 
-def test_few_samples_are_shared_out_between_knowing_and_the_threshold(digits):
+def test_few_samples_are_split_between_ratio_and_threshold(digits):
     images, labels = device_of(digits, (0, 1), 300)
     for counts, known in [((300, 300), [40, 40]), ((60, 9), [30, 4]), ((2, 1), [1]), ((1, 1), []), ((0, 3), [1])]:
         held = np.concatenate([np.flatnonzero(labels == label)[:count] for label, count in enumerate(counts)])
@@ -150,7 +150,7 @@ def test_few_samples_are_shared_out_between_knowing_and_the_threshold(digits):
         assert chosen.any() == bool(known)
 
 
-def test_a_share_of_many_samples_is_known(digits):
+def test_a_fraction_of_many_samples_fits_the_ratio(digits):
     images, labels = device_of(digits, (1,), 1000)
     selector = ClientSelector.for_device(images, labels, np.random.default_rng(0), share=0.2, num_auxiliary=11)
     assert selector.ratios[0].known.shape == (200, 784)
@@ -158,7 +158,7 @@ def test_a_share_of_many_samples_is_known(digits):
     assert images.min() <= selector.ratios[0].auxiliary.min() < selector.ratios[0].auxiliary.max() <= images.max()
 
 
-def test_the_same_generator_gives_the_same_selector(digits):
+def test_the_same_seed_gives_the_same_selector(digits):
     device = device_of(digits, (2, 7), 100)
     first, second = (ClientSelector.for_device(*device, np.random.default_rng(5)) for _ in range(2))
     assert first.thresholds == second.thresholds

@@ -1,4 +1,4 @@
-"""The fused kernels against PyTorch in float64, for every size at which a tile, a group or a vector can end."""
+"""The fused kernels against PyTorch in float64, for all sizes of partial tiles, groups and vectors."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ FORMS = {
 NUM_SAMPLES = (1, 16, 37)
 
 
-def world(name, num_samples, seed=0):
+def device_data(name, num_samples, seed=0):
     shape, sizes = FORMS[name]
     torch.manual_seed(seed)
     model = network(*shape, **sizes)
@@ -49,11 +49,11 @@ def world(name, num_samples, seed=0):
     return model, samples, rng.integers(0, CLASSES, num_samples)
 
 
-def twins(name, num_samples, chunk=32):
-    """The same device three times: fused, PyTorch in float32, PyTorch in float64."""
+def three_learners(name, num_samples, chunk=32):
+    """The same device with fused kernels, with PyTorch in float32, and with PyTorch in float64."""
     made = []
     for dtype, kernels in ((F32, "fused"), (F32, "torch"), (F64, "torch")):
-        model, samples, labels = world(name, num_samples)
+        model, samples, labels = device_data(name, num_samples)
         engine = Engine(dtype=dtype, kernels=kernels, chunk_samples=chunk)
         made.append(LearnerMaker(engine).learner(model.to(dtype), samples.to(dtype), labels, CLASSES))
     assert [type(learner) for learner in made] == [FusedLearner, Learner, Learner]
@@ -62,7 +62,7 @@ def twins(name, num_samples, chunk=32):
 
 def goal(dtype, rows=CLASSES):
     received = np.random.default_rng(3).dirichlet(np.ones(CLASSES), rows)
-    received[1] = np.nan  # nothing was received of this one
+    received[1] = np.nan  # this row was not received
     return Target.of(received, dtype, CPU)
 
 
@@ -71,7 +71,7 @@ def weights_of(learner):
 
 
 def assert_as_close_as_torch(fused, single, double, floor=1e-6):
-    """Not farther from float64 than twice PyTorch's float32, or than rounding of a few numbers of this size."""
+    """The error relative to float64 is at most twice that of PyTorch's float32, plus a few rounding errors."""
     size = float(torch.as_tensor(double).norm())
     error, theirs = (float((torch.as_tensor(x).to(F64) - double).norm()) for x in (fused, single))
     assert error <= 2 * theirs + floor * size, (error / size, theirs / size)
@@ -80,7 +80,7 @@ def assert_as_close_as_torch(fused, single, double, floor=1e-6):
 @pytest.mark.parametrize("num_samples", NUM_SAMPLES)
 @pytest.mark.parametrize("name", FORMS)
 def test_logits_and_knowledge(name, num_samples):
-    fused, single, double = twins(name, num_samples)
+    fused, single, double = three_learners(name, num_samples)
     samples = double.samples_and_labels()[0]
     logits = [
         learner.logits(torch.split(samples.to(dtype), 20))
@@ -95,7 +95,7 @@ def test_logits_and_knowledge(name, num_samples):
 @pytest.mark.parametrize("num_samples", NUM_SAMPLES)
 @pytest.mark.parametrize("name", FORMS)
 def test_gradient_and_losses(name, num_samples, with_target):
-    learners = twins(name, num_samples)
+    learners = three_learners(name, num_samples)
     found = [
         learner.gradient(goal(dtype) if with_target else None, 0.7 if with_target else 0.0)
         for learner, dtype in zip(learners, (F32, F32, F64), strict=True)
@@ -108,14 +108,14 @@ def test_gradient_and_losses(name, num_samples, with_target):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_kept_pass_gives_the_bytes_of_a_second_one_and_is_used_once(name):
-    (kept, *_), (again, *_) = twins(name, 37), twins(name, 37)
+def test_a_kept_pass_gives_identical_results_and_is_used_once(name):
+    (kept, *_), (again, *_) = three_learners(name, 37), three_learners(name, 37)
     for _ in range(2):
         knowledge = [kept.knowledge(keep=True), again.knowledge()]
         assert np.array_equal(*knowledge, equal_nan=True)
         assert kept.full_batch_step(goal(F32), 0.3, 0.5) == again.full_batch_step(goal(F32), 0.3, 0.5)
         assert torch.equal(weights_of(kept), weights_of(again))
-    # A gradient is that of the present weights, whatever pass was kept before they changed.
+    # A gradient is always at the current weights, even if a pass was kept before they changed.
     kept.knowledge(keep=True)
     for learner in (kept, again):
         learner.descend(torch.full_like(weights_of(learner), 0.01, dtype=F32), 1.0)
@@ -124,7 +124,7 @@ def test_a_kept_pass_gives_the_bytes_of_a_second_one_and_is_used_once(name):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_minibatch_steps(name):
-    learners = twins(name, 37)
+    learners = three_learners(name, 37)
     orders = [np.random.default_rng(n).permutation(37) for n in range(2)]
     losses = [
         learner.local_epochs(goal(dtype), 0.05, 0.5, orders, 10)
@@ -139,7 +139,7 @@ def test_minibatch_steps(name):
 @pytest.mark.parametrize("most_moved", [0, 2])
 @pytest.mark.parametrize("name", ["the paper's kind", "three blocks, three channels in", "no blocks"])
 def test_mixed_steps(name, most_moved, clip_norm):
-    learners, public = twins(name, 37), world(name, 30, seed=5)[1]
+    learners, public = three_learners(name, 37), device_data(name, 30, seed=5)[1]
     rng = np.random.default_rng(1)
     steps = MixedSteps(
         passes_in_batches(37, 6, 11, rng),
@@ -163,43 +163,43 @@ def test_mixed_steps(name, most_moved, clip_norm):
 
 @pytest.mark.parametrize("clip_norm", [0.05, 0.8, 1e6])
 @pytest.mark.parametrize("name", FORMS)
-def test_gradients_clipped_sample_by_sample(name, clip_norm):
-    learners = twins(name, 37)
+def test_per_sample_clipping(name, clip_norm):
+    learners = three_learners(name, 37)
     (fused, loss), (single, _), (double, expected) = (learner.clipped_gradient(clip_norm) for learner in learners)
     assert_as_close_as_torch(fused, single, double)
     assert loss.training == pytest.approx(expected.training, rel=1e-5)
 
 
-def test_each_samples_gradient_is_shortened_and_not_their_mean():
-    """One at a time no gradient is longer than the limit, and their mean is what comes out for all."""
-    model, samples, labels = world("the paper's kind", 20)
+def test_each_samples_gradient_is_clipped_and_not_their_mean():
+    """Every sample alone is clipped, and the mean of these is the gradient of all."""
+    model, samples, labels = device_data("the paper's kind", 20)
     form = form_of(model, tuple(samples.shape[1:]))
     together = FusedLearner(model, form, samples, labels, CLASSES, 32).clipped_gradient(0.3)[0]
     alone = []
     for number in range(20):
-        twin = world("the paper's kind", 20)[0]
-        one = FusedLearner(twin, form, samples[number : number + 1], labels[number : number + 1], CLASSES, 32)
+        copy = device_data("the paper's kind", 20)[0]
+        one = FusedLearner(copy, form, samples[number : number + 1], labels[number : number + 1], CLASSES, 32)
         gradient, limit = one.gradient(None, 0.0)[0], one.clipped_gradient(0.3)[0]
         assert float(limit.norm()) == pytest.approx(min(0.3, float(gradient.norm())), rel=1e-5)
         alone.append(limit)
     assert torch.allclose(together, torch.stack(alone).mean(dim=0), atol=1e-6)
 
 
-def test_the_first_of_equal_numbers_is_kept_as_pytorch_keeps_it():
-    """Flat images: all four places of every window are equal, in the first block and in the second."""
-    labels = world("the paper's kind", 5)[2]
+def test_ties_in_pooling_are_resolved_as_in_pytorch():
+    """Constant images: all four values of every pooling window are equal, in both blocks."""
+    labels = device_data("the paper's kind", 5)[2]
     shape = FORMS["the paper's kind"][0]
     samples = torch.ones(5, *shape) * torch.linspace(-1, 1, 5)[:, None, None, None]
     found = []
     for dtype, kernels in ((F32, "fused"), (F64, "torch")):
-        twin = world("the paper's kind", 5)[0].to(dtype)
-        learner = LearnerMaker(Engine(dtype=dtype, kernels=kernels)).learner(twin, samples.to(dtype), labels, CLASSES)
+        copy = device_data("the paper's kind", 5)[0].to(dtype)
+        learner = LearnerMaker(Engine(dtype=dtype, kernels=kernels)).learner(copy, samples.to(dtype), labels, CLASSES)
         found.append(learner.gradient(None, 0.0)[0].to(F64))
     assert torch.allclose(*found, atol=1e-6)
 
 
-def test_what_is_no_number_is_not_hidden():
-    model, samples, labels = world("the paper's kind", 20)
+def test_nan_is_propagated():
+    model, samples, labels = device_data("the paper's kind", 20)
     samples[3] = float("nan")
     learner = LearnerMaker(Engine()).learner(model, samples, labels, CLASSES)
     assert np.isnan(learner.knowledge()[labels[3]]).all()
@@ -208,17 +208,17 @@ def test_what_is_no_number_is_not_hidden():
     assert fleet.finite_weights() == [False]
 
 
-def test_numbers_of_samples_that_are_not_there_are_refused():
-    learner = twins("no blocks", 16)[0]
+def test_invalid_indices_are_rejected():
+    learner = three_learners("no blocks", 16)[0]
     with pytest.raises(IndexError, match="0 to 15"):
         learner.local_epochs(None, 0.1, 0.0, [np.array([16])], 5)
-    model, samples, labels = world("no blocks", 16)
+    model, samples, labels = device_data("no blocks", 16)
     with pytest.raises(IndexError, match="0 to 3"):
         LearnerMaker(Engine(kernels="fused")).learner(model, samples, labels + CLASSES, CLASSES)
 
 
-def test_loaded_weights_are_the_ones_computed_with():
-    first, second = (twins("the paper's kind", 16)[0] for _ in range(2))
+def test_loaded_weights_are_used():
+    first, second = (three_learners("the paper's kind", 16)[0] for _ in range(2))
     second.full_batch_step(None, 0.5, 0.0)
     before = first.knowledge()
     first.model.load_state_dict(second.model.state_dict())
@@ -229,14 +229,12 @@ def test_loaded_weights_are_the_ones_computed_with():
 def fleet_of(kernels, workers):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (200, 16, 16), dtype=np.uint8)
-    dataset = Dataset(
-        "made up", images[:160], rng.integers(0, CLASSES, 160), images[160:], rng.integers(0, CLASSES, 40)
-    )
+    dataset = Dataset("random", images[:160], rng.integers(0, CLASSES, 160), images[160:], rng.integers(0, CLASSES, 40))
     shares = np.split(rng.permutation(160), 4)
     return dataset, LearningFleet.of(dataset, shares, ["paper_cnn"] * 4, 0, Engine(kernels=kernels, workers=workers))
 
 
-def test_a_fleet_learns_the_same_with_either_kernels_and_any_number_of_threads():
+def test_a_fleet_learns_the_same_with_any_kernels_and_number_of_threads():
     states = []
     for kernels, workers in (("torch", 1), ("auto", 1), ("auto", 3)):
         dataset, fleet = fleet_of(kernels, workers)
@@ -251,7 +249,7 @@ def test_a_fleet_learns_the_same_with_either_kernels_and_any_number_of_threads()
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_loaded_weights_make_a_kept_pass_forgotten(kernels):
+def test_loading_weights_drops_a_kept_pass(kernels):
     steps = []
     for keeps in (True, False):
         fleet, other = (fleet_of(kernels, 1)[1] for _ in range(2))
@@ -264,24 +262,24 @@ def test_loaded_weights_make_a_kept_pass_forgotten(kernels):
 
 
 def test_predictions_on_public_samples():
-    fused, _, double = twins("the paper's kind", 16)
-    samples = world("the paper's kind", 40, seed=9)[1]
+    fused, _, double = three_learners("the paper's kind", 16)
+    samples = device_data("the paper's kind", 40, seed=9)[1]
     found = predictions_of(fused.logits(torch.split(samples, 12)))
     assert found == pytest.approx(predictions_of(double.logits([samples.to(F64)])), abs=1e-6)
 
 
-def accepted(*layers, shape=(1, 8, 8)):
+def form_of_layers(*layers, shape=(1, 8, 8)):
     return form_of(nn.Sequential(*layers), shape)
 
 
-def test_models_that_have_the_form():
+def test_supported_models():
     for name in ("paper_cnn", "mlp", "softmax_regression"):
         model = build_model(name, (1, 28, 28), 10, np.random.default_rng(0), F32)
         form = form_of(model, (1, 28, 28))
         samples = torch.randn(3, 1, 28, 28)
         assert torch.allclose(logits_by_form(form, dict(model.named_parameters()), samples), model(samples), atol=1e-5)
     dense = nn.Linear(3 * 9, 2)
-    assert accepted(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d((2, 2), 2), nn.Identity(), nn.Flatten(), dense)
+    assert form_of_layers(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d((2, 2), 2), nn.Identity(), nn.Flatten(), dense)
 
 
 @pytest.mark.parametrize(
@@ -299,11 +297,11 @@ def test_models_that_have_the_form():
         [nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(64, 2))],
     ],
 )
-def test_models_of_another_form(layers):
-    assert accepted(*layers) is None
+def test_unsupported_models(layers):
+    assert form_of_layers(*layers) is None
 
 
-def test_code_that_the_layers_do_not_tell_of_is_noticed():
+def test_unsupported_forward_code_is_detected():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
@@ -341,12 +339,12 @@ def test_code_that_the_layers_do_not_tell_of_is_noticed():
         assert form_of(kind(), (8,)) is None, kind
 
 
-def test_the_engine_that_was_asked_for_is_used_or_refused():
-    model, samples, labels = world("no blocks", 8)
+def test_the_requested_engine_is_used_or_rejected():
+    model, samples, labels = device_data("no blocks", 8)
     other = nn.Sequential(nn.Flatten(), nn.Linear(35, CLASSES), nn.Sigmoid())
     assert type(LearnerMaker(Engine(kernels="torch")).learner(model, samples, labels, CLASSES)) is Learner
     assert type(LearnerMaker(Engine()).learner(other, samples, labels, CLASSES)) is Learner
-    assert type(LearnerMaker(Engine()).learner(model, samples, labels, CLASSES)) is Learner  # it has no convolution
+    assert type(LearnerMaker(Engine()).learner(model, samples, labels, CLASSES)) is Learner  # without convolutions
     assert type(LearnerMaker(Engine(dtype=F64)).learner(model.to(F64), samples.to(F64), labels, CLASSES)) is Learner
     with pytest.raises(InputError, match="--engine"):
         LearnerMaker(Engine(kernels="fused")).learner(other, samples, labels, CLASSES)
@@ -354,14 +352,14 @@ def test_the_engine_that_was_asked_for_is_used_or_refused():
         LearnerMaker(Engine(kernels="fused", dtype=F64)).learner(model, samples.to(F64), labels, CLASSES)
 
 
-def test_processors_with_narrow_vectors():
-    """The same tests of gradients and of tiles, compiled for a processor with 16 registers of 8 numbers."""
-    chosen = "test_gradient_and_losses or test_logits_by_tiles"
+def test_processors_without_avx512():
+    """Tests of gradients and of Winograd tiles, compiled for a processor with 16 registers of 8 floats."""
+    selected = "test_gradient_and_losses or test_tiled_logits"
     narrow = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+sse4.2,+bmi,+bmi2"}
     check = "from airdistill.learning.fused.lanes import LANES; assert LANES == 8, LANES"
     environment = {**os.environ, **narrow}
     subprocess.run([sys.executable, "-c", check], env=environment, check=True)
     files = [__file__, str(Path(__file__).with_name("test_winograd.py"))]
-    call = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files, "-k", chosen]
+    call = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files, "-k", selected]
     done = subprocess.run(call, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -1,4 +1,4 @@
-"""The fused kernels on a GPU, against the plain operations in float64; skipped without a GPU."""
+"""The fused kernels on a GPU, against PyTorch in float64; skipped without a GPU."""
 
 from dataclasses import replace
 
@@ -13,13 +13,13 @@ from airdistill.data.datasets import Dataset
 from airdistill.errors import InputError
 from airdistill.learning.evaluation import TestSet as EvaluationSet
 from airdistill.learning.fleet import Engine, LearningFleet
-from airdistill.learning.fused.cuda import FusedLogits, loss_slopes
+from airdistill.learning.fused.cuda import FusedLogits, loss_gradients
 from airdistill.learning.fused.form import form_of, logits_by_form
 from airdistill.learning.gradients import Target
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.samples import to_tensor
 from airdistill.learning.stacked import _losses
-from airdistill.learning.stacking import AnyLogits
+from airdistill.learning.stacking import TorchLogits
 from airdistill.runs.options import RunOptions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -67,13 +67,13 @@ def error(found, expected):
     return float((found.double() - expected).norm() / expected.norm())
 
 
-DRAWS = 5  # of weights and samples; in few of them a window's two largest are equal but for rounding
+DRAWS = 5  # of weights and samples; in few of them the two largest values of a pooling window are equal up to rounding
 
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize(("devices", "samples", "same"), [(3, 70, False), (2, 33, True), (1, 1, False)])
-def test_logits_and_slopes_are_as_exact_as_pytorchs(name, devices, samples, same):
-    """In the median of several draws: where rounding decides which of two numbers is the larger, slopes jump."""
+def test_logits_and_gradients_are_as_accurate_as_pytorchs(name, devices, samples, same):
+    """In the median of several draws: gradients are discontinuous where rounding decides a pooling window's maximum."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     errors = np.array([errors_of(name, devices, samples, same, seed) for seed in range(DRAWS)])
     ours, theirs = np.median(errors, axis=0).T
@@ -81,7 +81,7 @@ def test_logits_and_slopes_are_as_exact_as_pytorchs(name, devices, samples, same
 
 
 def errors_of(name, devices, samples, same, seed):
-    """Of logits and of every parameter's slopes `[number, (ours, PyTorch's)]`, against float64."""
+    """Errors of the logits and of every parameter's gradient, `[tensor, (ours, PyTorch's)]`, against float64."""
     torch.manual_seed(seed)
     model, shape = FORMS[name]
     form, count = form_of(model, shape), 1 if same else devices
@@ -90,7 +90,7 @@ def errors_of(name, devices, samples, same, seed):
     into = torch.randn(devices, samples, form.layers[-1].num_outputs, device=CUDA)
     fused = FusedLogits(form)
 
-    def plainly(parameters, dtype):
+    def by_torch(parameters, dtype):
         each = given.to(dtype).expand(devices, *given.shape[1:])
         return torch.stack(
             [logits_by_form(form, {n: p[d] for n, p in parameters.items()}, each[d]) for d in range(devices)]
@@ -101,10 +101,10 @@ def errors_of(name, devices, samples, same, seed):
         logits = logits_of(leaves)
         return [logits.detach(), *torch.autograd.grad((logits.tanh() * into).sum(), list(leaves.values()))]
 
-    found, again = (results(lambda leaves: fused(leaves, fused.laid_out(given)), torch.float32) for _ in range(2))
+    found, again = (results(lambda leaves: fused(leaves, fused.to_layout(given)), torch.float32) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
     exact, pytorchs = (
-        results(lambda leaves, d=dtype: plainly(leaves, d), dtype) for dtype in (torch.float64, torch.float32)
+        results(lambda leaves, d=dtype: by_torch(leaves, d), dtype) for dtype in (torch.float64, torch.float32)
     )
     return [
         (error(ours, expected), error(theirs, expected))
@@ -118,7 +118,7 @@ def fan_in(parameter):
 
 @pytest.mark.parametrize("weight", [0.7, None])
 @pytest.mark.parametrize(("devices", "samples", "classes"), [(3, 70, 4), (1, 1, 10), (2, 300, 40)])
-def test_losses_and_their_slopes(weight, devices, samples, classes):
+def test_losses_and_their_gradients(weight, devices, samples, classes):
     torch.manual_seed(0)
     logits = 5 * torch.randn(devices, samples, classes, dtype=torch.float64, device=CUDA)
     labels = torch.randint(classes, (devices, samples), device=CUDA)
@@ -128,8 +128,8 @@ def test_losses_and_their_slopes(weight, devices, samples, classes):
     leaf = logits.clone().requires_grad_()
     training, distillation = _losses(leaf, labels, None if weight is None else exactly)
     expected = torch.autograd.grad((training + (weight or 0.0) * distillation).sum(), leaf)[0]
-    slopes, means = loss_slopes(logits.float(), labels, None if weight is None else target, weight or 0.0)
-    assert error(slopes, expected) <= 1e-6
+    gradients, means = loss_gradients(logits.float(), labels, None if weight is None else target, weight or 0.0)
+    assert error(gradients, expected) <= 1e-6
     assert means[0].tolist() == pytest.approx(training.tolist(), rel=1e-5)
     assert means[1].tolist() == pytest.approx(distillation.tolist(), rel=1e-5)
 
@@ -143,8 +143,8 @@ def fleet(kernels="fused", kept_bytes=4 << 30, model="paper_cnn"):
     return made
 
 
-def played(made, rounds=3):
-    """Rounds of knowledge and full-batch steps; the last knowledge, losses and weights."""
+def train(made, rounds=3):
+    """Train for some rounds of full-batch steps; return the last class means, losses and weights."""
     for _ in range(rounds):
         known = made.knowledge(for_full_batch=True)
         losses = made.full_batch_step(Target.of(RECEIVED, torch.float32, CUDA), 0.3, 0.7)
@@ -154,38 +154,38 @@ def played(made, rounds=3):
 
 
 def test_full_batch_rounds():
-    plainly, kept, again, not_kept = (played(fleet(*how)) for how in (("torch",), ("fused",), ("fused",), ("fused", 0)))
-    for expected, found in zip(plainly, kept, strict=True):
+    by_torch, kept, again, not_kept = (train(fleet(*how)) for how in (("torch",), ("fused",), ("fused",), ("fused", 0)))
+    for expected, found in zip(by_torch, kept, strict=True):
         assert found == pytest.approx(expected, abs=1e-5, nan_ok=True)
     for others in (again, not_kept):
         assert all(np.array_equal(one, other, equal_nan=True) for one, other in zip(kept, others, strict=True))
 
 
-def test_a_chunk_at_a_time(monkeypatch):
-    expected = played(fleet())
+def test_training_in_chunks(monkeypatch):
+    expected = train(fleet())
     monkeypatch.setattr("airdistill.learning.stacked._FUSED_BYTES", 0)
     in_chunks = fleet()
     assert len(in_chunks.stacked._chunks) == 3
-    for found, whole in zip(played(in_chunks), expected, strict=True):
+    for found, whole in zip(train(in_chunks), expected, strict=True):
         assert found == pytest.approx(whole, abs=1e-5, nan_ok=True)
 
 
-def test_with_and_without_a_target_from_the_same_kept_pass():
-    fused, plainly = fleet(), fleet("torch")
+def test_steps_with_and_without_a_target_on_the_same_kept_pass():
+    fused, by_torch = fleet(), fleet("torch")
     for target in (None, Target.of(RECEIVED, torch.float32, CUDA), None):
-        for made in (fused, plainly):
+        for made in (fused, by_torch):
             made.knowledge(for_full_batch=True)
             made.full_batch_step(target, 0.3, 0.7)
-    assert fused.parameters() == pytest.approx(plainly.parameters(), abs=1e-5)
+    assert fused.parameters() == pytest.approx(by_torch.parameters(), abs=1e-5)
 
 
-def test_what_is_kept_is_forgotten_when_weights_change():
-    fused, plainly = fleet(), fleet("torch")
-    for made in (fused, plainly):
+def test_loading_weights_drops_a_kept_pass():
+    fused, by_torch = fleet(), fleet("torch")
+    for made in (fused, by_torch):
         made.knowledge(for_full_batch=True)
         made.load_state({name: 0.5 * tensor for name, tensor in made.state().items()})
         made.full_batch_step(None, 0.3, 0.0)
-    assert fused.parameters() == pytest.approx(plainly.parameters(), abs=1e-5)
+    assert fused.parameters() == pytest.approx(by_torch.parameters(), abs=1e-5)
     fused.full_batch_step(None, float("nan"), 0.0)
     assert fused.finite_weights() == [False] * DEVICES
 
@@ -227,8 +227,8 @@ class Sigmoid(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(16 * 14, 9), nn.Sigmoid(), nn.Linear(9, CLASSES))
 
 
-def test_other_models_take_pytorchs_kernels_or_are_refused():
-    assert isinstance(fleet("auto", model=f"{__name__}:Sigmoid").stacked._logits, AnyLogits)
+def test_other_models_use_pytorchs_kernels_or_are_rejected():
+    assert isinstance(fleet("auto", model=f"{__name__}:Sigmoid").stacked._logits, TorchLogits)
     with pytest.raises(InputError, match="not of the form"):
         fleet("fused", model=f"{__name__}:Sigmoid")
 
@@ -237,23 +237,23 @@ class StoppedError(Exception):
     pass
 
 
-def stop_in_the_middle(record, num_rounds):
+def stop_halfway(record, num_rounds):
     if record["round"] == num_rounds // 2:
         raise StoppedError
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
-def test_a_run_is_the_same_again_and_after_a_stop(tmp_path, epochs):
+def test_a_run_is_bit_identical_when_repeated_or_resumed(tmp_path, epochs):
     write_dataset(tmp_path / "images.npz", features=(16, 15))
     changes = [f"data.dataset={tmp_path / 'images.npz'}", "learning.model=paper_cnn", f"learning.local_epochs={epochs}"]
     scenario, options = small_scenario(tmp_path, *changes), RunOptions(device="cuda", checkpoint_every=2)
     one = ad.run(scenario, out=tmp_path / "one", options=options)
     ad.run(scenario, out=tmp_path / "other", options=options)
     with pytest.raises(StoppedError):
-        ad.run(scenario, out=tmp_path / "cut", options=options, on_round=stop_in_the_middle)
+        ad.run(scenario, out=tmp_path / "cut", options=options, on_round=stop_halfway)
     ad.resume(tmp_path / "cut")
     for name in ("other", "cut"):
         assert (tmp_path / name / "rounds.jsonl").read_bytes() == (tmp_path / "one" / "rounds.jsonl").read_bytes()
-    plainly = ad.run(scenario, out=tmp_path / "plainly", options=replace(options, kernels="torch"))
-    losses = [[each["training_loss"] for each in record.rounds] for record in (one, plainly)]
+    by_torch = ad.run(scenario, out=tmp_path / "by_torch", options=replace(options, kernels="torch"))
+    losses = [[each["training_loss"] for each in record.rounds] for record in (one, by_torch)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

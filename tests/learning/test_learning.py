@@ -50,7 +50,7 @@ def test_smaller_models(name, size):
     assert num_parameters(build_model(name, (1, 28, 28), 10, RNG, F32)) == size
 
 
-def test_initial_weights_come_from_the_stream_alone():
+def test_initial_weights_depend_only_on_the_stream():
     torch.manual_seed(5)
     first, again, other = (
         build_model("mlp", (4,), 3, np.random.default_rng(seed), F32).state_dict()["1.weight"] for seed in (1, 1, 2)
@@ -62,7 +62,7 @@ def test_initial_weights_come_from_the_stream_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_model_of_the_users_own(tmp_path, monkeypatch):
+def test_a_users_own_model(tmp_path, monkeypatch):
     (tmp_path / "my_models.py").write_text(
         "from torch import nn\n"
         "def wide(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))\n"
@@ -95,25 +95,25 @@ def test_a_model_of_the_users_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("shape", "rule"), [((4,), "needs images"), ((1, 10, 10), "14 × 14")])
-def test_the_cnn_refuses_what_it_cannot_take(shape, rule):
+def test_the_cnn_rejects_unsupported_shapes(shape, rule):
     with pytest.raises(InputError, match=rule):
         build_model("paper_cnn", shape, 10, RNG, F32)
 
 
-def test_samples_are_scaled_and_laid_out(mnist):
+def test_samples_are_scaled_and_in_channels_last_layout(mnist):
     tensor = to_tensor(mnist.x_train[:1000], F32, CPU)
     assert tensor.shape == (1000, 1, 28, 28)
     assert tensor.stride() == (784, 1, 28, 1)
     assert abs(float(tensor.mean())) < 0.05
     colour = RNG.integers(0, 256, (5, 8, 6, 3)).astype(np.uint8)
     assert input_shape(colour) == (3, 8, 6)
-    moved = to_tensor(colour, F64, CPU)
-    assert moved[2, 1, 4, 3] == pytest.approx((colour[2, 4, 3, 1] / 255 - 0.1307) / 0.3081)
+    converted = to_tensor(colour, F64, CPU)
+    assert converted[2, 1, 4, 3] == pytest.approx((colour[2, 4, 3, 1] / 255 - 0.1307) / 0.3081)
     plain = RNG.standard_normal((5, 7)).astype(np.float32)
     assert np.array_equal(to_tensor(plain, F64, CPU).numpy(), plain)
 
 
-def test_one_channel_images_really_get_the_fast_strides():
+def test_single_channel_images_get_channels_last_strides():
     images = torch.zeros(4, 1, 28, 28)
     assert channels_last(images).stride() == (784, 1, 28, 1)
     learner = Learner(build_model("paper_cnn", (1, 28, 28), 10, RNG, F32), images, np.zeros(4, np.int64), 10, 3)
@@ -134,7 +134,7 @@ def test_knowledge_is_the_mean_prediction_of_each_class(mnist):
     assert np.isnan(few[0] if 0 not in mnist.y_train[:3] else few[1]).all()
 
 
-def test_the_kept_forward_pass_gives_the_same_bits_as_a_second_one(mnist):
+def test_a_kept_forward_pass_gives_identical_weights(mnist):
     weights, passes = [], []
     for kept_bytes in (4 << 30, 0):
         fleet = fleet_of(mnist, Engine(kept_bytes=kept_bytes, chunk_samples=50, kernels="torch"))
@@ -146,22 +146,22 @@ def test_the_kept_forward_pass_gives_the_same_bits_as_a_second_one(mnist):
         weights.append(weights_of(fleet))
         passes.append(len(calls))
     assert torch.equal(*weights)
-    # Three chunks on three devices: once, and one more chunk that measured the memory; or twice.
+    # Three chunks on three devices, once or twice, and one more chunk to measure the memory.
     assert passes == [9 + 1, 18 + 1]
 
 
-def test_some_devices_keep_their_pass_when_not_all_fit(mnist):
+def test_as_many_devices_keep_their_pass_as_fit_into_memory(mnist):
     fleet = fleet_of(mnist, TORCH)
-    need = fleet.learners[0].bytes_kept_for_a_sample() * 130
-    assert need > 130 * 10 * 26 * 26 * 4  # at least what the first convolution puts out
+    need = fleet.learners[0].kept_bytes_per_sample() * 130
+    assert need > 130 * 10 * 26 * 26 * 4  # at least the output of the first convolution
     mixed = LearningFleet.of(mnist, [np.arange(130)] * 3, ["softmax_regression", "paper_cnn", "paper_cnn"], 0, TORCH)
-    assert mixed._bytes_kept_for_a_sample(mixed.learners[1]) > 10 * mixed._bytes_kept_for_a_sample(mixed.learners[0])
+    assert mixed._kept_bytes_per_sample(mixed.learners[1]) > 10 * mixed._kept_bytes_per_sample(mixed.learners[0])
     tight = fleet_of(mnist, Engine(kept_bytes=int(2.5 * need), kernels="torch"))
     tight.knowledge(for_full_batch=True)
     assert [learner._kept is not None for learner in tight.learners] == [True, True, False]
 
 
-def test_the_number_of_workers_does_not_change_a_bit(mnist):
+def test_the_number_of_workers_does_not_change_the_result(mnist):
     results = []
     for workers in (1, 2, 3):
         fleet = fleet_of(mnist, Engine(workers=workers))
@@ -173,7 +173,7 @@ def test_the_number_of_workers_does_not_change_a_bit(mnist):
     assert torch.equal(results[0], results[2])
 
 
-def test_the_chunk_size_changes_last_bits_only(mnist):
+def test_the_chunk_size_changes_only_rounding(mnist):
     results = []
     for chunk in (130, 50, 7):
         fleet = fleet_of(mnist, Engine(chunk_samples=chunk, dtype=F64))
@@ -184,18 +184,18 @@ def test_the_chunk_size_changes_last_bits_only(mnist):
 
 
 def plain_gradient(model, images, labels, dtype):
-    """The loss of eq. (1) as anybody would write it, in the ordinary layout."""
-    twin = build_model("paper_cnn", (1, 28, 28), 10, np.random.default_rng(0), dtype)
-    twin.load_state_dict(model.state_dict())
-    predictions = torch.softmax(twin(images.to(dtype).contiguous()), dim=1)
+    """The gradient of eq. (1), written directly and in PyTorch's default layout."""
+    reference = build_model("paper_cnn", (1, 28, 28), 10, np.random.default_rng(0), dtype)
+    reference.load_state_dict(model.state_dict())
+    predictions = torch.softmax(reference(images.to(dtype).contiguous()), dim=1)
     rows = torch.from_numpy(TARGET).to(dtype)[labels]
     loss = nn.functional.nll_loss(torch.log(predictions), labels) + 0.5 * ((predictions - rows) ** 2).sum(1).mean()
     loss.backward()
-    return torch.cat([parameter.grad.flatten() for parameter in twin.parameters()]).to(F64)
+    return torch.cat([parameter.grad.flatten() for parameter in reference.parameters()]).to(F64)
 
 
-def test_gradients_are_as_near_to_float64_as_a_plain_loops(mnist):
-    """A pooling's winner can change with the last bit, so that single entries may differ; the whole must not."""
+def test_gradients_are_as_accurate_as_those_of_direct_code(mnist):
+    """Rounding can change the maximum of a pooling window, and so single entries may differ, but not the whole."""
     ours, plain = [], []
     for device, learner in enumerate(fleet_of(mnist, devices=4, samples=200).learners):
         held = slice(device * 200, (device + 1) * 200)
@@ -208,7 +208,7 @@ def test_gradients_are_as_near_to_float64_as_a_plain_loops(mnist):
     assert np.median(ours) < 5 * np.median(plain) + 1e-7
 
 
-def test_a_class_without_knowledge_has_no_distillation_term(mnist):
+def test_a_class_that_was_not_received_has_no_distillation_term(mnist):
     received = TARGET.copy()
     received[3] = np.nan
     learner = fleet_of(mnist, Engine(dtype=F64), devices=1).learners[0]
@@ -224,7 +224,7 @@ def test_a_class_without_knowledge_has_no_distillation_term(mnist):
     assert losses.training + 0.5 * losses.distillation == pytest.approx(float(loss.detach()))
 
 
-def test_evaluation_counts_what_is_right():
+def test_accuracy_over_devices():
     class Always(nn.Module):
         def __init__(self, klass):
             super().__init__()
@@ -243,7 +243,7 @@ def test_evaluation_counts_what_is_right():
     assert accuracy.own_classes == pytest.approx((3 / 4 + 1) / 2)
 
 
-def test_a_loss_that_is_no_number_names_round_and_device():
+def test_a_loss_that_is_not_finite_names_round_and_device():
     check_finite([Losses(1.0, 2.0)], [True], 3)
     for losses, finite_weights in [
         ([Losses(1.0, 2.0), Losses(float("nan"), 0.0)], [True, True]),
@@ -254,7 +254,7 @@ def test_a_loss_that_is_no_number_names_round_and_device():
             check_finite(losses, finite_weights, 7)
 
 
-def test_a_weight_that_is_no_number_is_found(mnist):
+def test_a_weight_that_is_not_finite_is_found(mnist):
     fleet = fleet_of(mnist, samples=5)
     with torch.no_grad():
         fleet.models()[1].out.bias[0] = float("inf")

@@ -1,4 +1,4 @@
-"""Steps on own and public samples: against PyTorch's own optimiser, and one by one against all at once."""
+"""Steps on own and public samples: against PyTorch's optimiser, and stacked against single devices."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner
 from airdistill.learning.mixed import MixedSteps, passes_in_batches
 from airdistill.learning.models import build_model
-from airdistill.learning.samples import bent, moved
+from airdistill.learning.samples import random_affine, shifted
 
 CLASSES, PUBLIC = 4, 30
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def public_samples(dtype=torch.float64):
 
 def target(dtype=torch.float64):
     rows = np.random.default_rng(2).dirichlet(np.ones(CLASSES), PUBLIC)
-    rows[::7] = np.nan  # nothing was received of these
+    rows[::7] = np.nan  # these rows were not received
     return Target.of(rows, dtype, CPU)
 
 
@@ -49,44 +49,46 @@ def steps_of(seed, num_steps=5, size=24, own=8, public=6, momentum=0.9):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_steps_are_those_of_stochastic_gradient_descent(momentum):
-    """Against torch.optim.SGD and PyTorch's own cross-entropy with soft targets."""
-    (learner,), (twin,), public = learners_of(1), learners_of(1), public_samples()
+def test_the_steps_equal_those_of_pytorchs_sgd(momentum):
+    """Against torch.optim.SGD and PyTorch's cross-entropy with soft targets."""
+    (learner,), (reference,), public = learners_of(1), learners_of(1), public_samples()
     steps, goal = steps_of(3, momentum=momentum), target()
     learner.mixed_steps(steps, public, goal)
-    optimiser = torch.optim.SGD(twin.model.parameters(), lr=1.0, momentum=momentum)
-    samples, labels = twin.samples_and_labels()
+    optimiser = torch.optim.SGD(reference.model.parameters(), lr=1.0, momentum=momentum)
+    samples, labels = reference.samples_and_labels()
     for own, shared, lr in zip(steps.own, steps.public, steps.lr, strict=True):
         optimiser.param_groups[0]["lr"] = lr
         known = goal.known[shared] > 0
-        soft = cross_entropy(twin.model(public[shared][known]), goal.rows[shared][known], reduction="sum") / len(shared)
-        loss = 0.7 * cross_entropy(twin.model(samples[own]), labels[own]) + 1.3 * soft
+        soft = cross_entropy(reference.model(public[shared][known]), goal.rows[shared][known], reduction="sum") / len(
+            shared
+        )
+        loss = 0.7 * cross_entropy(reference.model(samples[own]), labels[own]) + 1.3 * soft
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    for mine, theirs in zip(learner.model.parameters(), twin.model.parameters(), strict=True):
+    for mine, theirs in zip(learner.model.parameters(), reference.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_devices_at_once_do_as_one_by_one():
+def test_stacked_devices_learn_the_same_as_single_ones():
     engine = Engine(dtype=torch.float64)
-    apart = LearningFleet(learners_of(3), engine, public=public_samples())
+    one_by_one = LearningFleet(learners_of(3), engine, public=public_samples())
     stacked = LearningFleet(learners_of(3), Engine(dtype=torch.float64, stacked=True), public=public_samples())
     steps = [steps_of(seed) for seed in range(3)]
     assert stacked.stacked is not None
-    found = [fleet.mixed_steps(steps, target(), "steps") for fleet in (apart, stacked)]
+    found = [fleet.mixed_steps(steps, target(), "steps") for fleet in (one_by_one, stacked)]
     for one, other in zip(*found, strict=True):
         assert one.training == pytest.approx(other.training)
         assert one.distillation == pytest.approx(other.distillation)
     rows = np.arange(3, 20)
-    one, other = (fleet.public_predictions(rows) for fleet in (apart, stacked))
+    one, other = (fleet.public_predictions(rows) for fleet in (one_by_one, stacked))
     np.testing.assert_allclose(one, other, rtol=1e-9)
     assert one.shape == (3, 17, CLASSES)
     np.testing.assert_allclose(one.sum(axis=2), 1)
 
 
-def test_a_gradient_is_no_longer_than_it_may_be():
-    """One step without momentum moves the weights by η·min(‖g‖, C); for all at once, each device by its own."""
+def test_gradients_are_clipped():
+    """One step without momentum changes the weights by η·min(‖g‖, C); stacked devices are clipped separately."""
     plain, clipped = (learners_of(2) for _ in range(2))
     together = LearningFleet(learners_of(2), Engine(dtype=torch.float64, stacked=True), public=public_samples())
     before = [torch.cat([p.detach().flatten() for p in learner.model.parameters()]) for learner in plain]
@@ -96,10 +98,10 @@ def test_a_gradient_is_no_longer_than_it_may_be():
         for learner, each in zip(learners, made, strict=True):
             learner.mixed_steps(each, public_samples(), target())
     together.mixed_steps(short, target(), "steps")
-    for place, start in enumerate(before):
+    for device, start in enumerate(before):
         full, shortened, stacked = (
             torch.cat([p.detach().flatten() for p in learner.model.parameters()]) - start
-            for learner in (plain[place], clipped[place], together.learners[place])
+            for learner in (plain[device], clipped[device], together.learners[device])
         )
         norm = float(full.norm()) / 0.2
         assert norm > 0.5
@@ -112,25 +114,25 @@ def test_unequal_devices_are_trained_one_by_one():
         learners_of(2, sizes=[5, 24]), Engine(dtype=torch.float64, stacked=True), public=public_samples()
     )
     steps = [steps_of(0, num_steps=2, size=5), steps_of(1, num_steps=4)]
-    assert steps[0].own.shape == (2, 5)  # a batch is no larger than all that there is
+    assert steps[0].own.shape == (2, 5)  # a batch is at most as large as the device's data
     losses = fleet.mixed_steps(steps, target(), "steps")
     assert all(loss.training > 0 and loss.distillation > 0 for loss in losses)
 
 
-def test_without_public_samples_it_is_ordinary_training():
-    (learner,), (twin,) = learners_of(1), learners_of(1)
+def test_without_public_samples_the_steps_are_ordinary_training():
+    (learner,), (reference,) = learners_of(1), learners_of(1)
     order = np.random.default_rng(5).permutation(24)
-    nothing = np.zeros((3, 0), dtype=np.int64)
+    empty = np.zeros((3, 0), dtype=np.int64)
     mixed = learner.mixed_steps(
-        MixedSteps(order.reshape(3, 8), nothing, 1.0, 0.0, np.full(3, 0.1)), public_samples(), target()
+        MixedSteps(order.reshape(3, 8), empty, 1.0, 0.0, np.full(3, 0.1)), public_samples(), target()
     )
-    plain = twin.local_epochs(None, 0.1, 0.0, [order], 8)
+    plain = reference.local_epochs(None, 0.1, 0.0, [order], 8)
     assert mixed.training == pytest.approx(plain.training)
-    for mine, theirs in zip(learner.model.parameters(), twin.model.parameters(), strict=True):
+    for mine, theirs in zip(learner.model.parameters(), reference.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
-def test_passes_cover_all_samples_before_any_comes_again():
+def test_an_epoch_contains_every_sample_once():
     batches = passes_in_batches(7, 5, 3, np.random.default_rng(0))
     assert batches.shape == (5, 3)
     in_order = batches.ravel()
@@ -139,7 +141,7 @@ def test_passes_cover_all_samples_before_any_comes_again():
     assert passes_in_batches(7, 0, 3, np.random.default_rng(0)).shape == (0, 3)
 
 
-def test_moved_images_are_the_same_for_all_at_once():
+def test_stacked_devices_learn_the_same_from_shifted_images():
     rng, dtype = np.random.default_rng(4), torch.float64
     fleets = []
     for stacked in (False, True):
@@ -158,16 +160,16 @@ def test_moved_images_are_the_same_for_all_at_once():
         replace(steps_of(device, 3, 12, 4, 5), offsets=rng.integers(0, 5, (3, 9, 2)), most_moved=2)
         for device in range(2)
     ]
-    apart, together = (fleet.mixed_steps(steps, target(), "steps") for fleet in fleets)
-    assert [loss.training for loss in apart] == pytest.approx([loss.training for loss in together])
+    one_by_one, together = (fleet.mixed_steps(steps, target(), "steps") for fleet in fleets)
+    assert [loss.training for loss in one_by_one] == pytest.approx([loss.training for loss in together])
     rows = np.arange(PUBLIC)
     np.testing.assert_allclose(*(fleet.public_predictions(rows) for fleet in fleets), rtol=1e-8)
 
 
-def test_an_image_is_moved_by_its_offset_and_filled_from_its_edge():
+def test_an_image_is_shifted_by_its_offset_with_replicated_edges():
     image = torch.arange(20.0).reshape(1, 1, 4, 5)
     offsets = torch.tensor([[2, 2], [0, 2], [2, 3]])
-    same, down, left = moved(image.expand(3, 1, 4, 5), offsets, 2)
+    same, down, left = shifted(image.expand(3, 1, 4, 5), offsets, 2)
     assert torch.equal(same, image[0])
     assert torch.equal(down[0, 2:], image[0, 0, :2])
     assert torch.equal(down[0, 0], image[0, 0, 0])
@@ -175,11 +177,11 @@ def test_an_image_is_moved_by_its_offset_and_filled_from_its_edge():
     assert torch.equal(left[0, :, 4], image[0, 0, :, 4])
 
 
-def test_bending_is_the_generators_and_leaves_other_samples():
+def test_random_affine_is_reproducible_and_leaves_other_samples_unchanged():
     images = torch.rand(6, 1, 20, 20)
-    one, other = (bent(images, torch.Generator().manual_seed(3)) for _ in range(2))
+    one, other = (random_affine(images, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(one, other)
     assert not torch.equal(one, images)
     assert abs(float(one.mean() / images.mean()) - 1) < 0.1
     flat = torch.rand(6, 9)
-    assert bent(flat, torch.Generator()) is flat
+    assert random_affine(flat, torch.Generator()) is flat

@@ -10,7 +10,7 @@ from airdistill.errors import AirDistillError
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner
-from airdistill.learning.pilot import Largest, Watch, output_slopes, watched_round
+from airdistill.learning.pilot import ConstantEstimator, MeasuredConstants, jacobian_norms, measured_round
 
 DOUBLE = torch.float64
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ class Regression:
         self.x = rng.standard_normal((num_samples, num_features)) * [3.0, 1.0, 0.3]
         self.y = rng.integers(num_classes, size=num_samples)
         self.rows = rng.dirichlet(np.ones(num_classes), num_classes)
-        self.known = np.arange(num_classes) != 1  # of one class nothing was received
+        self.known = np.arange(num_classes) != 1  # the row of one class was not received
         self.gamma, self.num_classes = gamma, num_classes
         self.weights = rng.standard_normal(num_classes * (num_features + 1))
 
@@ -43,11 +43,11 @@ class Regression:
         return training + self.gamma * self.known[self.y] * ((p - self.rows[self.y]) ** 2).sum(axis=1)
 
     def gradients(self, weights):
-        """Of every sample, `[sample, parameter]`: through the derivative diag(p) − ppᵀ of the softmax."""
+        """Per-sample gradients `[sample, parameter]`, by the Jacobian diag(p) − ppᵀ of the softmax."""
         p = self.predictions(weights)
         outer = (self.gamma * self.known[self.y])[:, None] * 2 * (p - self.rows[self.y])
-        slope = p - np.eye(self.num_classes)[self.y] + p * (outer - (p * outer).sum(axis=1, keepdims=True))
-        return np.concatenate([(slope[:, :, None] * self.x[:, None]).reshape(len(self.y), -1), slope], axis=1)
+        of_logits = p - np.eye(self.num_classes)[self.y] + p * (outer - (p * outer).sum(axis=1, keepdims=True))
+        return np.concatenate([(of_logits[:, :, None] * self.x[:, None]).reshape(len(self.y), -1), of_logits], axis=1)
 
     def hessian(self, weights, step=1e-5):
         """Central differences of the mean gradient, `[parameter, parameter]`."""
@@ -66,12 +66,14 @@ class Regression:
     def target(self):
         return Target.of(np.where(self.known[:, None], self.rows, np.nan), DOUBLE, CPU)
 
-    def watch(self, learner=None, gamma=None):
-        return Watch(learner or self.learner(), self.gamma if gamma is None else gamma, np.random.default_rng(0))
+    def estimator(self, learner=None, gamma=None):
+        return ConstantEstimator(
+            learner or self.learner(), self.gamma if gamma is None else gamma, np.random.default_rng(0)
+        )
 
 
 class Scaled(nn.Module):
-    """The same regression by a layer that no rule of per-sample gradients covers."""
+    """The same regression by a layer without a rule for per-sample gradients."""
 
     def __init__(self, weights, num_classes, num_features):
         super().__init__()
@@ -86,116 +88,117 @@ def vector(model):
     return nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
 
 
-def learn(learner, target, gamma, lr, watch=None, rounds=1):
-    """Full-batch steps; the weights before each, and after the last."""
+def learn(learner, target, gamma, lr, estimator=None, rounds=1):
+    """Make full-batch steps; return the weights before each and after the last."""
     visited = [vector(learner.model)]
     for _ in range(rounds):
-        if watch is not None:
-            watch.before_update(target)
+        if estimator is not None:
+            estimator.before_update(target)
         learner.full_batch_step(target, lr, gamma)
-        if watch is not None:
-            watch.after_update()
+        if estimator is not None:
+            estimator.after_update()
         visited.append(vector(learner.model))
     return visited
 
 
-def test_the_numpy_gradient_is_that_of_the_numpy_loss():
-    """The referee itself is checked, by differences of its loss."""
-    world = Regression()
-    shifts = 1e-6 * np.eye(len(world.weights))
-    slopes = [(world.losses(world.weights + s) - world.losses(world.weights - s)) / 2e-6 for s in shifts]
-    np.testing.assert_allclose(np.array(slopes).T, world.gradients(world.weights), atol=1e-7)
+def test_the_reference_gradient_equals_differences_of_the_reference_loss():
+    regression = Regression()
+    shifts = 1e-6 * np.eye(len(regression.weights))
+    differences = [
+        (regression.losses(regression.weights + s) - regression.losses(regression.weights - s)) / 2e-6 for s in shifts
+    ]
+    np.testing.assert_allclose(np.array(differences).T, regression.gradients(regression.weights), atol=1e-7)
 
 
 @pytest.mark.parametrize("own_layer", [False, True])
 @pytest.mark.parametrize("gamma", [0.0, 2.0])
 def test_s_is_the_largest_gradient_of_a_single_sample(gamma, own_layer):
-    world = Regression(gamma=gamma)
-    model = Scaled(world.weights, 4, 3) if own_layer else None
-    watch = world.watch(world.learner(model))
-    watch.before_update(world.target())
-    expected = np.linalg.norm(world.gradients(world.weights), axis=1).max()
-    assert watch.largest.grad_norm_bound == pytest.approx(expected, rel=1e-9)
-    # The mean gradient is shorter: S bounds every sample's own.
-    assert expected > 1.2 * np.linalg.norm(world.gradients(world.weights).mean(axis=0))
+    regression = Regression(gamma=gamma)
+    model = Scaled(regression.weights, 4, 3) if own_layer else None
+    estimator = regression.estimator(regression.learner(model))
+    estimator.before_update(regression.target())
+    expected = np.linalg.norm(regression.gradients(regression.weights), axis=1).max()
+    assert estimator.largest.grad_norm_bound == pytest.approx(expected, rel=1e-9)
+    # The mean gradient has a smaller norm: S bounds the gradient of every sample.
+    assert expected > 1.2 * np.linalg.norm(regression.gradients(regression.weights).mean(axis=0))
 
 
-def test_the_distillation_term_counts_in_all_but_l2():
-    """Where γ is forgotten, these would be equal."""
-    world = Regression(gamma=2.0)
+def test_the_distillation_term_contributes_to_all_constants_but_l2():
+    """Without γ these would be equal."""
+    regression = Regression(gamma=2.0)
     seen = {}
     for gamma in (0.0, 2.0):
-        learner = world.learner()
-        watch = world.watch(learner, gamma)
-        learn(learner, world.target(), gamma, 1e-3, watch, rounds=2)
-        seen[gamma] = watch.largest
+        learner = regression.learner()
+        estimator = regression.estimator(learner, gamma)
+        learn(learner, regression.target(), gamma, 1e-3, estimator, rounds=2)
+        seen[gamma] = estimator.largest
     for name in ("grad_lipschitz", "grad_norm_bound", "loss_bound"):
         assert getattr(seen[2.0], name) > 1.05 * getattr(seen[0.0], name), name
 
 
 def test_f_max_is_the_largest_local_loss_along_the_run():
-    world = Regression()
-    for lr in (0.05, 2.0):  # with the second the loss rises above where it began
-        learner = world.learner()
-        watch = world.watch(learner)
-        visited = learn(learner, world.target(), world.gamma, lr, watch, rounds=4)
-        expected = [world.losses(weights).mean() for weights in visited]
-        assert watch.largest.loss_bound == pytest.approx(max(expected), rel=1e-9)
+    regression = Regression()
+    for lr in (0.05, 2.0):  # the second one increases the loss
+        learner = regression.learner()
+        estimator = regression.estimator(learner)
+        visited = learn(learner, regression.target(), regression.gamma, lr, estimator, rounds=4)
+        expected = [regression.losses(weights).mean() for weights in visited]
+        assert estimator.largest.loss_bound == pytest.approx(max(expected), rel=1e-9)
 
 
 def test_l1_reaches_the_largest_curvature_and_never_exceeds_it():
-    world = Regression()
-    learner = world.learner()
-    watch = world.watch(learner)
-    visited = learn(learner, world.target(), world.gamma, 2e-3, watch, rounds=8)
-    curvatures = [np.abs(np.linalg.eigvalsh(world.hessian(weights))).max() for weights in visited]
-    assert 0.99 * min(curvatures) <= watch.largest.grad_lipschitz <= 1.01 * max(curvatures)
+    regression = Regression()
+    learner = regression.learner()
+    estimator = regression.estimator(learner)
+    visited = learn(learner, regression.target(), regression.gamma, 2e-3, estimator, rounds=8)
+    curvatures = [np.abs(np.linalg.eigvalsh(regression.hessian(weights))).max() for weights in visited]
+    assert 0.99 * min(curvatures) <= estimator.largest.grad_lipschitz <= 1.01 * max(curvatures)
     steps = list(itertools.pairwise(visited))
-    gradients = [[world.gradients(weights).mean(axis=0) for weights in step] for step in steps]
+    gradients = [[regression.gradients(weights).mean(axis=0) for weights in step] for step in steps]
     secants = [
         np.linalg.norm(there - here) / np.linalg.norm(end - start)
         for (here, there), (start, end) in zip(gradients, steps, strict=True)
     ]
-    assert watch.largest.path_lipschitz == pytest.approx(max(secants), rel=1e-6)
-    assert watch.largest.path_lipschitz <= watch.largest.grad_lipschitz
+    assert estimator.largest.path_lipschitz == pytest.approx(max(secants), rel=1e-6)
+    assert estimator.largest.path_lipschitz <= estimator.largest.grad_lipschitz
 
 
 @pytest.mark.parametrize("lr", [0.1, 3.0])
-def test_l1_stays_below_the_known_bound_of_softmax_regression(lr):
-    """Of cross-entropy alone: ‖∇²F‖ ≤ ½ λ_max(XᵀX/B), with a column of ones for the bias, at any weights."""
-    world = Regression(gamma=0.0)
-    learner = world.learner()
-    watch = world.watch(learner)
-    learn(learner, None, 0.0, lr, watch, rounds=5)
-    design = np.concatenate([world.x, np.ones((len(world.x), 1))], axis=1)
+def test_l1_is_below_the_analytic_bound_of_softmax_regression(lr):
+    """For the cross-entropy: ‖∇²F‖ ≤ ½ λ_max(XᵀX/B), with a column of ones for the bias, at any weights."""
+    regression = Regression(gamma=0.0)
+    learner = regression.learner()
+    estimator = regression.estimator(learner)
+    learn(learner, None, 0.0, lr, estimator, rounds=5)
+    design = np.concatenate([regression.x, np.ones((len(regression.x), 1))], axis=1)
     bound = 0.5 * np.linalg.eigvalsh(design.T @ design / len(design)).max()
-    assert 0.02 * bound < watch.largest.grad_lipschitz <= bound
+    assert 0.02 * bound < estimator.largest.grad_lipschitz <= bound
 
 
-def test_a_step_too_short_for_its_arithmetic_is_no_secant_of_its_own():
-    world = Regression()
-    learner = world.learner()
-    watch = world.watch(learner)
-    learn(learner, world.target(), world.gamma, 1e-12, watch, rounds=8)
-    assert watch.largest.path_lipschitz == 0
-    curvature = np.abs(np.linalg.eigvalsh(world.hessian(world.weights))).max()
-    assert watch.largest.grad_lipschitz == pytest.approx(curvature, rel=0.01)
+def test_a_step_dominated_by_rounding_is_not_used_as_a_secant():
+    regression = Regression()
+    learner = regression.learner()
+    estimator = regression.estimator(learner)
+    learn(learner, regression.target(), regression.gamma, 1e-12, estimator, rounds=8)
+    assert estimator.largest.path_lipschitz == 0
+    curvature = np.abs(np.linalg.eigvalsh(regression.hessian(regression.weights))).max()
+    assert estimator.largest.grad_lipschitz == pytest.approx(curvature, rel=0.01)
 
 
-def test_l2_is_the_spectral_norm_of_a_regressions_derivative():
-    """J = (diag(p) − ppᵀ) ⊗ (x, 1), so that its norm is a product of two."""
-    world = Regression()
-    start = torch.from_numpy(np.random.default_rng(1).standard_normal((len(world.x), 4)))
-    found = output_slopes(world.model(), torch.from_numpy(world.x), start).numpy()
-    p = world.predictions(world.weights)
+def test_l2_is_the_spectral_norm_of_a_regressions_jacobian():
+    """J = (diag(p) − ppᵀ) ⊗ (x, 1), and so its norm is the product of two norms."""
+    regression = Regression()
+    start = torch.from_numpy(np.random.default_rng(1).standard_normal((len(regression.x), 4)))
+    found = jacobian_norms(regression.model(), torch.from_numpy(regression.x), start).numpy()
+    p = regression.predictions(regression.weights)
     norms = [np.linalg.norm(np.diag(each) - np.outer(each, each), 2) for each in p]
-    expected = np.array(norms) * np.sqrt((world.x**2).sum(axis=1) + 1)
+    expected = np.array(norms) * np.sqrt((regression.x**2).sum(axis=1) + 1)
     assert (found <= expected * (1 + 1e-9)).all()
     np.testing.assert_allclose(found, expected, rtol=1e-2)
     assert found.max() == pytest.approx(expected.max(), rel=1e-4)
 
 
-def test_l2_is_that_of_a_dense_jacobian_of_differences():
+def test_l2_equals_the_norm_of_a_jacobian_by_finite_differences():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).to(DOUBLE)
     samples = 2 * torch.randn(5, 1, 4, 4, dtype=DOUBLE)
@@ -211,40 +214,43 @@ def test_l2_is_that_of_a_dense_jacobian_of_differences():
     nn.utils.vector_to_parameters(torch.from_numpy(weights), model.parameters())
     jacobians = np.stack(columns, axis=2)  # [sample, class, parameter]
     expected = [np.linalg.svd(jacobian, compute_uv=False)[0] for jacobian in jacobians]
-    found = output_slopes(model, samples, torch.randn(5, 3, dtype=DOUBLE)).numpy()
+    found = jacobian_norms(model, samples, torch.randn(5, 3, dtype=DOUBLE)).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-2)
 
 
-def test_measuring_changes_nothing():
-    world = Regression()
-    watched, alone = world.learner(), world.learner()
-    watch = world.watch(watched)
-    ways = [
-        learn(learner, world.target(), world.gamma, 0.1, w, rounds=3)
-        for learner, w in [(watched, watch), (alone, None)]
+def test_measuring_does_not_change_training():
+    regression = Regression()
+    measured, alone = regression.learner(), regression.learner()
+    estimator = regression.estimator(measured)
+    paths = [
+        learn(learner, regression.target(), regression.gamma, 0.1, e, rounds=3)
+        for learner, e in [(measured, estimator), (alone, None)]
     ]
-    np.testing.assert_array_equal(ways[0], ways[1])
-    assert watched.model.training
+    np.testing.assert_array_equal(paths[0], paths[1])
+    assert measured.model.training
 
 
-def test_random_layers_are_measured_without_their_draws():
-    """Two gradients with other draws would differ between any two points, and a secant over no distance be huge."""
-    world = Regression()
-    model = nn.Sequential(world.model(), nn.Dropout(0.9))
-    learner = world.learner(model)
-    watch = world.watch(learner)
-    learn(learner, world.target(), world.gamma, 1e-3, watch, rounds=2)
-    assert watch.largest.grad_lipschitz <= 1.5 * np.abs(np.linalg.eigvalsh(world.hessian(world.weights))).max()
+def test_random_layers_are_measured_in_evaluation_mode():
+    """With dropout, gradients would differ even at equal weights, and short secants would be huge."""
+    regression = Regression()
+    model = nn.Sequential(regression.model(), nn.Dropout(0.9))
+    learner = regression.learner(model)
+    estimator = regression.estimator(learner)
+    learn(learner, regression.target(), regression.gamma, 1e-3, estimator, rounds=2)
+    assert (
+        estimator.largest.grad_lipschitz
+        <= 1.5 * np.abs(np.linalg.eigvalsh(regression.hessian(regression.weights))).max()
+    )
 
 
-def test_batch_normalisation_has_no_gradient_of_a_single_sample():
-    world = Regression()
+def test_batch_normalisation_is_rejected():
+    regression = Regression()
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)).to(DOUBLE)
     with pytest.raises(AirDistillError, match="batch normalisation"):
-        world.watch(world.learner(model))
+        regression.estimator(regression.learner(model))
 
 
-def test_a_round_of_a_fleet_is_measured_the_same_with_any_number_of_workers():
+def test_measurements_do_not_depend_on_the_number_of_workers():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((60, 5)).astype(np.float32), np.arange(60) % 3
     seen = []
@@ -252,11 +258,15 @@ def test_a_round_of_a_fleet_is_measured_the_same_with_any_number_of_workers():
         engine = Engine(workers=workers)
         indices = np.split(np.arange(60), 3)
         fleet = LearningFleet.of(Dataset("", x, y, x, y), indices, ["mlp"] * 3, 1, engine)
-        watches = [Watch(one, 1.0, np.random.default_rng(device)) for device, one in enumerate(fleet.learners)]
+        estimators = [
+            ConstantEstimator(one, 1.0, np.random.default_rng(device)) for device, one in enumerate(fleet.learners)
+        ]
         target = Target.of(np.eye(3), engine.dtype, CPU)
-        watched_round(
-            fleet, watches, target, lambda fleet=fleet, target=target: fleet.full_batch_step(target, 0.1, 1.0)
+        measured_round(
+            fleet, estimators, target, lambda fleet=fleet, target=target: fleet.full_batch_step(target, 0.1, 1.0)
         )
-        seen.append(Largest.of(watch.largest for watch in watches))
-        assert seen[-1] == Largest(*(max(v) for v in zip(*(vars(w.largest).values() for w in watches), strict=True)))
+        seen.append(MeasuredConstants.of(estimator.largest for estimator in estimators))
+        assert seen[-1] == MeasuredConstants(
+            *(max(v) for v in zip(*(vars(e.largest).values() for e in estimators), strict=True))
+        )
     assert seen[0] == seen[1]

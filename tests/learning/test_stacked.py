@@ -14,7 +14,7 @@ from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner
 from airdistill.learning.samples import to_tensor
-from airdistill.learning.stacking import can_stack, stackable
+from airdistill.learning.stacking import can_stack, can_stack_orders
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import load_scheme
@@ -38,7 +38,7 @@ TARGETS = pytest.mark.parametrize(
 
 
 def fleets(model="paper_cnn", chunk_samples=10):
-    """The same fleet one by one and stacked."""
+    """The same fleet, trained one device at a time and stacked."""
     indices = [np.arange(device * SAMPLES, (device + 1) * SAMPLES) for device in range(DEVICES)]
     one_by_one, stacked = (
         LearningFleet.of(
@@ -60,9 +60,9 @@ def assert_same(one_by_one, stacked, losses, stacked_losses):
         assert stacked_weights[name].numpy() == pytest.approx(weights[name].numpy(), abs=1e-10)
 
 
-def some_orders(passes=2):
+def some_orders(epochs=2):
     return [
-        [np.random.default_rng([device, epoch]).permutation(SAMPLES) for epoch in range(passes)]
+        [np.random.default_rng([device, epoch]).permutation(SAMPLES) for epoch in range(epochs)]
         for device in range(DEVICES)
     ]
 
@@ -95,7 +95,7 @@ def test_local_epochs_with_a_smaller_last_batch(model, target, distill_weight):
 
 
 class Operations(TorchDispatchMode):
-    """Notes the name of every operation."""
+    """Records the name of every operation."""
 
     def __init__(self):
         super().__init__()
@@ -106,39 +106,39 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_minibatch_steps_neither_wait_for_the_gpu_nor_grow_with_the_fleet():
+def test_minibatch_steps_do_not_synchronise_and_their_number_is_independent_of_the_fleet():
     counts = []
     for devices in (2, DEVICES):
         stacked = LearningFleet(fleets()[1].learners[:devices], Engine(dtype=F64, stacked=True))
         with Operations() as operations:
             stacked.local_epochs(Target.of(RECEIVED, F64, CPU), 0.1, 0.7, some_orders()[:devices], 5)
         assert "convolution_backward" in operations.names
-        # What hands a number to Python, or whose size is a number, must first wait for all that was asked before.
+        # These operations return a number to Python, or have a data-dependent shape, and so wait for the GPU.
         assert not {"_local_scalar_dense", "nonzero", "item", "equal"} & set(operations.names)
         counts.append(len(operations.names))
     assert counts[0] == counts[1]
 
 
-def test_orders_of_unequal_lengths_go_one_by_one():
+def test_devices_with_orders_of_unequal_length_are_trained_one_by_one():
     one_by_one, stacked = fleets("mlp")
     orders = some_orders(1)
     uneven = [orders[0], [], [orders[2][0][:7]]]
-    assert not stackable(uneven)
-    assert not stackable([[], [], []])
+    assert not can_stack_orders(uneven)
+    assert not can_stack_orders([[], [], []])
     losses = [fleet.local_epochs(None, 0.1, 0.0, uneven, 5) for fleet in (one_by_one, stacked)]
     assert_same(one_by_one, stacked, *losses)
-    # What one device learned alone is in the stack.
+    # Updates of single devices are visible in the stack.
     losses = [fleet.local_epochs(None, 0.1, 0.0, orders, 5) for fleet in (one_by_one, stacked)]
     assert_same(one_by_one, stacked, *losses)
 
 
-def test_no_order_reaches_into_another_devices_samples():
+def test_an_order_cannot_address_another_devices_samples():
     _, stacked = fleets("mlp")
     with pytest.raises(IndexError):
         stacked.local_epochs(None, 0.1, 0.0, [[np.array([SAMPLES])]] * DEVICES, 5)
 
 
-def test_evaluation_counts():
+def test_accuracy_of_stacked_devices():
     one_by_one, stacked = fleets()
     tests = EvaluationSet.of(to_tensor(DATASET.x_test, F64, CPU), DATASET.y_test, CLASSES, 7)
     for fleet in (one_by_one, stacked):
@@ -150,22 +150,22 @@ def test_evaluation_counts():
     assert tests.evaluate(stacked, counts) == tests.evaluate(one_by_one, counts)
 
 
-def test_weights_travel_between_the_two_ways():
+def test_weights_are_exchanged_between_stacked_and_single_devices():
     one_by_one, stacked = fleets()
     start = {name: tensor.clone() for name, tensor in stacked.state().items()}
     stacked.full_batch_step(None, 0.3, 0.0)
-    later = {name: tensor.clone() for name, tensor in stacked.state().items()}
-    one_by_one.load_state(later)
+    after = {name: tensor.clone() for name, tensor in stacked.state().items()}
+    one_by_one.load_state(after)
     assert one_by_one.knowledge(False) == pytest.approx(stacked.knowledge(False), abs=1e-10, nan_ok=True)
     stacked.load_state(start)
     stacked.full_batch_step(None, 0.3, 0.0)
-    assert all(torch.equal(tensor, later[name]) for name, tensor in stacked.state().items())
+    assert all(torch.equal(tensor, after[name]) for name, tensor in stacked.state().items())
     for device, model in enumerate(stacked.models()):
-        assert torch.equal(model.out.bias, later[f"{device}.out.bias"])
+        assert torch.equal(model.out.bias, after[f"{device}.out.bias"])
         assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_diverged_device_is_found_and_leaves_the_others_alone():
+def test_a_diverged_device_is_found_and_does_not_affect_the_others():
     one_by_one, stacked = fleets("mlp")
     assert stacked.finite_weights() == [True] * DEVICES
     for fleet in (one_by_one, stacked):
@@ -191,7 +191,7 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
-class HiddenDraw(nn.Linear):
+class FunctionalDropout(nn.Linear):
     def forward(self, x):
         return nn.functional.dropout(super().forward(x), training=self.training)
 
@@ -227,17 +227,19 @@ ONE = nn.Linear(6, 2)
         pytest.param([nn.Linear(6, 2), Branching(6, 2)], id="classes"),
         pytest.param([nn.Linear(6, 2), nn.Linear(6, 2, bias=False)], id="parameters"),
         pytest.param([nn.Sequential(nn.Linear(6, 2), layer) for layer in (nn.ReLU(), nn.Tanh())], id="layers"),
-        pytest.param([nn.Sequential(nn.Linear(6, 2), nn.LeakyReLU(slope)) for slope in (0.1, 0.2)], id="settings"),
+        pytest.param(
+            [nn.Sequential(nn.Linear(6, 2), nn.LeakyReLU(coefficient)) for coefficient in (0.1, 0.2)], id="settings"
+        ),
         pytest.param([ONE, ONE], id="the same object"),
         pytest.param([nn.Sequential(nn.Linear(6, 2), nn.Dropout(0.5)) for _ in range(2)], id="dropout"),
         pytest.param([nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2)) for _ in range(2)], id="batch norm"),
-        pytest.param([HiddenDraw(6, 2) for _ in range(2)], id="a draw that no layer tells of"),
+        pytest.param([FunctionalDropout(6, 2) for _ in range(2)], id="functional dropout"),
         pytest.param([Branching(6, 2) for _ in range(2)], id="a branch on a value"),
         pytest.param([Counting(6, 2) for _ in range(2)], id="a count of calls"),
-        pytest.param([WithTensor(6, 2) for _ in range(2)], id="a tensor that is no parameter"),
+        pytest.param([WithTensor(6, 2) for _ in range(2)], id="a tensor that is not a parameter"),
     ],
 )
-def test_what_cannot_be_stacked_goes_one_by_one(models):
+def test_devices_that_cannot_be_stacked_are_trained_one_by_one(models):
     learners = learners_of(*models)
     assert not can_stack(learners)
     fleet = LearningFleet(learners, Engine(dtype=F64, stacked=True))
@@ -245,13 +247,13 @@ def test_what_cannot_be_stacked_goes_one_by_one(models):
     assert len(fleet.full_batch_step(None, 0.1, 0.0)) == 2
 
 
-def test_unequal_sample_counts_go_one_by_one():
+def test_devices_with_unequal_sample_counts_are_not_stacked():
     models = [nn.Linear(6, 2), nn.Linear(6, 2)]
     assert can_stack(learners_of(*models))
     assert not can_stack(learners_of(*models, sizes=(8, 9)))
 
 
-def test_what_a_model_does_not_train_stays():
+def test_frozen_parameters_do_not_change():
     learners = learners_of(frozen_first_layer(), frozen_first_layer())
     before = [learner.model[0].weight.clone() for learner in learners]
     alone = [learner.gradient(None, 0.0)[0] for learner in learners]
@@ -267,14 +269,16 @@ def test_what_a_model_does_not_train_stays():
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
-def test_a_run_gives_the_same_records(tmp_path, monkeypatch, epochs):
+def test_a_stacked_run_gives_the_same_records(tmp_path, monkeypatch, epochs):
     scenario = small_scenario(
         tmp_path, "learning.model=mlp", f"learning.local_epochs={epochs}", "learning.batch_size=8", "learning.rounds=3"
     )
-    plain = RunOptions.engine
+    unstacked = RunOptions.learning_engine
     runs = []
     for stacked in (False, True):
-        monkeypatch.setattr(RunOptions, "engine", lambda self, stacked=stacked: replace(plain(self), stacked=stacked))
+        monkeypatch.setattr(
+            RunOptions, "learning_engine", lambda self, stacked=stacked: replace(unstacked(self), stacked=stacked)
+        )
         options = RunOptions(dtype="float64", chunk_samples=7, eval_every=1)
         simulation = Simulation(ad.plan(scenario), load_scheme("ota_fd"), options)
         assert (simulation.fleet.stacked is not None) == stacked
@@ -284,13 +288,13 @@ def test_a_run_gives_the_same_records(tmp_path, monkeypatch, epochs):
     for record, stacked_record in zip(records, stacked_records, strict=True):
         assert stacked_record.keys() == record.keys()
         tables, stacked_tables = record.pop("knowledge"), stacked_record.pop("knowledge")
-        for name in tables:  # of six digits
+        for name in tables:  # recorded with six digits
             assert np.array(stacked_tables[name]) == pytest.approx(np.array(tables[name]), rel=1e-5), name
         for name in record:
             assert stacked_record[name] == pytest.approx(record[name], rel=1e-9, abs=1e-9), name
 
 
-def test_a_gpu_is_given_all_devices_at_once(monkeypatch):
+def test_devices_are_stacked_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert RunOptions(device="cuda").engine().stacked
-    assert not RunOptions(device="cpu").engine().stacked
+    assert RunOptions(device="cuda").learning_engine().stacked
+    assert not RunOptions(device="cpu").learning_engine().stacked

@@ -1,4 +1,4 @@
-"""Many runs as one: killed and gone on with, failing in part, and summed up."""
+"""Comparisons: killed and resumed, with failing runs, and their results."""
 
 import json
 import os
@@ -15,15 +15,15 @@ from small_worlds import small_scenario
 
 import airdistill as ad
 from airdistill.errors import AirDistillError, InputError
-from airdistill.report.comparison_table import table_rows
+from airdistill.report.comparison import table_rows
 from airdistill.runs.comparison import (
     Arm,
     Comparison,
     ComparisonRecord,
     Task,
     _reason,
-    _write_question,
-    go_on,
+    _write_comparison,
+    resume_comparison,
     start,
 )
 from airdistill.runs.options import RunOptions
@@ -40,8 +40,8 @@ def record(tmp_path_factory):
         return ad.compare(small_scenario(folder), SCHEMES, seeds=2, out=folder / "out", options=OPTIONS)
 
 
-def test_every_run_is_the_run_that_it_would_be_alone(record, tmp_path):
-    """Whose were run alone here, one after the other; two processes at once come to the same bytes."""
+def test_every_run_is_bit_identical_to_a_run_alone(record, tmp_path):
+    """The runs of the record were computed one by one in this process; here two processes compute them in parallel."""
     assert list(record.runs) == [Task(scheme, seed) for seed in (0, 1) for scheme in SCHEMES]
     again = ad.compare(
         record.comparison.arm("ota_fd").with_seed(1), SCHEMES, out=tmp_path / "again", options=OPTIONS, jobs=2
@@ -52,7 +52,7 @@ def test_every_run_is_the_run_that_it_would_be_alone(record, tmp_path):
         assert (compared / "rounds.jsonl").read_bytes() == (alone / "rounds.jsonl").read_bytes()
 
 
-def test_the_table_sums_up_the_runs(record):
+def test_the_table_summarises_the_runs(record):
     results = {result.label: result for result in arm_results(record)}
     final = {task: run.summary["accuracy"] for task, run in record.runs.items()}
     ours = [final[Task("ota_fd", seed)]["mean"] for seed in (0, 1)]
@@ -82,7 +82,7 @@ def test_gains_compare_the_same_round(record):
     assert accuracy_at(sparse, 1) is None
 
 
-def test_curves_hold_their_last_value(tmp_path):
+def test_curves_keep_their_last_value(tmp_path):
     short, long = (
         ad.run(small_scenario(tmp_path, f"seed={n}"), "ota_fd", rounds=n, out=tmp_path / str(n), options=OPTIONS)
         for n in (2, 5)
@@ -101,7 +101,7 @@ def test_one_seed_has_no_interval():
     assert three.half == pytest.approx(4.30265 * np.std([1, 2, 4], ddof=1) / np.sqrt(3), rel=1e-5)
 
 
-def test_the_same_question_goes_on_and_another_is_refused(record):
+def test_the_same_comparison_is_resumed_and_another_is_rejected(record):
     times = {task: (task.folder_in(record.folder) / "summary.json").stat().st_mtime_ns for task in record.runs}
     again = start(record.comparison, record.folder)
     assert again.runs.keys() == record.runs.keys()
@@ -109,7 +109,7 @@ def test_the_same_question_goes_on_and_another_is_refused(record):
     other = Comparison(record.comparison.name, record.comparison.arms, (7,), OPTIONS.resolved())
     with pytest.raises(InputError, match="holds another comparison"):
         start(other, record.folder)
-    with pytest.raises(InputError, match="is named twice"):
+    with pytest.raises(InputError, match="is listed twice"):
         Comparison("twice", record.comparison.arms * 2, (0,), OPTIONS)
 
 
@@ -126,7 +126,7 @@ class Failing(Scheme):
 """
 
 
-def test_a_scheme_that_fails_does_not_lose_the_others(tmp_path, monkeypatch):
+def test_a_failing_scheme_does_not_affect_the_others(tmp_path, monkeypatch):
     (tmp_path / "failing_scheme.py").write_text(FAILING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -136,14 +136,14 @@ def test_a_scheme_that_fails_does_not_lose_the_others(tmp_path, monkeypatch):
     assert set(record.failures) == {Task("failing", 0)}
     assert "round 3: your model or scheme failed: ArithmeticError: no more" in record.failures[Task("failing", 0)]
     assert table_rows(record)[0][:2] == ["failing", "failed"]
-    # Put right, it goes on from its last checkpoint, and the others are left as they are.
+    # Corrected, it resumes from its last checkpoint, and the other runs are not repeated.
     (tmp_path / "failing_scheme.py").write_text(FAILING.replace("this.index == 3", "False"))
-    mended = go_on(tmp_path / "out")
-    assert not mended.failures
-    assert len(mended.runs) == 2
+    corrected = resume_comparison(tmp_path / "out")
+    assert not corrected.failures
+    assert len(corrected.runs) == 2
 
 
-def test_what_a_run_prints_is_not_taken_for_news(tmp_path, monkeypatch):
+def test_what_a_run_prints_is_not_taken_for_progress(tmp_path, monkeypatch):
     talking = FAILING.replace("if this.index == 3:", "if this.index == 1:").replace(
         'raise ArithmeticError("no more")', 'print(\'{"debug": 1}\', b"\\xff", flush=True)'
     )
@@ -155,28 +155,28 @@ def test_what_a_run_prints_is_not_taken_for_news(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "reason"),
+    ("code", "output", "reason"),
     [
         (-9, ["a warning"], "ended by SIGKILL (out of memory?)"),
         (-15, [], "ended by SIGTERM"),
-        (130, [], "was told to stop from outside"),
+        (130, [], "was stopped by a signal from another process"),
         (2, ["first", "last"], "last"),
         (3, [], "ended with exit code 3"),
     ],
 )
-def test_why_a_worker_ended(code, said, reason):
-    assert _reason(code, said) == reason
+def test_the_reason_of_a_failed_worker(code, output, reason):
+    assert _reason(code, output) == reason
 
 
-def test_a_comparison_keeps_its_question(record):
-    """A second command that comes into the same new folder finds the first one's question, under its lock."""
+def test_a_folder_keeps_its_comparison(record):
+    """A second command that waited for the same new folder finds the comparison of the first one."""
     other = Comparison(record.comparison.name, record.comparison.arms[:1], (0,), OPTIONS.resolved())
     with pytest.raises(InputError, match="holds another comparison"):
-        _write_question(record.folder, other)
+        _write_comparison(record.folder, other)
     assert Comparison.read(record.folder) == record.comparison
 
 
-def test_bad_input_is_said_before_anything_begins(tmp_path):
+def test_invalid_input_is_reported_before_a_worker_starts(tmp_path):
     groups = "fleet.groups=[{count=2, model='softmax_regression'}, {count=1, model='mlp'}]"
     with pytest.raises(InputError, match="needs one model"):
         ad.compare(small_scenario(tmp_path, groups), ["ota_fd", "ota_fl"], out=tmp_path / "out")
@@ -191,24 +191,22 @@ def test_bad_input_is_said_before_anything_begins(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-SCHEMES_STOPPED = ["ota_fd", "ota_fl", "local_only"]
+# Waits in round 20 until a file exists or a stop is requested, which replaces the handler of SIGTERM.
+WAITING = """
+import signal, time
+from pathlib import Path
+from airdistill.schemes.registry import SCHEMES
 
+class Waiting(SCHEMES["local_only"]):
+    name = "waiting"
 
-def command(folder, out):
-    path = folder / "scenario.toml"
-    given = small_scenario(folder, "learning.rounds=100").model_dump(mode="json", exclude_none=True)
-    path.write_text(tomli_w.dumps(given))
-    words = ["compare", path, "--schemes", ",".join(SCHEMES_STOPPED), "--out", out, "--eval-every", 10]
-    return [sys.executable, "-m", "airdistill", *map(str, words)]
-
-
-def wait_for_rounds(out, count):
-    for _ in range(600):
-        lines = sum(len(path.read_text().splitlines()) for path in out.glob("*/seed-*/rounds.jsonl"))
-        if lines >= count:
-            return
-        time.sleep(0.05)
-    raise AssertionError("no rounds were played")
+    def play(self, this):
+        while this.index == 20 and not (Path(__file__).parent / "continue").exists():
+            if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+                break
+            time.sleep(0.01)
+        return super().play(this)
+"""
 
 
 def alive(pid):
@@ -216,30 +214,47 @@ def alive(pid):
     return bool(listed) and not listed.startswith("Z")
 
 
+def wait_until(condition, process=None, seconds=600):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_comparison_stopped_half_way_goes_on_to_the_same_bytes(tmp_path, number, capsys):
+def test_a_comparison_stopped_half_way_resumes_bit_identically(tmp_path, number, capsys, monkeypatch):
+    module = f"waiting_scheme_{int(number)}"
+    (tmp_path / f"{module}.py").write_text(WAITING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    schemes, path = ["ota_fl", f"{module}:Waiting", "local_only"], tmp_path / "scenario.toml"
+    given = small_scenario(tmp_path, "learning.rounds=100").model_dump(mode="json", exclude_none=True)
+    path.write_text(tomli_w.dumps(given))
+    words = ["compare", path, "--schemes", ",".join(schemes), "--out", tmp_path / "cut", "--eval-every", 10]
     process = subprocess.Popen(
-        command(tmp_path, tmp_path / "cut"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-m", "airdistill", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
-    wait_for_rounds(tmp_path / "cut", 20)
+    waiting = tmp_path / "cut" / "waiting" / "seed-0" / "rounds.jsonl"
+    wait_until(lambda: waiting.exists() and waiting.read_bytes().count(b"\n") == 19, process)
     children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
     os.kill(process.pid, number)
-    _, said = process.communicate(timeout=60)
-    for _ in range(100):  # no process is left behind, however the first one ended
-        if not any(alive(int(child)) for child in children.split()):
-            break
-        time.sleep(0.1)
-    else:
-        raise AssertionError("workers outlive their parent")
+    _, errors = process.communicate(timeout=600)
+    # No worker outlives its parent.
+    wait_until(lambda: not any(alive(int(child)) for child in children.split()))
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert b"airdistill resume" in said
+        assert b"airdistill resume" in errors
     assert len(ComparisonRecord.read(tmp_path / "cut").runs) < 3
-    assert exit_code("resume", tmp_path / "cut", "--json") == 0  # in this process; its runs have processes of their own
+    (tmp_path / "continue").touch()
+    assert exit_code("resume", tmp_path / "cut", "--json") == 0  # in this process; its workers are processes
     assert len(json.loads(capsys.readouterr().out)["arms"]) == 3
     options, whole = RunOptions(eval_every=10), tmp_path / "whole"
     with runs_in_this_process():
-        ad.compare(ad.load(tmp_path / "scenario.toml"), SCHEMES_STOPPED, out=whole, options=options)
+        ad.compare(path, schemes, out=whole, options=options)
     names = sorted(path.relative_to(whole) for path in whole.glob("*/seed-*/rounds.jsonl"))
     assert len(names) == 3
     for name in names:
@@ -247,14 +262,14 @@ def test_a_comparison_stopped_half_way_goes_on_to_the_same_bytes(tmp_path, numbe
     assert (tmp_path / "cut" / "report.html").exists()
 
 
-def test_an_edited_question_is_refused(record, tmp_path):
+def test_an_edited_comparison_is_rejected(record, tmp_path):
     path = tmp_path / "comparison.json"
     path.write_text((record.folder / "comparison.json").read_text().replace('"eval_every": 1', '"eval_every": 2'))
     with pytest.raises(AirDistillError, match="edited or damaged"):
         Comparison.read(tmp_path)
 
 
-def test_arms_may_have_scenarios_of_their_own(tmp_path):
+def test_arms_may_have_different_scenarios(tmp_path):
     scenario = small_scenario(tmp_path)
     arms = (
         Arm("slow", "local_only", small_scenario(tmp_path, "learning.initial_lr=1e-6")),

@@ -1,6 +1,9 @@
-"""Runs that are killed, starved of disk, or asked to stop, as processes of their own."""
+"""Runs that are killed, run out of disk space, or are asked to stop, each in its own process.
 
-import os
+A process dies or stops at a fixed point of its own progress, or a fixed time after it. The tests do not depend on how
+fast a process runs or when this one is scheduled.
+"""
+
 import random
 import resource
 import signal
@@ -18,27 +21,58 @@ import airdistill as ad
 from airdistill.runs.options import RunOptions
 
 NUM_KILLS = 20
-# Forks a process for every command that it reads, for Python and PyTorch take seconds to start anew; says the process's
-# number, and how it ended.
-FORKING = """
-import os, sys
-import airdistill.report.run_page, airdistill.runs.runner
+# Defines `signal_after(number, num_rounds, seconds, last)`: this process gets a signal some time after it has recorded
+# so many rounds, and at round `last` at the latest. A timer of the kernel sends SIGALRM, which ends a process without
+# any clean-up, as SIGKILL does.
+SIGNALS = """
+import os, signal
+from airdistill.runs.folder import RoundFile
+
+def signal_after(number, num_rounds, seconds, last):
+    append, recorded = RoundFile.append, []
+
+    def record_and_signal(self, record):
+        append(self, record)
+        recorded.append(record["round"])
+        if record["round"] >= last:
+            os.kill(os.getpid(), number)
+        elif len(recorded) == num_rounds and seconds > 0:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        elif len(recorded) == num_rounds:
+            os.kill(os.getpid(), number)
+
+    RoundFile.append = record_and_signal
+"""
+# Forks a process for every command that it reads, because Python and PyTorch take seconds to start; prints its status.
+FORKING = (
+    SIGNALS
+    + """
+import sys
+import airdistill.report.run, airdistill.runs.runner
 from airdistill.cli import main
 
 for line in sys.stdin:
+    num_rounds, seconds, last, *arguments = line.rstrip("\\n").split("\\t")
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.argv = ["airdistill", *line.rstrip("\\n").split("\\t")]
+        signal_after(signal.SIGALRM, int(num_rounds), float(seconds), int(last))
+        sys.argv = ["airdistill", *arguments]
         main()
         sys.exit()
-    print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+)
 
 
 def command(*arguments):
     return [sys.executable, "-m", "airdistill", *map(str, arguments)]
+
+
+def command_with(setup, *arguments):
+    """The command line after some lines of Python, which may call `signal_after`."""
+    script = f"{SIGNALS}\n{setup}\nimport sys\nsys.argv[0] = 'airdistill'\nfrom airdistill.cli import main\nmain()"
+    return [sys.executable, "-c", script, *map(str, arguments)]
 
 
 def scenario_file(folder, num_rounds, *changes):
@@ -54,23 +88,14 @@ def bytes_of(folder):
     return [final.read_bytes(), *((folder / name).read_bytes() for name in names)]
 
 
-def wait_for(condition, process, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition() and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.005)
-
-
 @contextmanager
 def forking():
-    """A function that carries a command out until a moment in its life, kills it then, and says how it ended."""
+    """A function that runs a command, which dies some seconds after it has recorded some rounds; returns its status."""
     server = subprocess.Popen([sys.executable, "-c", FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def killed(arguments, until):
-        server.stdin.write("\t".join(map(str, arguments)) + "\n")
+    def killed(arguments, num_rounds, seconds, last):
+        server.stdin.write("\t".join(map(str, [num_rounds, seconds, last, *arguments])) + "\n")
         server.stdin.flush()
-        child = int(server.stdout.readline())
-        until(server)
-        os.kill(child, signal.SIGKILL)  # which fails if it has ended by itself
         return int(server.stdout.readline())
 
     with server:
@@ -78,74 +103,48 @@ def forking():
         server.stdin.close()
 
 
-def killed_at_start(arguments, until):
-    """The same in a process that has to import everything first."""
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(process)
-    process.kill()
-    return process.wait()
+def killed_at_start(arguments, seconds, last):
+    """The same for a process that imports everything first, and may die while it does; returns its status."""
+    setup = f"signal.setitimer(signal.ITIMER_REAL, {seconds})\nsignal_after(signal.SIGALRM, 1, 0.01, {last})"
+    return subprocess.run(command_with(setup, *arguments), capture_output=True).returncode
 
 
-def test_a_run_killed_twenty_times_ends_in_the_same_bytes(tmp_path):
-    path = scenario_file(tmp_path, 400)
+def test_a_run_killed_twenty_times_resumes_bit_identically(tmp_path):
+    path, num_rounds = scenario_file(tmp_path, 400), 400
     options = ["--eval-every", 100, "--checkpoint-every", 7, "--threads", 1]
     whole = RunOptions(eval_every=100, checkpoint_every=7, threads=1)
     ad.run(ad.load(path), out=tmp_path / "whole", options=whole)
     cut, rng = tmp_path / "cut", random.Random(0)
-    rounds = cut / "rounds.jsonl"
-
-    def last_written():
-        return rounds.stat().st_mtime_ns if rounds.exists() else 0
-
     with forking() as killed:
         for kill in range(NUM_KILLS):
             arguments = ("resume", cut) if (cut / "run.json").exists() else ("run", path, "--out", cut, *options)
-            before = last_written()
-
-            def some_rounds_later(process, before=before):
-                wait_for(lambda: last_written() > before, process)
-                time.sleep(rng.uniform(0, 0.05))  # about as long as two checkpoints take
-
-            def on_the_way_there(process, before=before):
-                wait_for(lambda: last_written() > before, process, rng.uniform(0, 2))
-
-            every_fifth = kill % 5 == 0
-            ended = (
-                killed_at_start(arguments, on_the_way_there) if every_fifth else killed(arguments, some_rounds_later)
-            )
-            assert ended == -signal.SIGKILL
+            if kill % 5 == 0:
+                ended = killed_at_start(arguments, rng.uniform(0.01, 2), num_rounds - 1)
+            else:  # up to about as long as two checkpoints take
+                ended = killed(arguments, 1, rng.uniform(0.0001, 0.05), num_rounds - 1)
+            assert ended == -signal.SIGALRM
     done = subprocess.run(command("resume", cut), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert bytes_of(cut) == bytes_of(tmp_path / "whole")
 
 
 def assert_same_bytes_after_kills(folder, path, scheme, num_kills):
-    """A run of the file killed so many times within the next few rounds, against one that was left in peace."""
+    """Compare a run that is killed so many times, each time after a few rounds, with an uninterrupted one."""
     options = ["--scheme", scheme, "--eval-every", 100, "--checkpoint-every", 2, "--threads", 1]
     whole = RunOptions(eval_every=100, checkpoint_every=2, threads=1)
     ad.run(ad.load(path), scheme, out=folder / "whole", options=whole)
+    last = len((folder / "whole" / "rounds.jsonl").read_bytes().splitlines()) - 1
     cut, rng = folder / "cut", random.Random(1)
-
-    def num_rounds():
-        rounds = cut / "rounds.jsonl"
-        return rounds.read_bytes().count(b"\n") if rounds.exists() else 0
-
     with forking() as killed:
         for _ in range(num_kills):
             arguments = ("resume", cut) if (cut / "run.json").exists() else ("run", path, "--out", cut, *options)
-            wanted = num_rounds() + rng.randint(1, 4)
-
-            def some_rounds_later(process, wanted=wanted):
-                wait_for(lambda: num_rounds() >= wanted, process)
-                time.sleep(rng.uniform(0, 0.1))
-
-            assert killed(arguments, some_rounds_later) == -signal.SIGKILL
+            assert killed(arguments, rng.randint(1, 4), rng.uniform(0.0001, 0.1), last) == -signal.SIGALRM
     assert exit_code("resume", str(cut)) == 0
     assert bytes_of(cut) == bytes_of(folder / "whole")
 
 
-def test_a_run_on_a_public_set_killed_six_times_ends_in_the_same_bytes(tmp_path):
-    """Its server's model is trained anew from the rows of all rounds so far, which the checkpoint keeps."""
+def test_a_run_on_a_public_set_killed_six_times_resumes_bit_identically(tmp_path):
+    """The server's model is trained on the rows of all rounds so far, which are part of the checkpoint."""
     path = scenario_file(
         tmp_path, 30, "public.samples=15", "public.samples_per_round=5", "public.distill_epochs=1",
         "learning.local_epochs=1", "learning.batch_size=5",
@@ -154,7 +153,7 @@ def test_a_run_on_a_public_set_killed_six_times_ends_in_the_same_bytes(tmp_path)
 
 
 @pytest.mark.parametrize("local_epochs", [0, 1])
-def test_a_run_on_fused_kernels_killed_three_times_ends_in_the_same_bytes(tmp_path, few_digits, local_epochs):
+def test_a_run_on_fused_kernels_killed_three_times_resumes_bit_identically(tmp_path, few_digits, local_epochs):
     path = scenario_file(
         tmp_path, 40, f"data.dataset={few_digits}", "data.samples_per_device=100", "learning.model=paper_cnn",
         f"learning.local_epochs={local_epochs}",
@@ -162,22 +161,22 @@ def test_a_run_on_fused_kernels_killed_three_times_ends_in_the_same_bytes(tmp_pa
     assert_same_bytes_after_kills(tmp_path, path, "ota_fd", 3)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_saves_the_round_and_says_how_to_resume(tmp_path):
     path = scenario_file(tmp_path, 1500)
     cut = tmp_path / "cut"
-    arguments = command("run", path, "--out", cut, "--checkpoint-every", 1000)
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (cut / "rounds.jsonl").exists() and (cut / "rounds.jsonl").stat().st_size > 2000, process)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "airdistill resume" in errors
-    assert "Traceback" not in errors
-    assert len(list(cut.glob("checkpoint-*.json"))) == 1
+    arguments = command_with(
+        "signal_after(signal.SIGINT, 5, 0, 1500)", "run", path, "--out", cut, "--checkpoint-every", 1000
+    )
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert "airdistill resume" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [header.name for header in cut.glob("checkpoint-*.json")] == ["checkpoint-00000005.json"]
+    assert len((cut / "rounds.jsonl").read_bytes().splitlines()) == 5
 
 
-def test_a_full_disk_stops_the_run_with_a_line_and_keeps_what_was_there(tmp_path):
-    """The largest file that the process may write stands in for the disk: the round file runs into it."""
+def test_a_full_disk_stops_the_run_with_one_line_and_keeps_what_was_recorded(tmp_path):
+    """A limit on the size of the files that the process may write stands for a full disk."""
     path = scenario_file(tmp_path, 120)
     ad.run(ad.load(path), out=tmp_path / "whole", options=RunOptions(threads=1))
     cut = tmp_path / "cut"
@@ -195,13 +194,21 @@ def test_a_full_disk_stops_the_run_with_a_line_and_keeps_what_was_there(tmp_path
     assert bytes_of(cut) == bytes_of(tmp_path / "whole")
 
 
-def test_two_runs_at_once_in_one_folder_are_one_too_many(tmp_path, capsys):
+def test_a_second_process_in_the_same_folder_is_rejected(tmp_path, capsys):
     path = scenario_file(tmp_path, 1500)
     cut = tmp_path / "cut"
-    first = subprocess.Popen(command("run", path, "--out", cut), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: (cut / "rounds.jsonl").exists(), first)
-    code = exit_code("resume", cut)
-    first.kill()
-    first.wait()
-    assert code == 2
+    # The first process pauses after its first round, and so it holds the lock until it is killed.
+    first = subprocess.Popen(
+        command_with("signal_after(signal.SIGSTOP, 1, 0, 1500)", "run", path, "--out", cut),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not (cut / "rounds.jsonl").exists():
+            assert first.poll() is None
+            time.sleep(0.01)
+        assert exit_code("resume", cut) == 2
+    finally:
+        first.kill()
+        first.wait()
     assert "another process is running" in capsys.readouterr().err

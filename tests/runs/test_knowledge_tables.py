@@ -1,4 +1,4 @@
-"""What records keep of the knowledge, against the round played by hand."""
+"""The tables of class averages in records, against the errors that are recorded with them."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from airdistill.runs.options import RunOptions
 from airdistill.runs.record import MOST_CLASSES, class_mean_tables, public_tables
 
 
-def heard(ideal, received=None):
+def reception(ideal, received=None):
     nothing = np.zeros(len(ideal))
     return Reception(ideal if received is None else received, ideal, nothing, nothing)
 
@@ -33,7 +33,7 @@ def test_a_receivers_estimate_is_the_table_of_what_was_broadcast(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["local_only", "ota_fl"])
-def test_who_shares_no_knowledge_has_no_table(tmp_path, scheme):
+def test_schemes_without_class_averages_have_no_table(tmp_path, scheme):
     record = ad.run(small_scenario(tmp_path), scheme, rounds=2, out=tmp_path / "run")
     assert not any("knowledge" in line for line in record.rounds)
 
@@ -43,13 +43,13 @@ def test_public_rows_are_averaged_by_their_label():
     labels = np.array([0, 2, 2, 0, 1])
     rows = rng.random((5, 3))
     rows[4] = np.nan
-    found = public_tables(heard(rows.reshape(1, -1), rows), 3, labels, labels)["knowledge"]
+    found = public_tables(reception(rows.reshape(1, -1), rows), 3, labels, labels)["knowledge"]
     assert found["ideal"][0] == pytest.approx(rows[[0, 3]].mean(axis=0), rel=1e-5)
     assert found["broadcast"][2] == pytest.approx(rows[[1, 2]].mean(axis=0), rel=1e-5)
     assert found["ideal"][1] == [None] * 3
 
 
 def test_other_shapes_and_very_many_classes_are_left_out():
-    assert class_mean_tables(heard(np.ones((1, 50))), 3) == {}
+    assert class_mean_tables(reception(np.ones((1, 50))), 3) == {}
     many = MOST_CLASSES + 1
-    assert class_mean_tables(heard(np.ones((many, many))), many) == {}
+    assert class_mean_tables(reception(np.ones((many, many))), many) == {}

@@ -54,13 +54,13 @@ class NumpyModel:
 
     def step(self, x, labels, target, weight, lr):
         outputs = self.activations(x)
-        slope = loss_gradient_of_logits(outputs[-1], labels, target, weight)
+        gradient = loss_gradient_of_logits(outputs[-1], labels, target, weight)
         for position in reversed(range(len(self.layers))):
             matrix, bias = self.layers[position]
             below = outputs[position]
-            next_slope = (slope @ matrix) * (below > 0)
-            self.layers[position] = (matrix - lr * slope.T @ below, bias - lr * slope.sum(axis=0))
-            slope = next_slope
+            next_gradient = (gradient @ matrix) * (below > 0)
+            self.layers[position] = (matrix - lr * gradient.T @ below, bias - lr * gradient.sum(axis=0))
+            gradient = next_gradient
 
 
 def losses_of(model, x, labels, target):
@@ -71,7 +71,7 @@ def losses_of(model, x, labels, target):
 
 
 def fleet_noise_gains(counts, channel, power, required):
-    """λ, P1 and |P2|² of theory section 1 for `fleet_noise`, written out anew."""
+    """λ, P1 and |P2|² of theory section 1 for `fleet_noise`, implemented a second time."""
     num_classes = counts.shape[1]
     weights, link = counts / counts.sum(axis=0), np.abs(channel) ** 2 * power
     scale, p1, p2 = np.zeros(num_classes), np.zeros(counts.shape, complex), np.zeros(counts.shape)
@@ -88,11 +88,13 @@ def fleet_noise_gains(counts, channel, power, required):
 
 
 @pytest.mark.parametrize("axis", ["complex", "real"])
-def test_a_round_is_its_equations(tmp_path, axis):
-    # Enough receiver noise to be seen beside the artificial noise.
+def test_a_round_follows_its_equations(tmp_path, axis):
+    # Enough receiver noise to be visible next to the artificial noise.
     radio = [f"radio.noise={axis}", "radio.noise_power=1e-13 W", "learning.distill_weight=0.7"]
     scenario = small_scenario(tmp_path, GROUPS, *SHARDS, *radio)
-    simulation = Simulation(ad.plan(scenario), load_scheme("ota_fd"), RunOptions(dtype="float64", chunk_samples=7))
+    simulation = Simulation(
+        ad.plan(scenario, "ota_fd"), load_scheme("ota_fd"), RunOptions(dtype="float64", chunk_samples=7)
+    )
     models = [NumpyModel(module) for module in simulation.fleet.models()]
     dataset = load_dataset(scenario.data.dataset)
     shares = assign_samples(scenario, dataset.y_train)
@@ -119,7 +121,7 @@ def test_a_round_is_its_equations(tmp_path, axis):
     channel = channel_source(scenario).round_channel(1)
     scale, p1, p2 = fleet_noise_gains(counts, channel, 1e-3, required)
     # Eqs. (7), (10), (12).
-    noise = RoundNoise.seeded(scenario.seed, 1, ad.plan(scenario).design(channel), 3, 1e-13, axis)
+    noise = RoundNoise.seeded(scenario.seed, 1, ad.plan(scenario, "ota_fd").design(channel), 3, 1e-13, axis)
     phase = channel.conj() / np.abs(channel)
     sent = math.sqrt(3) * p1[:, :, None] * local + (np.sqrt(p2) * phase[:, None])[:, :, None] * noise.artificial
     received = (np.einsum("i,ikd->kd", channel, sent) + noise.receiver).real / scale[:, None]
@@ -149,15 +151,17 @@ def test_a_round_is_its_equations(tmp_path, axis):
 
 
 def test_the_step_size_falls_with_the_root_of_the_round(tmp_path):
-    simulation = Simulation(ad.plan(small_scenario(tmp_path)), load_scheme("local_only"), RunOptions())
+    simulation = Simulation(ad.plan(small_scenario(tmp_path), "local_only"), load_scheme("local_only"), RunOptions())
     assert [simulation.advance()["lr"] for _ in range(4)] == pytest.approx([0.1 / math.sqrt(t) for t in (1, 2, 3, 4)])
 
 
 def test_minibatches_follow_their_order(tmp_path):
-    """Two local epochs of batch 8 on 20 samples: steps of 8, 8 and 4, each epoch in an order of its own."""
+    """Two local epochs of batch 8 on 20 samples: steps of 8, 8 and 4, each epoch in its own order."""
     changes = ["learning.local_epochs=2", "learning.batch_size=8", "fleet.devices=1", "fleet.min_devices=1"]
     scenario = small_scenario(tmp_path, *changes)
-    simulation = Simulation(ad.plan(scenario), load_scheme("fd_error_free"), RunOptions(dtype="float64"))
+    simulation = Simulation(
+        ad.plan(scenario, "fd_error_free"), load_scheme("fd_error_free"), RunOptions(dtype="float64")
+    )
     model = NumpyModel(simulation.fleet.models()[0])
     dataset = load_dataset(scenario.data.dataset)
     shares = assign_samples(scenario, dataset.y_train)
@@ -186,9 +190,9 @@ def test_minibatches_follow_their_order(tmp_path):
     assert model.layers[0][0] == pytest.approx(trained.layers[0][0], rel=1e-9)
     assert record["training_loss"] == pytest.approx(entropy, rel=1e-9)
     assert record["distillation_loss"] == pytest.approx(distance, rel=1e-9)
-    # The next round has an order of its own.
-    later = stream(scenario.seed, "batch-order", 2, 0).permutation(20)
-    assert not np.array_equal(later, orders[0])
+    # The next round has its own order.
+    next_order = stream(scenario.seed, "batch-order", 2, 0).permutation(20)
+    assert not np.array_equal(next_order, orders[0])
     simulation.advance()
     local = softmax(model.activations(dataset.x_train[held])[-1])
     target = np.stack([local[dataset.y_train[held] == k].mean(axis=0) for k in range(3)])

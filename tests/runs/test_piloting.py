@@ -9,7 +9,7 @@ from small_worlds import small_scenario, write_dataset
 import airdistill as ad
 from airdistill.data.datasets import load_dataset
 from airdistill.errors import InputError
-from airdistill.learning.pilot import Largest
+from airdistill.learning.pilot import MeasuredConstants
 from airdistill.runs.pilot_data import pilot_data
 from airdistill.runs.piloting import Extent
 
@@ -33,7 +33,7 @@ def quick_pilot(scenario, **options):
     return ad.pilot(scenario, **({"rounds": 2, "repeats": 2} | options))
 
 
-def test_the_same_seed_gives_the_same_and_another_another(scenario):
+def test_a_pilot_depends_on_the_seed_alone(scenario):
     first, second = quick_pilot(scenario), quick_pilot(scenario)
     assert first == second
     assert first.seen[0] != first.seen[1]
@@ -45,7 +45,7 @@ def test_more_repeats_leave_the_earlier_ones_as_they_were(scenario):
     assert quick_pilot(scenario, repeats=3).seen[:2] == quick_pilot(scenario, repeats=2).seen
 
 
-def test_more_rounds_see_no_less(scenario):
+def test_more_rounds_measure_values_that_are_not_smaller(scenario):
     short, long = (quick_pilot(scenario, rounds=rounds, repeats=1).seen[0] for rounds in (1, 2))
     assert all(getattr(long, name) >= getattr(short, name) for name in NAMES)
 
@@ -53,8 +53,8 @@ def test_more_rounds_see_no_less(scenario):
 @pytest.mark.parametrize(
     ("data", "reads_training", "reads_test"), [("synthetic", 0, 0), ("public", 0, 1), ("private", 1, 0)]
 )
-def test_a_pilot_reads_only_the_half_that_it_may(tmp_path, scenario, data, reads_training, reads_test):
-    """Other values in the half that a pilot must not see leave all that it measures as it was, to the last bit."""
+def test_a_pilot_reads_only_the_data_that_it_may(tmp_path, scenario, data, reads_training, reads_test):
+    """Other values in the part that a pilot must not read leave its measurements bit-identical."""
     before = quick_pilot(scenario, data=data).seen
     for array, reads in [("x_train", reads_training), ("x_test", reads_test)]:
         own = load_dataset(scenario.data.dataset)
@@ -70,7 +70,7 @@ def _changes_for(path):
     ]  # fmt: skip
 
 
-def test_pilot_devices_hold_what_the_fleets_devices_hold(tmp_path):
+def test_pilot_devices_have_the_class_counts_of_the_fleets_devices(tmp_path):
     scenario = small_scenario(tmp_path, "data.partition=shards", "data.classes_per_device=1")
     counts = ad.plan(scenario).fleet.class_counts
     for data in ("synthetic", "private"):
@@ -80,7 +80,7 @@ def test_pilot_devices_hold_what_the_fleets_devices_hold(tmp_path):
     assert quick_pilot(scenario, devices=1).seen[0].model_lipschitz > 0  # a model has outputs for classes it lacks
 
 
-def test_a_public_set_that_is_too_small_is_used_as_far_as_it_goes_and_said(tmp_path):
+def test_a_public_set_that_is_too_small_is_used_whole_and_reported(tmp_path):
     path = write_dataset(tmp_path / "blobs.npz", num_test=9)
     record = quick_pilot(small_scenario(tmp_path), data="public")
     assert (record.fewest_samples, record.too_few_samples) == (9, True)
@@ -91,7 +91,7 @@ def test_a_public_set_that_is_too_small_is_used_as_far_as_it_goes_and_said(tmp_p
         quick_pilot(ad.load("quick", _changes_for(lacking)), data="public")
 
 
-def test_another_dataset_can_be_public_if_it_fits_and_is_not_the_devices_own(tmp_path, scenario):
+def test_another_dataset_can_be_public_if_it_has_the_same_shape_and_is_not_the_devices_own(tmp_path, scenario):
     other = write_dataset(tmp_path / "other.npz", seed=5)
     assert quick_pilot(scenario, data=str(other)).source == "public"
     wide = write_dataset(tmp_path / "wide.npz", features=(5,))
@@ -132,7 +132,7 @@ def broken(num_classes):
     return Broken(4, num_classes)
 
 
-def test_a_users_model_that_fails_is_the_users_to_put_right(tmp_path):
+def test_a_failing_model_of_the_user_is_a_user_error(tmp_path):
     with pytest.raises(ad.AirDistillError, match="your model cannot be measured: ValueError: no"):
         quick_pilot(small_scenario(tmp_path, f"learning.model={__name__}:broken"))
 
@@ -143,7 +143,7 @@ def test_an_estimate_is_the_largest_rounded_up():
     assert Extent((1234.5,)).estimate == 1240
 
 
-def test_rounds_move_as_the_closed_form_says(scenario):
+def test_rounds_follow_the_closed_form(scenario):
     """T̂ = 3Σf_max/(η0·6η0γ²L2²L1·noise): each row against the declared one."""
     record = quick_pilot(scenario)
     rows = {optimum.choice: optimum for optimum in record.optima}
@@ -160,7 +160,7 @@ def test_rounds_move_as_the_closed_form_says(scenario):
             rows["L1 of own way"],
         )
         if row.choice in ("most rounds", "estimate"):
-            planned = ad.plan(ad.load("quick", [*_changes_for(scenario.data.dataset), *_as_changes(c)]))
+            planned = ad.plan(ad.load("quick", [*_changes_for(scenario.data.dataset), *_as_changes(c)]), "ota_fd")
             assert planned.rounds.exact == row.rounds
     assert rows["L1 smallest"].constants == high.constants | {
         "grad_lipschitz": record.extents["grad_lipschitz"].smallest
@@ -186,7 +186,7 @@ def test_a_measured_scenario_can_be_loaded_and_planned(tmp_path, scenario):
     assert any("declared public" in line for line in ad.plan(loaded).assumptions)
 
 
-def test_a_private_pilot_leaves_its_mark_in_plan_and_certificate(tmp_path, scenario):
+def test_plan_and_certificate_state_that_a_pilot_was_private(tmp_path, scenario):
     measured = quick_pilot(scenario, data="private", rounds=1).measured_scenario
     assert any("pilot was not private" in warning for warning in ad.plan(measured).warnings)
     certificate = ad.certify(ad.run(measured, rounds=1, out=tmp_path / "run").folder)
@@ -200,4 +200,4 @@ def test_a_record_can_be_written_as_json(scenario):
     assert written["constants"]["loss_bound"]["values"] == [each.loss_bound for each in record.seen]
     assert written["chance_of_more"] == pytest.approx(1 / 3)
     assert [row["choice"] for row in written["optima"]][:2] == ["declared", "smallest"]
-    assert replace(record, seen=(Largest(1, 2, 3, 4, 5),)).measured_scenario.constants.model_lipschitz == 2
+    assert replace(record, seen=(MeasuredConstants(1, 2, 3, 4, 5),)).measured_scenario.constants.model_lipschitz == 2

@@ -1,4 +1,4 @@
-"""What a run writes down, and what it refuses."""
+"""The record of a run, resuming it, and the input that is rejected."""
 
 import json
 import math
@@ -45,10 +45,10 @@ def test_a_run_leaves_a_record(tmp_path):
 
 
 def test_privacy_spent_is_what_the_plan_forecast(tmp_path):
-    """Under fleet_noise every round counts exactly the required noise, so that the strictest device ends at its ε."""
+    """Under fleet_noise every round counts exactly the required noise, and so the strictest device ends at its ε."""
     scenario = small_scenario(tmp_path, "data.partition=shards", "data.classes_per_device=3")
     record = ad.run(scenario, "ota_fd", out=tmp_path / "run", options=OFTEN)
-    plan = ad.plan(scenario)
+    plan = ad.plan(scenario, "ota_fd")
     assert record.summary["epsilon_spent"] == pytest.approx(plan.epsilon_by_model["device"].max(), rel=1e-9)
     assert record.summary["epsilon_spent"] <= 8 * (1 + 1e-9)
     # After t of T rounds a share t/T of μ² is spent.
@@ -58,7 +58,7 @@ def test_privacy_spent_is_what_the_plan_forecast(tmp_path):
     assert record.rounds[1]["epsilon_spent"] == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-9)
 
 
-def test_schemes_differ_as_they_say(tmp_path):
+def test_schemes_differ_in_what_they_transmit(tmp_path):
     runs = {
         name: ad.run(small_scenario(tmp_path), name, out=tmp_path / name, options=OFTEN)
         for name in ("ota_fd", "fd_error_free", "local_only")
@@ -83,14 +83,14 @@ def test_the_fixed_scheme_plans_and_stops_at_400(tmp_path):
     assert short.summary["rounds"] == 3
 
 
-def test_without_a_privacy_target_only_the_channel_is_left(tmp_path):
+def test_without_a_privacy_target_only_channel_noise_remains(tmp_path):
     record = ad.run(small_scenario(tmp_path, "privacy.epsilon=inf"), out=tmp_path / "run", options=OFTEN)
     private = ad.run(small_scenario(tmp_path), out=tmp_path / "private", options=OFTEN)
     assert record.summary["epsilon_spent"] is None
     assert np.mean(record.rounds[0]["predicted_noise_var"]) < 0.1 * np.mean(private.rounds[0]["predicted_noise_var"])
 
 
-def test_the_same_seed_gives_the_same_bytes_and_threads_do_not_matter(tmp_path):
+def test_a_seed_gives_bit_identical_runs_for_any_number_of_threads(tmp_path):
     scenario = small_scenario(tmp_path, "learning.local_epochs=1", "learning.batch_size=6", "learning.model=mlp")
     for name, threads in [("a", 1), ("b", 1), ("c", 3)]:
         ad.run(scenario, out=tmp_path / name, options=RunOptions(threads=threads, eval_every=2))
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_bytes_and_threads_do_not_matter(tmp_path):
     assert bytes_of(tmp_path / "a") != bytes_of(tmp_path / "d")
 
 
-def test_memory_bounds_and_saving_do_not_change_a_byte(tmp_path):
+def test_memory_limits_and_checkpoints_do_not_change_the_result(tmp_path):
     scenario = small_scenario(tmp_path)
     ad.run(scenario, out=tmp_path / "a", options=RunOptions(eval_every=2, kept_bytes=0, checkpoint_every=1))
     ad.run(scenario, out=tmp_path / "b", options=RunOptions(eval_every=2, checkpoint_every=100))
@@ -118,7 +118,7 @@ def test_the_chunk_size_changes_last_bits_only(tmp_path):
 
 
 class PulledPlugError(Exception):
-    pass
+    """Ends a run as a crash would."""
 
 
 def stop_after(num_rounds):
@@ -129,8 +129,8 @@ def stop_after(num_rounds):
     return on_round
 
 
-def assert_resumes_to_the_same_bytes(scenario, folder, options=OFTEN, at=3):
-    """A run that is stopped in round `at` and resumed against one that is not."""
+def assert_resumes_bit_identically(scenario, folder, options=OFTEN, at=3):
+    """Compare a run that is stopped in round `at` and resumed with an uninterrupted one."""
     ad.run(scenario, out=folder / "whole", options=options)
     with pytest.raises(PulledPlugError):
         ad.run(scenario, out=folder / "cut", options=options, on_round=stop_after(at))
@@ -140,7 +140,7 @@ def assert_resumes_to_the_same_bytes(scenario, folder, options=OFTEN, at=3):
 
 @pytest.fixture
 def user_module(tmp_path, monkeypatch):
-    """Writes a module of the user's own where it can be imported from."""
+    """Write a user's own module to a folder from which it can be imported."""
 
     def write(name, text):
         (tmp_path / f"{name}.py").write_text(text)
@@ -151,17 +151,17 @@ def user_module(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
-def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path, at):
+def test_a_stopped_run_resumes_bit_identically(tmp_path, at):
     scenario = small_scenario(tmp_path, "privacy.sensitivity=trajectory")
-    assert_resumes_to_the_same_bytes(scenario, tmp_path, at=at)
-    # Resuming what has ended changes nothing.
+    assert_resumes_bit_identically(scenario, tmp_path, at=at)
+    # Resuming a finished run changes nothing.
     ad.resume(tmp_path / "cut")
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("part", ["safetensors", "json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(tmp_path, part, damage, caplog):
+def test_a_damaged_checkpoint_is_detected_and_the_previous_one_used(tmp_path, part, damage, caplog):
     scenario = small_scenario(tmp_path)
     ad.run(scenario, out=tmp_path / "whole", options=OFTEN)
     with pytest.raises(PulledPlugError):
@@ -182,7 +182,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(tmp_path, pa
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
-def test_an_edited_round_file_is_refused(tmp_path):
+def test_an_edited_round_file_is_rejected(tmp_path):
     with pytest.raises(PulledPlugError):
         ad.run(small_scenario(tmp_path), out=tmp_path / "cut", options=OFTEN, on_round=stop_after(5))
     rounds = tmp_path / "cut" / "rounds.jsonl"
@@ -191,7 +191,7 @@ def test_an_edited_round_file_is_refused(tmp_path):
         ad.resume(tmp_path / "cut")
 
 
-def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+def test_a_second_run_in_the_same_folder_is_rejected(tmp_path):
     ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=OFTEN)
     with locked(tmp_path / "run"), pytest.raises(RunError, match="another process"):
         ad.resume(tmp_path / "run")
@@ -199,14 +199,14 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
         ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=OFTEN)
 
 
-def test_runs_without_a_folder_get_one_of_their_own(tmp_path, monkeypatch):
+def test_runs_get_new_folders_by_default(tmp_path, monkeypatch):
     scenario = small_scenario(tmp_path)
     monkeypatch.chdir(tmp_path)
     folders = [ad.run(scenario, rounds=1, options=OFTEN).folder for _ in range(2)]
     assert [str(folder) for folder in folders] == ["runs/quick-airdistill", "runs/quick-airdistill-2"]
 
 
-def test_a_run_can_be_resumed_from_anywhere(tmp_path, monkeypatch):
+def test_a_run_can_be_resumed_from_any_working_directory(tmp_path, monkeypatch):
     small_scenario(tmp_path)
     monkeypatch.chdir(tmp_path)
     scenario = small_scenario(tmp_path, "data.dataset=blobs.npz")
@@ -219,7 +219,7 @@ def test_a_run_can_be_resumed_from_anywhere(tmp_path, monkeypatch):
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
-def test_models_that_draw_at_random_or_keep_statistics_resume_to_the_same_bytes(tmp_path, user_module):
+def test_models_with_dropout_and_batch_norm_resume_bit_identically(tmp_path, user_module):
     user_module(
         "wobbly",
         "from torch import nn\n"
@@ -228,12 +228,12 @@ def test_models_that_draw_at_random_or_keep_statistics_resume_to_the_same_bytes(
     )
     scenario = small_scenario(tmp_path, "learning.model=wobbly:model")
     options = RunOptions(eval_every=2, checkpoint_every=2, threads=3)
-    assert_resumes_to_the_same_bytes(scenario, tmp_path, options)
+    assert_resumes_bit_identically(scenario, tmp_path, options)
 
 
 @pytest.mark.parametrize("name", ["run.json", "plan.json", "scenario.toml"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "text"])
-def test_a_run_whose_files_were_touched_is_not_resumed(tmp_path, name, damage):
+def test_a_run_whose_files_were_changed_is_not_resumed(tmp_path, name, damage):
     with pytest.raises(PulledPlugError):
         ad.run(small_scenario(tmp_path), out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
     path = tmp_path / "cut" / name
@@ -256,8 +256,8 @@ def test_a_run_whose_data_changed_is_not_resumed(tmp_path):
         ad.resume(tmp_path / "cut")
 
 
-def test_a_trace_that_changed_anywhere_is_noticed(tmp_path):
-    """Of a long trace the planner looks at a selection; the run meets every row."""
+def test_a_change_anywhere_in_a_trace_is_detected(tmp_path):
+    """The planner uses a selection of a long trace; a run uses every row."""
     gains = 1e-6 * (1 + np.arange(1500).reshape(500, 3) / 1500 + 0j)
     np.savez(tmp_path / "trace.npz", channel=gains)
     scenario = small_scenario(tmp_path, f"radio.trace={tmp_path / 'trace.npz'}", "learning.rounds=20")
@@ -280,7 +280,7 @@ def test_a_start_that_failed_does_not_block_its_folder(tmp_path):
         ad.run(small_scenario(tmp_path), out=tmp_path / "file", options=OFTEN)
 
 
-def test_a_scheme_sees_its_overrides(tmp_path):
+def test_overrides_apply_to_their_scheme(tmp_path):
     scenario = small_scenario(tmp_path, "overrides.local_only.learning.initial_lr=0.02")
     runs = [ad.run(scenario, name, out=tmp_path / name, options=OFTEN) for name in ("local_only", "fd_error_free")]
     assert [run.rounds[0]["lr"] for run in runs] == [0.02, 0.1]
@@ -289,12 +289,12 @@ def test_a_scheme_sees_its_overrides(tmp_path):
 def test_the_worst_device_is_the_one_reported(tmp_path):
     scenario = small_scenario(tmp_path, "data.samples_per_device={values=[6, 20, 30]}")
     record = ad.run(scenario, "ota_fd", out=tmp_path / "run", options=OFTEN)
-    spent = ad.plan(scenario).epsilon_by_model["device"]
+    spent = ad.plan(scenario, "ota_fd").epsilon_by_model["device"]
     assert spent.max() > 1.2 * spent.min()
     assert record.summary["epsilon_spent"] == pytest.approx(spent.max(), rel=1e-9)
 
 
-def test_the_random_iterates_accuracy_is_its_own(tmp_path):
+def test_the_accuracy_of_the_random_iterate_is_that_of_its_round(tmp_path):
     scenario = small_scenario(tmp_path, "learning.initial_lr=1.0")
     record = ad.run(scenario, "local_only", out=tmp_path / "run", options=RunOptions(eval_every=1))
     drawn = record.summary["random_iterate"]
@@ -303,7 +303,7 @@ def test_the_random_iterates_accuracy_is_its_own(tmp_path):
     assert drawn["accuracy"] != record.summary["accuracy"]
 
 
-def test_files_reach_the_disk_before_they_take_their_place(tmp_path, monkeypatch):
+def test_files_are_flushed_before_they_are_renamed(tmp_path, monkeypatch):
     from airdistill import files
 
     steps = []
@@ -316,14 +316,14 @@ def test_files_reach_the_disk_before_they_take_their_place(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_convolutions_in_their_fast_layout_resume_to_the_same_bytes(tmp_path, epochs):
+def test_convolutions_in_channels_last_layout_resume_bit_identically(tmp_path, epochs):
     write_dataset(tmp_path / "images.npz", features=(16, 16))
     changes = [f"data.dataset={tmp_path / 'images.npz'}", "learning.model=paper_cnn", f"learning.local_epochs={epochs}"]
     scenario = small_scenario(tmp_path, *changes)
-    assert_resumes_to_the_same_bytes(scenario, tmp_path)
+    assert_resumes_bit_identically(scenario, tmp_path)
 
 
-def test_a_model_that_fails_in_training_is_said_in_one_line(tmp_path, user_module):
+def test_a_model_that_fails_in_training_is_an_error_of_one_line(tmp_path, user_module):
     user_module(
         "picky",
         "from torch import nn\n"
@@ -347,10 +347,10 @@ def test_models_that_share_weights_can_be_saved(tmp_path, user_module):
         "    return nn.Sequential(first, nn.ReLU(), second, nn.LazyLinear(num_classes))\n",
     )
     scenario = small_scenario(tmp_path, "learning.model=tied:model")
-    assert_resumes_to_the_same_bytes(scenario, tmp_path)
+    assert_resumes_bit_identically(scenario, tmp_path)
 
 
-def test_what_is_no_run_cannot_be_resumed(tmp_path):
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
     with pytest.raises(InputError, match=r"has no run\.json"):
         ad.resume(tmp_path)
 
@@ -376,13 +376,13 @@ def test_a_diverging_run_stops_and_keeps_its_record(tmp_path):
         (["fleet.devices=70", "data.samples_per_device=1"], "training set has 60"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_a_folder_is_made(tmp_path, changes, rule):
+def test_invalid_input_is_rejected_before_a_folder_is_created(tmp_path, changes, rule):
     with pytest.raises(InputError, match=rule):
         ad.run(small_scenario(tmp_path, *changes), out=tmp_path / "run", options=OFTEN)
     assert not (tmp_path / "run").exists()
 
 
-def test_labels_out_of_range_are_refused(tmp_path):
+def test_labels_out_of_range_are_rejected(tmp_path):
     path = write_dataset(tmp_path / "blobs.npz")
     arrays = dict(np.load(path))
     arrays["y_test"][0] = 3
@@ -398,9 +398,10 @@ def test_labels_out_of_range_are_refused(tmp_path):
         ({"threads": -1}, "negative"),
         ({"eval_every": 0}, "at least 1"),
         ({"dtype": "float8"}, "float32"),
+        ({"engine": "steam"}, "--engine.*auto, torch, fused"),
     ],
 )
-def test_bad_options_are_refused(tmp_path, options, rule):
+def test_invalid_options_are_rejected(tmp_path, options, rule):
     with pytest.raises(InputError, match=rule):
         ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=RunOptions(**options))
 
@@ -425,7 +426,7 @@ def test_the_random_iterate_is_the_start_of_its_round(tmp_path):
             options=RunOptions(checkpoint_every=1),
             on_round=stop_after(drawn),
         )
-    # Stopped in round t̂ before its checkpoint, so that the newest one is where that round started.
+    # It is stopped in round t̂ before its checkpoint, and so the newest one is the start of that round.
     start = load_file(sorted((tmp_path / "cut").glob("*.safetensors"))[-1])
     for name in (name for name in final if name[0].isdigit()):
         assert np.array_equal(final[f"iterate.{name}"], start[name])

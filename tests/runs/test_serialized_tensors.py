@@ -1,3 +1,5 @@
+"""Checkpoints in the safetensors format, against the library's own reader and writer."""
+
 import torch
 from safetensors.torch import load, save
 
@@ -7,8 +9,8 @@ NUMBERS = torch.arange(24).reshape(1, 2, 3, 4)
 
 
 def test_the_library_reads_every_type_and_layout():
-    tensors = {str(dtype): (NUMBERS % 2).to(dtype) for dtype in _TYPES}
-    tensors |= {"last": NUMBERS.float().to(memory_format=torch.channels_last), "turned": NUMBERS.float().mT}
+    tensors = {name: (NUMBERS % 2).to(getattr(torch, name.removeprefix("torch."))) for name in _TYPES}
+    tensors |= {"last": NUMBERS.float().to(memory_format=torch.channels_last), "transposed": NUMBERS.float().mT}
     tensors |= {"scalar": torch.tensor(0.5), "empty": torch.empty(0, 3), "shared": tensors["last"], "ü ": torch.ones(3)}
     tensors["trained"] = torch.ones(2, requires_grad=True)
     found = load(serialized(tensors))
@@ -19,7 +21,7 @@ def test_the_library_reads_every_type_and_layout():
     assert load(serialized({})) == {}
 
 
-def test_the_same_as_the_library_up_to_the_order_of_the_header():
+def test_the_file_equals_the_librarys_up_to_the_order_of_its_header():
     tensors = {name: torch.randn(3, 2) for name in "abc"}
     ours, theirs = serialized(tensors), save(tensors)
     assert len(ours) == len(theirs)

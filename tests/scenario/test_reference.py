@@ -89,7 +89,7 @@ def test_sections_are_told_one_by_one():
     ]  # fmt: skip
     assert [field.name for field in fields_of_section("air")] == ["air.medium"]
     assert fields_of_section("") == scenario_fields()
-    with pytest.raises(InputError, match='section = "radios": no such section; there are fleet, data'):
+    with pytest.raises(InputError, match='section = "radios": no such section; sections are fleet, data'):
         fields_of_section("radios")
 
 

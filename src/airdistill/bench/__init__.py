@@ -1,1 +1,1 @@
-"""How fast the engines are, against the loop that everybody writes and against the machine."""
+"""Benchmark of the learning engines."""

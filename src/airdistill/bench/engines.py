@@ -1,8 +1,7 @@
-"""The round as a typical repository writes it: to be measured against, never to be run for its result.
+"""Seconds and memory per round of each engine, against a naive implementation and the machine's matrix-product rate.
 
-A Python loop over models, DataLoader batches, one pass for the knowledge and one for the gradient or for steps.
-
-Seconds and memory of a round of a fleet, each engine in a process of its own.
+Each engine is measured in its own process. The naive implementation is what a typical repository does: a Python loop
+over models with DataLoader batches, one pass for the class means and one for the gradient or the minibatch steps.
 """
 
 from __future__ import annotations
@@ -36,21 +35,145 @@ from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Round
 from airdistill.schemes.registry import load_scheme
 
-_BATCH = 64
+ENGINES = ("naive", "torch", "fused")
+_NAIVE_BATCH = 64
+# Floating-point operations of the paper's network per sample: forward, and twice that backward, without the gradient of
+# the first layer's input.
+_CONV_FLOPS = 2 * (26 * 26 * 10 * 9 + 9 * 9 * 20 * 250)
+_DENSE_FLOPS = 2 * (320 * 50 + 50 * 10)
+_FIRST_LAYER_INPUT_FLOPS = 2 * 26 * 26 * 10 * 9
+FLOPS_PER_SAMPLE = 3 * (_CONV_FLOPS + _DENSE_FLOPS) - _FIRST_LAYER_INPUT_FLOPS
+
+
+def measure_engines(scenario_name: str, repeats: int) -> dict[str, Any]:
+    """Measure every engine on a scenario's fleet, and the lower bound by the machine's matrix-product rate."""
+    scenario = load(scenario_name)
+    if set(scenario.model_names) != {"paper_cnn"}:
+        raise InputError(
+            "learning.model",
+            scenario.learning.model,
+            "the benchmark counts the operations of paper_cnn only; use a scenario with this model",
+        )
+    fleet = plan(scenario).fleet
+    results = {engine: _in_own_process(scenario_name, engine, repeats) for engine in ENGINES}
+    num_samples = int(fleet.class_counts.sum())
+    rate = sgemm_flops_per_second()
+    return {
+        "scenario": scenario_name,
+        "devices": fleet.num_devices,
+        "samples": num_samples,
+        "engines": results,
+        "speedup": {
+            kind: results["naive"][kind] / results["fused"][kind]
+            for kind in ("seconds_per_round", "seconds_per_minibatch_round")
+        },
+        "flops_per_round": num_samples * FLOPS_PER_SAMPLE,
+        "sgemm_flops_per_second": rate,
+        "sgemm_floor_seconds": num_samples * FLOPS_PER_SAMPLE / rate,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _in_own_process(scenario_name: str, engine: str, repeats: int) -> dict[str, float]:
+    """Measure one engine in its own process, because peak memory is measured per process."""
+    call = f"from airdistill.bench.engines import report; report({scenario_name!r}, {engine!r}, {repeats})"
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
+    if done.returncode != 0:
+        messages = done.stderr.strip().splitlines()
+        raise AirDistillError(f"bench {engine}: {messages[-1] if messages else f'ended with code {done.returncode}'}")
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def report(scenario_name: str, engine: str, repeats: int) -> None:
+    """Print the measurements of one engine; called in its own process."""
+    full_batch, minibatch, evaluate = (_naive_rounds if engine == "naive" else rounds_of)(scenario_name, engine)
+    first, seconds = timed(full_batch, repeats)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    first_minibatch, minibatch_seconds = timed(minibatch, repeats)
+    measured = {
+        "seconds_per_round": seconds,
+        "peak_rss_bytes": peak,
+        "seconds_per_minibatch_round": minibatch_seconds,
+        "first_rounds_extra_seconds": first - seconds + first_minibatch - minibatch_seconds,
+    }
+    if evaluate is not None:
+        measured["seconds_per_evaluation"] = timed(evaluate, repeats)[1]
+    sys.stdout.write(json.dumps(measured))
+
+
+def timed(run: Callable[[int], object], repeats: int) -> tuple[float, float]:
+    """Seconds of the first call, which compiles or loads kernels, and of the fastest later call."""
+    seconds = []
+    for repeat in range(repeats + 1):
+        started = time.perf_counter()
+        run(repeat)
+        seconds.append(time.perf_counter() - started)
+    return seconds[0], min(seconds[1:])
+
+
+def _scenario(scenario_name: str, local_epochs: int) -> Scenario:
+    return changed(load(scenario_name), {"learning": {"local_epochs": local_epochs, "rounds": 400}})
+
+
+_Rounds = tuple[Callable[[int], object], Callable[[int], object], Callable[[int], object] | None]
+
+
+def rounds_of(scenario_name: str, engine: str) -> _Rounds:
+    """A full-batch round, a minibatch round and an evaluation of the same simulation."""
+    full_batch, minibatch = (plan(_scenario(scenario_name, epochs)) for epochs in (0, 1))
+    simulation = Simulation(full_batch, load_scheme("fd_error_free"), RunOptions(engine=engine))
+    source = channel_source(full_batch.scenario)
+
+    def run(planned: Plan, repeat: int) -> None:
+        this = Round(repeat + 1, planned.scenario, planned, source, simulation.fleet, simulation.ledger)
+        simulation.scheme.play(this)
+
+    return partial(run, full_batch), partial(run, minibatch), lambda _: simulation.accuracy()
+
+
+def _naive_rounds(scenario_name: str, _engine: str) -> _Rounds:
+    """The rounds of `naive_round` with PyTorch's defaults: one thread per core, default layout and memory allocator."""
+    scenario = _scenario(scenario_name, 0)
+    dataset, _ = load_data(scenario)
+    shares, learning = assign_samples(scenario, dataset.y_train), scenario.learning
+    fleet = LearningFleet.of(dataset, shares.indices, scenario.model_names, scenario.seed, Engine(kernels="torch"))
+    devices = [
+        NaiveDevice(learner.model, *learner.samples_and_labels(), learning.batch_size) for learner in fleet.learners
+    ]
+    weights = aggregation_weights(shares.class_counts)
+
+    def run(minibatches: bool, repeat: int) -> None:
+        lr = learning.initial_lr / (repeat + 1) ** 0.5
+        naive_round(devices, weights, lr, learning.distill_weight, minibatches)
+
+    return partial(run, False), partial(run, True), None
+
+
+def sgemm_flops_per_second(size: int = 2048, repeats: int = 5) -> float:
+    """The rate of float32 matrix products on all cores, the best of several measurements."""
+    first, second = torch.rand(size, size), torch.rand(size, size)
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        torch.mm(first, second)
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds[1:])
 
 
 class NaiveDevice:
-    """A model and its DataLoaders: in order for full batches, shuffled for minibatches of `batch_size`."""
+    """A model and its DataLoaders: sequential for full batches, shuffled for minibatches of `batch_size`."""
 
     def __init__(self, model: nn.Module, samples: Tensor, labels: Tensor, batch_size: int) -> None:
         self.model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         self.num_samples = len(labels)
         dataset = TensorDataset(samples.contiguous(), labels)
-        self.loader = DataLoader(dataset, batch_size=_BATCH)
+        self.loader = DataLoader(dataset, batch_size=_NAIVE_BATCH)
         self.shuffled = DataLoader(dataset, batch_size=batch_size, shuffle=True)
 
     @torch.no_grad()
     def knowledge(self, num_classes: int) -> Tensor:
+        """The mean prediction of every class, `[class, class]`."""
         sums, counts = torch.zeros(num_classes, num_classes), torch.zeros(num_classes)
         for samples, labels in self.loader:
             predictions = torch.softmax(self.model(samples), dim=1)
@@ -60,7 +183,7 @@ class NaiveDevice:
         return sums / counts[:, None]
 
     def step(self, target: Tensor, lr: float, distill_weight: float) -> None:
-        """One full-batch step of eq. (4), its gradient gathered over batches."""
+        """One full-batch step of eq. (4), with the gradient accumulated over batches."""
         optimiser = torch.optim.SGD(self.model.parameters(), lr=lr)
         optimiser.zero_grad()
         for samples, labels in self.loader:
@@ -69,7 +192,7 @@ class NaiveDevice:
         optimiser.step()
 
     def epoch(self, target: Tensor, lr: float, distill_weight: float) -> None:
-        """One pass of minibatch steps."""
+        """One epoch of minibatch steps."""
         optimiser = torch.optim.SGD(self.model.parameters(), lr=lr)
         for samples, labels in self.shuffled:
             optimiser.zero_grad()
@@ -85,130 +208,10 @@ class NaiveDevice:
 def naive_round(
     devices: list[NaiveDevice], weights: FloatArray, lr: float, distill_weight: float, minibatches: bool
 ) -> None:
-    """Knowledge, its weighted mean, and everybody's step or steps."""
+    """One round: class means, their weighted mean, and the update of all devices."""
     num_classes = weights.shape[1]
     knowledge = np.stack([device.knowledge(num_classes).numpy() for device in devices])
     target = torch.from_numpy(np.einsum("ik,ikd->kd", weights, knowledge)).to(torch.float32)
     for device in devices:
         learn = device.epoch if minibatches else device.step
         learn(target, lr, distill_weight)
-
-
-ENGINES = ("naive", "torch", "fused")
-# Dense operations of the paper's network: forward, and twice that backward, less the first layer's input gradient.
-_CONV_FLOPS = 2 * (26 * 26 * 10 * 9 + 9 * 9 * 20 * 250)
-_DENSE_FLOPS = 2 * (320 * 50 + 50 * 10)
-_FIRST_LAYER_INPUT_FLOPS = 2 * 26 * 26 * 10 * 9
-FLOPS_A_SAMPLE = 3 * (_CONV_FLOPS + _DENSE_FLOPS) - _FIRST_LAYER_INPUT_FLOPS
-
-
-def measure_engines(scenario_name: str, repeats: int) -> dict[str, Any]:
-    """Every engine on one scenario's fleet, and the floor that the machine's matrix product sets."""
-    scenario = load(scenario_name)
-    if set(scenario.model_names) != {"paper_cnn"}:
-        raise InputError("learning.model", scenario.learning.model, "the bench knows the operations of paper_cnn alone")
-    fleet = plan(scenario).fleet
-    results = {engine: _in_own_process(scenario_name, engine, repeats) for engine in ENGINES}
-    num_samples = int(fleet.class_counts.sum())
-    rate = sgemm_flops_a_second()
-    return {
-        "scenario": scenario_name,
-        "devices": fleet.num_devices,
-        "samples": num_samples,
-        "engines": results,
-        "speedup": {
-            kind: results["naive"][kind] / results["fused"][kind]
-            for kind in ("seconds_per_round", "seconds_per_minibatch_round")
-        },
-        "flops_per_round": num_samples * FLOPS_A_SAMPLE,
-        "sgemm_flops_per_second": rate,
-        "sgemm_floor_seconds": num_samples * FLOPS_A_SAMPLE / rate,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _in_own_process(scenario_name: str, engine: str, repeats: int) -> dict[str, float]:
-    """Its peak memory is then its own."""
-    call = f"from airdistill.bench.engines import report; report({scenario_name!r}, {engine!r}, {repeats})"
-    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise AirDistillError(f"bench {engine}: {said[-1] if said else f'ended with code {done.returncode}'}")
-    measured: dict[str, float] = json.loads(done.stdout)
-    return measured
-
-
-def report(scenario_name: str, engine: str, repeats: int) -> None:
-    """Prints one engine's numbers; called in a process of its own."""
-    full_batch, minibatch, evaluate = (_naive if engine == "naive" else rounds_of)(scenario_name, engine)
-    first, seconds = timed(full_batch, repeats)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    first_of_minibatches, seconds_of_minibatches = timed(minibatch, repeats)
-    measured = {
-        "seconds_per_round": seconds,
-        "peak_rss_bytes": peak,
-        "seconds_per_minibatch_round": seconds_of_minibatches,
-        "first_rounds_extra_seconds": first - seconds + first_of_minibatches - seconds_of_minibatches,
-    }
-    if evaluate is not None:
-        measured["seconds_per_evaluation"] = timed(evaluate, repeats)[1]
-    sys.stdout.write(json.dumps(measured))
-
-
-def timed(play: Callable[[int], object], repeats: int) -> tuple[float, float]:
-    """Seconds of the first call, in which kernels are compiled or loaded, and of the fastest after it."""
-    seconds = []
-    for repeat in range(repeats + 1):
-        started = time.perf_counter()
-        play(repeat)
-        seconds.append(time.perf_counter() - started)
-    return seconds[0], min(seconds[1:])
-
-
-def _played(scenario_name: str, local_epochs: int) -> Scenario:
-    return changed(load(scenario_name), {"learning": {"local_epochs": local_epochs, "rounds": 400}})
-
-
-_Plays = tuple[Callable[[int], object], Callable[[int], object], Callable[[int], object] | None]
-
-
-def rounds_of(scenario_name: str, engine: str) -> _Plays:
-    """A full-batch round, a minibatch round and an evaluation, all of one simulation."""
-    full_batch, minibatch = (plan(_played(scenario_name, epochs)) for epochs in (0, 1))
-    simulation = Simulation(full_batch, load_scheme("fd_error_free"), RunOptions(kernels=engine))
-    source = channel_source(full_batch.scenario)
-
-    def play(planned: Plan, repeat: int) -> None:
-        this = Round(repeat + 1, planned.scenario, planned, source, simulation.fleet, simulation.ledger)
-        simulation.scheme.play(this)
-
-    return partial(play, full_batch), partial(play, minibatch), lambda _: simulation.accuracy()
-
-
-def _naive(scenario_name: str, _engine: str) -> _Plays:
-    """With PyTorch as it comes: a thread for each core, the ordinary layout, memory as the system hands it out."""
-    scenario = _played(scenario_name, 0)
-    dataset, _ = load_data(scenario)
-    shares, learning = assign_samples(scenario, dataset.y_train), scenario.learning
-    fleet = LearningFleet.of(dataset, shares.indices, scenario.model_names, scenario.seed, Engine(kernels="torch"))
-    devices = [
-        NaiveDevice(learner.model, *learner.samples_and_labels(), learning.batch_size) for learner in fleet.learners
-    ]
-    weights = aggregation_weights(shares.class_counts)
-
-    def play(minibatches: bool, repeat: int) -> None:
-        lr = learning.initial_lr / (repeat + 1) ** 0.5
-        naive_round(devices, weights, lr, learning.distill_weight, minibatches)
-
-    return partial(play, False), partial(play, True), None
-
-
-def sgemm_flops_a_second(size: int = 2048, repeats: int = 5) -> float:
-    """The rate of float32 matrix products on all cores, the best of several."""
-    first, second = torch.rand(size, size), torch.rand(size, size)
-    seconds = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        torch.mm(first, second)
-        seconds.append(time.perf_counter() - started)
-    return 2 * size**3 / min(seconds[1:])

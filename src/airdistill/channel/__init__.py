@@ -1,4 +1,4 @@
-"""The uplink's complex gains: where devices stand, how signals fade, and traces from a file. Draw, not apply."""
+"""Complex uplink gains: path loss, fading, 3GPP channels, recorded traces, and CSI errors."""
 
 from airdistill.channel.propagation import draw_fading, path_gain
 from airdistill.channel.sources import ChannelSource, channel_source

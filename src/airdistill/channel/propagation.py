@@ -1,9 +1,4 @@
-"""Large-scale path loss as a power gain: |h|² on average.
-
-Small-scale fading of unit mean power, new in every round.
-
-Sionna's power conventions become ours: the only place where they meet.
-"""
+"""Path loss as a power gain, small-scale fading of unit mean power, and the conversion of Sionna's coefficients."""
 
 from __future__ import annotations
 
@@ -11,22 +6,22 @@ import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
 
-SPEED_OF_LIGHT_M_S = 3e8  # the paper's own figure
+SPEED_OF_LIGHT_M_S = 3e8  # the paper's value
 
 
 def path_gain(distance_m: FloatArray, carrier_hz: float, exponent: float) -> FloatArray:
     """(c / (4π f d))^exponent, `[device]`.
 
-    The paper multiplies "the small-scale fading coefficient on the path loss" and leaves open whether that is an
-    amplitude; here it is a power, so that h = √path_gain · fading.
+    The paper multiplies "the small-scale fading coefficient on the path loss" and does not say whether the path loss is
+    an amplitude. Here it is a power, and so h = √path_gain · fading.
     """
     return (SPEED_OF_LIGHT_M_S / (4 * np.pi * carrier_hz * np.asarray(distance_m, dtype=np.float64))) ** exponent
 
 
 def draw_fading(kind: str, num_devices: int, rng: np.random.Generator, rician_k_db: float = 0.0) -> ComplexArray:
-    """One coefficient for every device, `[device]`, with E|·|² = 1.
+    """Draw one coefficient per device, `[device]`, with E|·|² = 1.
 
-    `real_gaussian` is the paper's wording ("i.i.d. standard Gaussian") taken at its word.
+    `real_gaussian` follows the paper's wording ("i.i.d. standard Gaussian") literally.
     """
     if kind == "none":
         return np.ones(num_devices, dtype=np.complex128)
@@ -43,13 +38,13 @@ def draw_fading(kind: str, num_devices: int, rng: np.random.Generator, rician_k_
 
 
 def narrowband_gains(path_coefficients: ComplexArray, path_gain: FloatArray | float = 1.0) -> ComplexArray:
-    """The h of every round and device, `[round, device]`, from Sionna's coefficients `[round, device, path]`.
+    """h of every round and device, `[round, device]`, from Sionna's path coefficients `[round, device, path]`.
 
-    * Sionna's coefficients a are amplitudes. UMi, UMa and RMa carry their path loss and shadowing in them, as
-      10^(−PL/20)·√SF, so that |Σa|² is a power gain already: leave `path_gain` at 1.
-    * TDL coefficients have E Σ|a|² = 1, the direct path included, and no path loss: `path_gain` `[device]`, a power,
-      becomes an amplitude here.
-    * A slot is one tone at the carrier: of Σ a exp(−j2πfτ) with f = 0 the plain sum is left.
-    * Sionna's noise variance N0 counts both axes of complex noise, as `radio.noise_power` does: nothing to convert.
+    * Sionna's coefficients a are amplitudes. Those of UMi, UMa and RMa include path loss and shadowing as
+      10^(−PL/20)·√SF, and so |Σa|² is already a power gain: leave `path_gain` at 1.
+    * TDL coefficients have E Σ|a|² = 1, including the line-of-sight path, and do not include path loss: `path_gain`
+      `[device]` is a power and is converted to an amplitude here.
+    * A slot is one tone at the carrier: Σ a exp(−j2πfτ) with f = 0 is the sum of the coefficients.
+    * Sionna's noise variance N0 is the total of both axes, as is `radio.noise_power`.
     """
     return np.asarray(np.sqrt(path_gain) * path_coefficients.sum(axis=-1))

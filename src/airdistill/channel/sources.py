@@ -1,9 +1,4 @@
-"""Recorded channels: complex gains, rounds × devices, from `.npz` or CSV.
-
-Where a round's channel comes from: a model of fading, 3GPP's channels, fixed gains, or a recorded trace.
-
-Every source answers two questions: which gains has round t, and which rounds shall the planner think of?
-"""
+"""Sources of channel gains: a fading model, 3GPP channels, fixed gains, or a trace from an `.npz` or CSV file."""
 
 from __future__ import annotations
 
@@ -27,10 +22,81 @@ from airdistill.streams import stream
 _FIELD = "radio.trace"
 
 
-def load_trace(source: str, num_devices: int) -> ComplexArray:
-    """The gains `[round, device]`.
+class ChannelSource(Protocol):
+    """A source of channel gains. A custom source needs these two methods."""
 
-    An .npz holds them as `channel` (or as its only array); a CSV has one round a line and entries like
+    def round_channel(self, round_index: int) -> ComplexArray:
+        """The gains of round 1, 2, …: `[device]`, or `[device, antenna]` if the server has several antennas."""
+
+    def planning_channels(self, num_draws: int) -> ComplexArray:
+        """Gains for the planner, `[draw, device]` or `[draw, device, antenna]`.
+
+        Random gains are independent of those of the run.
+        """
+
+
+def channel_source(scenario: Scenario) -> ChannelSource:
+    """The source that a scenario declares, with the devices' distances drawn."""
+    radio = scenario.radio
+    if radio.trace is not None:
+        return RecordedChannel(load_trace(radio.trace, scenario.num_devices))
+    if radio.gains is not None:
+        return RecordedChannel(np.array([[complex(re, im) for re, im in radio.gains]]))
+    distance_m = radio.distance.draw(scenario.num_devices, stream(scenario.seed, "radio.distance"))
+    if is_threegpp(radio.fading):
+        return threegpp_channel(scenario, distance_m)
+    gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent)
+    return FadingChannel(scenario.seed, gain, radio.fading, radio.rician_k_db, radio.antennas)
+
+
+@dataclass(frozen=True)
+class FadingChannel:
+    """h = √path_gain · fading, with separate random streams for the run and the planner."""
+
+    seed: int
+    path_gain: FloatArray
+    fading: str
+    rician_k_db: float
+    num_antennas: int = 1
+
+    def round_channel(self, round_index: int) -> ComplexArray:
+        return self._draw("channel", round_index)
+
+    def planning_channels(self, num_draws: int) -> ComplexArray:
+        return np.stack([self._draw("planning-channel", draw) for draw in range(num_draws)])
+
+    def _draw(self, purpose: str, index: int) -> ComplexArray:
+        """Each antenna has its own stream; the first one's does not depend on the number of antennas."""
+        if self.num_antennas == 1:
+            return self._draw_antenna(purpose, index, 0)
+        return np.stack([self._draw_antenna(purpose, index, number) for number in range(self.num_antennas)], axis=1)
+
+    def _draw_antenna(self, purpose: str, index: int, number: int) -> ComplexArray:
+        rng = stream(self.seed, purpose, index, number)
+        return np.sqrt(self.path_gain) * draw_fading(self.fading, len(self.path_gain), rng, self.rician_k_db)
+
+
+@dataclass(frozen=True)
+class RecordedChannel:
+    """Given gains `[round, device]`, repeated cyclically after the last row."""
+
+    gains: ComplexArray
+
+    def round_channel(self, round_index: int) -> ComplexArray:
+        row: ComplexArray = self.gains[(round_index - 1) % len(self.gains)]
+        return row
+
+    def planning_channels(self, num_draws: int) -> ComplexArray:
+        """All recorded rounds, or an evenly spaced selection of a long record."""
+        if len(self.gains) <= num_draws:
+            return self.gains
+        return self.gains[np.linspace(0, len(self.gains) - 1, num_draws).round().astype(np.int64)]
+
+
+def load_trace(source: str, num_devices: int) -> ComplexArray:
+    """Read the gains `[round, device]` of a trace.
+
+    An .npz file holds them as `channel`, or as its only array. A CSV file has one round per line and entries like
     `1.2e-6-3e-7j`.
     """
     path = Path(source)
@@ -60,78 +126,7 @@ def _read_npz(path: Path) -> NDArray[Any]:
 def _read_csv(path: Path) -> NDArray[Any]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an empty file is refused by its shape
+            warnings.simplefilter("ignore")  # an empty file is rejected by its shape
             return np.loadtxt(path, dtype=np.complex128, delimiter=",", ndmin=2)
     except (ValueError, OSError, UnicodeDecodeError) as error:
         raise InputError(_FIELD, str(path), f"cannot be read: {error}") from None
-
-
-class ChannelSource(Protocol):
-    """Draws channels; a source of your own needs these two methods."""
-
-    def round_channel(self, round_index: int) -> ComplexArray:
-        """The gains of round 1, 2, …, `[device]`; `[device, antenna]` if the server has several."""
-
-    def planning_channels(self, num_draws: int) -> ComplexArray:
-        """Rounds for the planner, `[draw, device]` or `[draw, device, antenna]`.
-
-        They are independent of those that a run will meet where they are random.
-        """
-
-
-@dataclass(frozen=True)
-class FadingChannel:
-    """h = √path_gain · fading, with a stream of its own for the run and one for the planner."""
-
-    seed: int
-    path_gain: FloatArray
-    fading: str
-    rician_k_db: float
-    num_antennas: int = 1
-
-    def round_channel(self, round_index: int) -> ComplexArray:
-        return self._draw("channel", round_index)
-
-    def planning_channels(self, num_draws: int) -> ComplexArray:
-        return np.stack([self._draw("planning-channel", draw) for draw in range(num_draws)])
-
-    def _draw(self, purpose: str, index: int) -> ComplexArray:
-        """The first antenna hears what it would hear alone; every other has a stream of its own."""
-        if self.num_antennas == 1:
-            return self._of_antenna(purpose, index, 0)
-        return np.stack([self._of_antenna(purpose, index, number) for number in range(self.num_antennas)], axis=1)
-
-    def _of_antenna(self, purpose: str, index: int, number: int) -> ComplexArray:
-        rng = stream(self.seed, purpose, index, number)
-        return np.sqrt(self.path_gain) * draw_fading(self.fading, len(self.path_gain), rng, self.rician_k_db)
-
-
-@dataclass(frozen=True)
-class RecordedChannel:
-    """Gains `[round, device]` as they were given; after the last row the first comes again."""
-
-    gains: ComplexArray
-
-    def round_channel(self, round_index: int) -> ComplexArray:
-        row: ComplexArray = self.gains[(round_index - 1) % len(self.gains)]
-        return row
-
-    def planning_channels(self, num_draws: int) -> ComplexArray:
-        """The recorded rounds themselves; of a long record, an even selection."""
-        if len(self.gains) <= num_draws:
-            return self.gains
-        return self.gains[np.linspace(0, len(self.gains) - 1, num_draws).round().astype(np.int64)]
-
-
-def channel_source(scenario: Scenario) -> ChannelSource:
-    """The scenario's channel, with the devices put in their places."""
-    radio = scenario.radio
-    if radio.trace is not None:
-        return RecordedChannel(load_trace(radio.trace, scenario.num_devices))
-    if radio.gains is not None:
-        return RecordedChannel(np.array([[complex(re, im) for re, im in radio.gains]]))
-    distance_m = radio.distance.draw(scenario.num_devices, stream(scenario.seed, "radio.distance"))
-    if is_threegpp(radio.fading):
-        return threegpp_channel(scenario, distance_m)
-    gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent)
-    return FadingChannel(scenario.seed, gain, radio.fading, radio.rician_k_db, radio.antennas)

@@ -1,7 +1,7 @@
-"""Channels of 3GPP TR 38.901 drawn by Sionna: UMi, UMa and RMa cells, and the tapped delay lines TDL-A to TDL-E.
+"""Channels of 3GPP TR 38.901, drawn by Sionna: UMi, UMa and RMa cells, and the tapped delay lines TDL-A to TDL-E.
 
-Once in a run, and alike for the planner: where a device stands, whether it sees the server, its shadowing and its
-K-factor. New in every round: the small-scale fading. Devices stand outdoors, with one vertical antenna each.
+Positions, line of sight, shadowing and K-factors are drawn once, for the run and the planner alike. Small-scale fading
+is drawn anew in every round. Devices are outdoors and have one vertically polarised antenna each.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from airdistill.scenario.model import Radio, Scenario
 from airdistill.scenario.rules import CELLS
 from airdistill.streams import stream
 
-# Sionna takes only about twice as long for 20 rounds among the same rays as for one.
+# Sionna takes only about twice as long for 20 rounds with the same rays as for one.
 ROUNDS_PER_BLOCK = 20
-# So far does a device move between two rounds of a block: every ray comes in with a new phase.
+# The distance that a device moves between two rounds of a block: every ray then has a new phase.
 WAVELENGTHS_PER_ROUND = 1e4
 
-# Draws a block of rounds, `[round, device]`, with Sionna's generator as it stands.
+# Draws a block of rounds, `[round, device]`, from the current state of Sionna's generator.
 DrawBlock = Callable[[], ComplexArray]
 
 
 class ThreeGppChannel:
-    """Rounds are drawn by blocks, each from a seed of its own, so that no draw depends on what was drawn before."""
+    """A source that draws blocks of rounds, each with its own seed, and so no draw depends on earlier ones."""
 
     def __init__(self, seed: int, draw_block: DrawBlock) -> None:
         self._seed, self._draw_block = seed, draw_block
-        self._kept: tuple[tuple[str, int], ComplexArray] | None = None
+        self._cached: tuple[tuple[str, int], ComplexArray] | None = None
 
     def round_channel(self, round_index: int) -> ComplexArray:
         return self._drawn("channel", round_index)
@@ -44,10 +44,10 @@ class ThreeGppChannel:
 
     def _drawn(self, purpose: str, index: int) -> ComplexArray:
         block, place = divmod(index, ROUNDS_PER_BLOCK)
-        if self._kept is None or self._kept[0] != (purpose, block):
+        if self._cached is None or self._cached[0] != (purpose, block):
             with seeded_sionna(stream(self._seed, purpose, block)):
-                self._kept = (purpose, block), self._draw_block()
-        gains: ComplexArray = self._kept[1][place].copy()
+                self._cached = (purpose, block), self._draw_block()
+        gains: ComplexArray = self._cached[1][place].copy()
         return gains
 
 
@@ -58,15 +58,15 @@ def threegpp_channel(scenario: Scenario, distance_m: FloatArray) -> ThreeGppChan
 
 
 def cell_draws(scenario: Scenario, distance_m: FloatArray, shadowing: bool = True) -> DrawBlock:
-    """Puts the devices around the server and draws what stays (the standard's steps 1 to 4).
+    """Draw the devices' positions and large-scale parameters (steps 1 to 4 of the standard).
 
-    Every block has new clusters and rays (steps 5 to 10), and its rounds meet them at places far apart.
+    Every block has new clusters and rays (steps 5 to 10); within a block, the rounds are at distant positions.
     """
     radio, tr38901 = scenario.radio, load_sionna(scenario.radio.fading)
     antenna = {"num_rows_per_panel": 1, "num_cols_per_panel": 1, "polarization": "single", "polarization_type": "V"}
-    machine = {"precision": "double", "device": "cpu"}
-    array = tr38901.PanelArray(antenna_pattern="omni", carrier_frequency=radio.carrier, **antenna, **machine)
-    # Outdoors there is no wall to go through, so that it does not matter which of the standard's walls it would be.
+    computation = {"precision": "double", "device": "cpu"}
+    array = tr38901.PanelArray(antenna_pattern="omni", carrier_frequency=radio.carrier, **antenna, **computation)
+    # Required by Sionna, without effect outdoors.
     wall = {} if radio.fading == "rma" else {"o2i_model": "low"}
     rng = stream(scenario.seed, "channel-drop")
     with seeded_sionna(rng):
@@ -77,7 +77,7 @@ def cell_draws(scenario: Scenario, distance_m: FloatArray, shadowing: bool = Tru
             direction="uplink",
             enable_shadow_fading=shadowing,
             **wall,
-            **machine,
+            **computation,
         )
         model.set_topology(**_topology(radio, distance_m, rng))
 
@@ -89,33 +89,33 @@ def cell_draws(scenario: Scenario, distance_m: FloatArray, shadowing: bool = Tru
 
 
 def _topology(radio: Radio, distance_m: FloatArray, rng: np.random.Generator) -> dict[str, Any]:
-    """Devices all around the server, and how fast they move, in metres a round."""
+    """Positions of devices around the server, and their velocities in metres per round."""
     cell, num_devices = CELLS[radio.fading], len(distance_m)
-    server_height = cell.usual_server_height if radio.server_height is None else radio.server_height
-    # No two devices alike, or their phases would turn together.
+    server_height = cell.default_server_height if radio.server_height is None else radio.server_height
+    # Different speeds, because equal ones would rotate the phases of all devices together.
     step = WAVELENGTHS_PER_ROUND * SPEED_OF_LIGHT_M_S / radio.carrier * rng.uniform(0.5, 1.5, num_devices)
-    nobody = np.zeros((1, num_devices), dtype=np.bool_)
+    none = np.zeros((1, num_devices), dtype=np.bool_)
     topology = {
         "ut_loc": _around(distance_m, radio.device_height, rng)[np.newaxis],
         "bs_loc": np.array([[[0.0, 0.0, server_height]]]),
         "ut_velocities": _around(step, 0.0, rng)[np.newaxis],
         "ut_orientations": np.zeros((1, num_devices, 3)),
         "bs_orientations": np.zeros((1, 1, 3)),
-        "in_state": nobody,
+        "in_state": none,
         "los": {"drawn": "random", "always": True, "never": False}[radio.line_of_sight],
     }
-    # Sionna puts every rural device into a car unless told otherwise: another 9 dB.
-    return topology | ({"in_car": nobody} if radio.fading == "rma" else {})
+    # By default Sionna places rural devices in cars, which adds a loss of 9 dB.
+    return topology | ({"in_car": none} if radio.fading == "rma" else {})
 
 
 def _around(length: FloatArray, height: float, rng: np.random.Generator) -> FloatArray:
-    """Vectors `[device, 3]` of these horizontal lengths, each in a direction of its own."""
+    """Vectors `[device, 3]` with these horizontal lengths and random directions."""
     bearing = rng.uniform(0, 2 * np.pi, len(length))
     return np.stack([length * np.cos(bearing), length * np.sin(bearing), np.full(len(length), height)], axis=-1)
 
 
 def tapped_delay_line_draws(scenario: Scenario, distance_m: FloatArray) -> DrawBlock:
-    """A profile of the standard on top of the scenario's own path loss; every round and device is a link by itself."""
+    """A TDL profile of the standard with the scenario's path loss; every round and device is an independent link."""
     radio, num_devices = scenario.radio, len(distance_m)
     profile = radio.fading.removeprefix("tdl-").upper()
     model = load_sionna(radio.fading).TDL(profile, radio.delay_spread, radio.carrier, precision="double", device="cpu")
@@ -129,16 +129,16 @@ def tapped_delay_line_draws(scenario: Scenario, distance_m: FloatArray) -> DrawB
 
 
 def load_sionna(fading: str) -> Any:
-    """Sionna's `tr38901`, imported when first needed: that takes seconds.
+    """Import Sionna's `tr38901` on first use, because it takes seconds.
 
-    The import seeds PyTorch's generators anew, behind the back of whoever uses them; they get their state back.
+    The import reseeds PyTorch's generators; their state is restored.
     """
     torch = sys.modules.get("torch")
-    kept: AbstractContextManager[Any] = nullcontext()
+    restored: AbstractContextManager[Any] = nullcontext()
     if torch is not None:
-        kept = torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+        restored = torch.random.fork_rng(devices=range(torch.cuda.device_count()))
     try:
-        with kept:
+        with restored:
             from sionna.phy.channel import tr38901
     except ImportError as error:
         raise InputError("radio.fading", fading, "needs Sionna: pip install 'airdistill[channels]'") from error
@@ -147,9 +147,9 @@ def load_sionna(fading: str) -> Any:
 
 @contextmanager
 def seeded_sionna(rng: np.random.Generator) -> Iterator[None]:
-    """Sionna's draws follow from `rng` alone, and nobody else's draws are touched.
+    """Make Sionna's draws depend on `rng` only, and restore its generator afterwards.
 
-    One thread computes, so that sums are added up in the same order whatever the machine is told.
+    Sionna computes in one thread, and so the order of summation does not depend on the machine's settings.
     """
     from sionna.phy import config
 

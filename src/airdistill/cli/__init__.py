@@ -1,6 +1,6 @@
-"""The command line. No logic of its own: each command reads one value and writes another.
+"""The command line: each command reads one value and writes another, and contains no logic of its own.
 
-Imports stand inside the commands, so that `--help` answers at once.
+Commands import what they need when they are called, which keeps `--help` fast.
 """
 
 from airdistill.cli import (  # noqa: F401 - registers the commands

@@ -1,12 +1,4 @@
-"""Help as plain text and in full, with typer 0.20 and click 8.5 together.
-
-Typer escapes brackets for rich even where rich prints nothing. It sets an argument's help before it calls click's
-constructor, which since 8.5 has one of its own and takes typer's away; and then both would list the arguments.
-
-The application itself: how a command starts, fails and prints.
-
-Arguments and options that several commands share.
-"""
+"""The command-line application: how commands start, fail and print, and the options that several of them share."""
 
 from __future__ import annotations
 
@@ -33,11 +25,15 @@ def _argument_with_help(self: core.TyperArgument, *, help: str | None = None, **
 
 
 def _list_no_arguments(_command: core.TyperCommand, _context: click.Context, _formatter: click.HelpFormatter) -> None:
-    """Typer lists them among the options."""
+    """Print nothing, because typer lists the arguments among the options."""
 
 
 def print_plain_help() -> None:
-    """To be called before the first command is looked up, which is when typer makes its arguments."""
+    """Make typer 0.20 with click 8.5 print complete help as plain text. Call this before the first command is added.
+
+    Typer escapes brackets for rich even if rich is not used. It sets an argument's help before it calls click's
+    constructor, which since 8.5 overwrites it; and both libraries would list the arguments.
+    """
     changes: list[tuple[Any, str, Any]] = [
         (core, "HAS_RICH", False),
         (core.TyperArgument, "__init__", _argument_with_help),
@@ -61,7 +57,7 @@ app.add_typer(scenarios_app, name="scenarios", invoke_without_command=True)
 
 
 def main() -> None:
-    """Runs a command; what a user can put right is one line on standard error and exit code 2."""
+    """Run a command; an error that the user can correct is one line on standard error and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ε still shows the rest
@@ -74,9 +70,9 @@ def main() -> None:
         message = error.format_message() if isinstance(error, ClickException) else str(error)
         sys.stderr.write(f"error: {message}\n")
         sys.exit(2)
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)  # as the shell says of a broken pipe; 1 is an audit's word
+        sys.exit(141)  # the shell's code for a broken pipe; 1 means a violation found by an audit
     except OSError as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)
@@ -101,6 +97,7 @@ def _root(
 
 
 def print_summaries(summaries: dict[str, str], as_json: bool) -> None:
+    """Print names and their summaries in two columns, or as JSON."""
     if as_json:
         print_json(summaries)
         return
@@ -110,12 +107,14 @@ def print_summaries(summaries: dict[str, str], as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
     from airdistill.files import json_text
 
     print_text(json_text(value).rstrip("\n"))
 
 
 def print_text(text: str) -> None:
+    """Print a text to standard output."""
     typer.echo(text)
 
 
@@ -126,18 +125,23 @@ SetOption = Annotated[
 ]
 LedgerOption = Annotated[
     Path | None,
-    typer.Option("--ledger", metavar="RUN", help="An earlier run of the same devices: go on from what they spent."),
+    typer.Option(
+        "--ledger", metavar="RUN", help="An earlier run of the same devices, whose privacy budget is continued."
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SchemeOption = Annotated[
     str, typer.Option("--scheme", metavar="NAME", help="A scheme's name, or your own as package.module:Scheme.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 EngineOption = Annotated[
-    str, typer.Option("--engine", help="fused: kernels for the paper's kind of network; torch: any model; auto.")
+    str,
+    typer.Option("--engine", help="fused: compiled kernels for networks of the paper's form; torch: any model; auto."),
 ]
-Tf32Option = Annotated[bool, typer.Option("--tf32", help="On a GPU: faster products of ten-bit factors.")]
-ThreadsOption = Annotated[int, typer.Option("--threads", help="Devices worked on at once; 0: one for each core.")]
-EvalEveryOption = Annotated[int, typer.Option("--eval-every", help="Rounds between two evaluations.")]
+Tf32Option = Annotated[
+    bool, typer.Option("--tf32", help="On a GPU: faster products, with factors rounded to ten bits.")
+]
+ThreadsOption = Annotated[int, typer.Option("--threads", help="Devices trained in parallel; 0: one per core.")]
+EvalEveryOption = Annotated[int, typer.Option("--eval-every", help="Rounds between evaluations.")]
 CheckpointEveryOption = Annotated[int, typer.Option("--checkpoint-every", help="Rounds between checkpoints.")]
-JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Runs at once; 0: one for each core.")]
+JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Runs in parallel; 0: one per core.")]

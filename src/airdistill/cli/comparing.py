@@ -1,4 +1,4 @@
-"""Many runs: comparisons, and the paper's figures."""
+"""Commands for many runs: `compare` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from airdistill import DEFAULT_SCHEME
 from airdistill.cli.app import (
     CheckpointEveryOption,
     DeviceOption,
@@ -32,13 +33,17 @@ if TYPE_CHECKING:
 @app.command("compare")
 def compare_command(
     scenario: ScenarioArgument,
-    schemes: Annotated[str, typer.Option("--schemes", metavar="A,B", help="Schemes, with commas between them.")],
+    schemes: Annotated[
+        str, typer.Option("--schemes", metavar="A,B", help="Schemes, separated by commas.")
+    ] = f"{DEFAULT_SCHEME},ota_fd,local_only",
     changes: SetOption = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, counted from the scenario's own.")] = 1,
-    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Plan and run so many rounds of each.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, starting with the scenario's.")] = 1,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Plan and run so many rounds of each scheme.")
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="An empty folder, or the same comparison's to go on with."),
+        typer.Option("--out", metavar="DIR", help="An empty folder, or that of the same comparison, which is resumed."),
     ] = None,
     device: DeviceOption = "cpu",
     engine: EngineOption = "auto",
@@ -48,7 +53,7 @@ def compare_command(
     checkpoint_every: CheckpointEveryOption = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Run schemes side by side over seeds: a table, curves and a report.
+    """Run several schemes with several seeds: a table, curves and a report.
 
     Example: airdistill compare quick --schemes ota_fd,local_only --seeds 3 --rounds 10
     """
@@ -62,10 +67,8 @@ def compare_command(
 
 
 def follow_comparison(start: Callable[[OnProgress], ComparisonRecord], as_json: bool) -> None:
-    """Runs with bars on standard error, then shows what there is; exit code 2 if a run failed."""
-    from airdistill.report.comparison_json import comparison_to_dict
-    from airdistill.report.comparison_page import write_comparison_page
-    from airdistill.report.comparison_table import print_comparison
+    """Run a comparison with progress bars on standard error and show its results; exit code 2 if a run failed."""
+    from airdistill.report.comparison import comparison_to_dict, print_comparison, write_comparison_page
     from airdistill.report.progress import comparison_bar
     from airdistill.report.terminal import Terminal
 
@@ -73,7 +76,7 @@ def follow_comparison(start: Callable[[OnProgress], ComparisonRecord], as_json: 
         with comparison_bar(Terminal(stderr=True)) as bar:
             record = start(bar)
     except KeyboardInterrupt:
-        sys.stderr.write("stopped; what there is was kept: airdistill resume goes on with it\n")
+        sys.stderr.write("stopped; finished rounds are saved: continue with airdistill resume\n")
         sys.exit(130)
     page = write_comparison_page(record)
     if as_json:
@@ -84,7 +87,7 @@ def follow_comparison(start: Callable[[OnProgress], ComparisonRecord], as_json: 
     missing = [task for task in record.comparison.tasks if task not in record.runs]
     if missing:
         tasks = ", ".join(f"{task.label} (seed {task.seed})" for task in missing)
-        sys.stderr.write(f"error: {len(missing)} of {len(record.comparison.tasks)} runs did not end: {tasks}\n")
+        sys.stderr.write(f"error: {len(missing)} of {len(record.comparison.tasks)} runs did not finish: {tasks}\n")
         sys.exit(2)
 
 
@@ -100,20 +103,20 @@ def reproduce_command(
     figure: Annotated[Figure, typer.Argument(help="fig2a: noise against ε. fig2b: accuracy against uplink time.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="By default figures/.")] = None,
     scenarios: Annotated[
-        str, typer.Option("--scenarios", metavar="A,B", help="One of them, or both.")
+        str, typer.Option("--scenarios", metavar="A,B", help="One or both of these presets.")
     ] = "paper,paper-literal",
     changes: SetOption = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small: fewer devices, samples and rounds.")] = False,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="fig2b: how many.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer devices, samples and rounds.")] = False,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="fig2b: number of seeds.")] = 1,
     device: DeviceOption = "cpu",
     engine: EngineOption = "auto",
     tf32: Tf32Option = False,
     jobs: JobsOption = 0,
     eval_every: EvalEveryOption = 20,
-    redraw: Annotated[bool, typer.Option("--redraw", help="fig2b: train nothing, show what DIR holds.")] = False,
+    redraw: Annotated[bool, typer.Option("--redraw", help="fig2b: do not train, draw the runs in DIR.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The paper's figures computed anew, and its claims checked one by one.
+    """Compute the paper's figures again, and check its claims one by one.
 
     Example: airdistill reproduce fig2a --out figures
     """
@@ -131,7 +134,7 @@ def reproduce_command(
         try:
             claims = reproduce_fig2b(names, quick, changes or [], seeds, folder, options, jobs, command, silent=as_json)
         except KeyboardInterrupt:
-            sys.stderr.write("stopped; what there is was kept: the same command goes on with it\n")
+            sys.stderr.write("stopped; finished rounds are saved: continue with the same command\n")
             sys.exit(130)
     if as_json:
         print_json({name: [vars(claim) for claim in found] for name, found in claims.items()})

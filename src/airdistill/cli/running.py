@@ -1,4 +1,4 @@
-"""One run: start it, go on with it, report it; and what can be run, and how fast."""
+"""Commands for one run: `run`, `resume` and `report`; and `schemes` and `bench`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run_command(
     changes: SetOption = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Plan and run so many rounds.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="An empty folder; by default under runs/.")
+        Path | None, typer.Option("--out", metavar="DIR", help="An empty folder; by default a new one under runs/.")
     ] = None,
     ledger: LedgerOption = None,
     device: DeviceOption = "cpu",
@@ -53,7 +53,7 @@ def run_command(
     checkpoint_every: CheckpointEveryOption = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a fleet; leaves a record that can be resumed and plotted.
+    """Train a fleet, and write a record that can be resumed, certified and plotted.
 
     Example: airdistill run quick --scheme fd_error_free --rounds 5 --out my-run
     """
@@ -76,25 +76,25 @@ def resume_command(
     jobs: JobsOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with a run or a comparison that was stopped or killed, to the same bytes.
+    """Resume a run or a comparison that was stopped or killed, bit-identically.
 
     Example: airdistill resume runs/quick-ota_fd
     """
-    from airdistill.runs.comparison import COMPARISON, go_on
+    from airdistill.runs.comparison import COMPARISON, resume_comparison
     from airdistill.runs.runner import resume
 
     if (folder / COMPARISON).exists():
-        follow_comparison(lambda bar: go_on(folder, jobs, bar), as_json)
+        follow_comparison(lambda bar: resume_comparison(folder, jobs, bar), as_json)
         return
     _follow(lambda on_round: resume(folder, on_round), str(folder), as_json)
 
 
 def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) -> None:
-    """Runs with a bar on standard error; Ctrl-C leaves what there is, with exit code 130."""
+    """Run with a progress bar on standard error; Ctrl-C saves the finished rounds and exits with code 130."""
     import logging
 
-    from airdistill.report.progress import print_run, round_bar
-    from airdistill.report.run_page import write_run_page
+    from airdistill.report.progress import round_bar
+    from airdistill.report.run import print_run, write_run_page
     from airdistill.report.terminal import Terminal
 
     logging.basicConfig(format="%(message)s")
@@ -102,7 +102,7 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
         with round_bar(Terminal(stderr=True), label) as on_round:
             record = start(on_round)
     except KeyboardInterrupt:
-        sys.stderr.write("stopped; what there is was kept: airdistill resume goes on with it\n")
+        sys.stderr.write("stopped; finished rounds are saved: continue with airdistill resume\n")
         sys.exit(130)
     page = write_run_page(record)
     if as_json:
@@ -115,12 +115,12 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
 def report_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a comparison's.")],
 ) -> None:
-    """Write the report of a run or a comparison anew, from what there is: one HTML file.
+    """Write the report of a run or a comparison again: one HTML file.
 
     Example: airdistill report runs/quick-ota_fd
     """
-    from airdistill.report.comparison_page import write_comparison_page
-    from airdistill.report.run_page import write_run_page
+    from airdistill.report.comparison import write_comparison_page
+    from airdistill.report.run import write_run_page
     from airdistill.runs.comparison import COMPARISON, ComparisonRecord
     from airdistill.runs.record import ended_run
 
@@ -132,7 +132,7 @@ def report_command(
 
 @app.command("schemes")
 def schemes_command(as_json: JsonOption = False) -> None:
-    """What can be run.
+    """List the schemes.
 
     Example: airdistill schemes --json
     """
@@ -146,11 +146,15 @@ def schemes_command(as_json: JsonOption = False) -> None:
 
 @app.command("bench")
 def bench_command(
-    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="Whose fleet is measured.")] = "paper",
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds of each engine; the fastest counts.")] = 1,
+    scenario: Annotated[
+        str, typer.Argument(metavar="SCENARIO", help="A preset's name or a TOML file, whose fleet is measured.")
+    ] = "paper",
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Rounds of each engine; the fastest one counts.")
+    ] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Seconds and memory of a round, full-batch and with minibatches, against the naive loop and the machine's floor.
+    """Measure time and memory of a round, full-batch and minibatch, against a naive loop and the machine's limit.
 
     Example: airdistill bench quick --json
     """
@@ -160,7 +164,6 @@ def bench_command(
     if as_json:
         print_json(measured)
         return
-    from airdistill.report.bench_table import print_bench
-    from airdistill.report.terminal import Terminal
+    from airdistill.report.terminal import Terminal, print_bench
 
     print_bench(measured, Terminal())

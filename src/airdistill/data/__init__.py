@@ -1,4 +1,4 @@
-"""Datasets as arrays, and how their samples fall to devices."""
+"""Datasets as arrays, and their partition among devices."""
 
 from airdistill.data.datasets import Dataset, load_dataset, load_train_labels
 from airdistill.data.partition import Partition, assign_samples, class_counts

@@ -1,15 +1,7 @@
-"""Decoded arrays, kept on disk under the digest of the file that they came from.
+"""Datasets: the embedded MNIST, a folder of IDX files, an `.npz` file, or synthetic samples.
 
-`AIRDISTILL_CACHE` names the folder; else it lies in the user's cache folder. A cache that cannot be written or
-read is never an error: the source is decoded again.
-
-Samples made from public facts alone: their shape, their kind of number and their labels.
-
-They stand in for data that nobody may look at. Each class has a smooth random pattern, and every sample is its class's
-pattern mixed with a smooth one of its own. Bytes look like handwriting from afar: dark, with about as much bright area
-as MNIST, so that `learning` scales them as it does real images. Floats have mean 0 and variance 1.
-
-Where samples come from: the embedded MNIST, a folder of IDX files, or an `.npz` file.
+Decoded arrays are cached on disk under the digest of their file, in the folder `AIRDISTILL_CACHE` or in the user's
+cache folder. A cache that cannot be read or written is not an error: the file is decoded again.
 """
 
 from __future__ import annotations
@@ -33,87 +25,7 @@ from airdistill.files import write_whole
 
 logger = logging.getLogger(__name__)
 
-
-def cache_folder() -> Path:
-    chosen = os.environ.get("AIRDISTILL_CACHE")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "airdistill"
-
-
-def decoded_once(source: bytes, decode: Callable[[], NDArray[np.generic]]) -> NDArray[np.generic]:
-    """What `decode` makes of a file's content: from the cache if it was made before, else now and cached."""
-    entry = cache_folder() / f"{hashlib.sha256(source).hexdigest()}.npy"
-    cached = _read(entry)
-    if cached is not None:
-        return cached
-    array = decode()
-    _write(entry, array)
-    return array
-
-
-def _read(entry: Path) -> NDArray[np.generic] | None:
-    """The cached array if its content still has the digest that was stored beside it."""
-    try:
-        content = entry.read_bytes()
-        if hashlib.sha256(content).hexdigest() != entry.with_suffix(".sha256").read_text():
-            logger.warning("%s: damaged, made anew", entry)
-            return None
-    except OSError:
-        return None
-    array: NDArray[np.generic] = np.load(io.BytesIO(content), allow_pickle=False)
-    return array
-
-
-def _write(entry: Path, array: NDArray[np.generic]) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(entry.with_suffix(".sha256"), digest.encode())
-        write_whole(entry, buffer.getbuffer())
-    except OSError as error:
-        logger.warning("%s: not cached: %s", entry, error)
-
-
-_OWN_SHARE = 0.5  # of a sample's variance; devices then learn in a few rounds and not at once, as on MNIST
-_BLUR = 1 / 12  # of an axis; on 28 pixels, about the width of a stroke
-_SHORTEST_AXIS = 8  # shorter ones are colours, or features with no order
-_BRIGHT_ABOVE, _EDGE = 1.1, 0.2  # standard deviations
-
-
-def synthetic_samples(
-    labels: IntArray, patterns: FloatArray, dtype: DTypeLike, rng: np.random.Generator
-) -> NDArray[np.generic]:
-    """A sample for every label `[sample, ...]`, from the patterns `[class, ...]` that `class_patterns` draws."""
-    own = _smooth(len(labels), patterns.shape[1:], rng)
-    field = np.sqrt(1 - _OWN_SHARE) * patterns[labels] + np.sqrt(_OWN_SHARE) * own
-    if np.dtype(dtype) != np.uint8:
-        return np.asarray(field, dtype=np.float32)
-    brightness = 1 / (1 + np.exp((_BRIGHT_ABOVE - field) / _EDGE))
-    return np.asarray(np.rint(255 * brightness), dtype=np.uint8)
-
-
-def class_patterns(num_classes: int, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """A smooth random pattern for each class, `[class, ...]`."""
-    return _smooth(num_classes, shape, rng)
-
-
-def _smooth(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """Gaussian fields of mean 0 and variance 1, smooth along long axes, `[field, ...]`."""
-    from scipy.ndimage import gaussian_filter
-
-    noise = rng.standard_normal((count, *shape))
-    # A single long axis is a list of features, which have no neighbours.
-    images = sum(length >= _SHORTEST_AXIS for length in shape) > 1
-    blur = [0.0, *(_BLUR * length if images and length >= _SHORTEST_AXIS else 0.0 for length in shape)]
-    smoothed = gaussian_filter(noise, sigma=blur, mode="wrap")
-    return np.asarray(smoothed / smoothed.std())
-
-
-# Of the decompressed official files.
+# MD5 digests of the official files, decompressed.
 _MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -122,11 +34,16 @@ _MNIST_MD5 = {
 }
 _LARGEST_LABEL = 9_999
 _NPZ_NAMES = ("x_train", "y_train", "x_test", "y_test")
+# Synthetic samples.
+_NOISE_FRACTION = 0.5  # of a sample's variance; devices then need a few rounds to learn, as on MNIST
+_BLUR = 1 / 12  # relative to an axis; for 28 pixels about the width of a stroke
+_MIN_SMOOTH_AXIS = 8  # shorter axes are colours, or features without an order
+_BRIGHT_ABOVE, _EDGE = 1.1, 0.2  # standard deviations
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples `[sample, ...]` as they were stored, and labels `[sample]` in 0..num_classes−1."""
+    """Samples `[sample, ...]` as stored, and labels `[sample]` in 0..num_classes−1."""
 
     name: str
     x_train: NDArray[np.generic]
@@ -140,7 +57,7 @@ class Dataset:
 
 
 def load_dataset(source: str) -> Dataset:
-    """The whole dataset: "mnist", a folder of IDX files with MNIST's names, or an .npz file."""
+    """Load a dataset: "mnist", a folder of IDX files with the names of MNIST, or an .npz file."""
     if source == "mnist":
         arrays = {name: _embedded(name) for name in _MNIST_MD5}
         return _checked("mnist", *arrays.values())
@@ -153,14 +70,14 @@ def load_dataset(source: str) -> Dataset:
 
 
 def load_train_labels(source: str) -> IntArray:
-    """The training labels `[sample]`. Of the embedded MNIST nothing else is decoded; of other data all is checked."""
+    """Load the training labels `[sample]`; only of the embedded MNIST without loading and checking the samples."""
     if source == "mnist":
         return _as_labels(_embedded("train-labels-idx1-ubyte"), "mnist")
     return load_dataset(source).y_train
 
 
 def read_samples(source: str) -> NDArray[np.generic]:
-    """Samples without labels: `x_public` (or `x_train`) of an .npz file, or the training images of a folder."""
+    """Load samples without labels: `x_public` (or `x_train`) of an .npz file, or the training images of a folder."""
     path = Path(source)
     if path.is_dir():
         return _as_samples(_from_folder(path, "train-images-idx3-ubyte"), source)
@@ -169,7 +86,7 @@ def read_samples(source: str) -> NDArray[np.generic]:
         found = [name for name in names if name in ("x_public", "x_train")]
         if not found:
             raise DataError(f"{path}: has neither x_public nor x_train")
-        return [min(found)]  # x_public first
+        return [min(found)]  # x_public precedes x_train
 
     (samples,) = read_npz(path, choose).values()
     if samples.ndim < 2 or len(samples) == 0:
@@ -179,7 +96,6 @@ def read_samples(source: str) -> NDArray[np.generic]:
 
 def _embedded(name: str) -> NDArray[np.generic]:
     path = Path(str(resources.files("airdistill") / "data" / "mnist" / f"{name}.xz"))
-
     raw = read_file(path)
 
     def decode() -> NDArray[np.generic]:
@@ -188,8 +104,8 @@ def _embedded(name: str) -> NDArray[np.generic]:
             raise DataError(f"{path}: is not the official MNIST file; install the package again")
         return parse_idx(content, str(path))
 
-    # Labels take a millisecond to decode: only images are worth a place in the cache.
-    return decode() if "labels" in name else decoded_once(raw, decode)
+    # Only images are cached: labels take a millisecond to decode.
+    return decode() if "labels" in name else cached_decode(raw, decode)
 
 
 def _from_folder(folder: Path, name: str) -> NDArray[np.generic]:
@@ -204,7 +120,7 @@ def _from_folder(folder: Path, name: str) -> NDArray[np.generic]:
 def _read_idx(path: Path) -> NDArray[np.generic]:
     raw = read_file(path)
     if path.suffix in (".gz", ".xz"):
-        return decoded_once(raw, lambda: parse_idx(decompress(raw, path), str(path)))
+        return cached_decode(raw, lambda: parse_idx(decompress(raw, path), str(path)))
     return parse_idx(raw, str(path))
 
 
@@ -225,13 +141,12 @@ def _checked(
     x_test: NDArray[np.generic],
     y_test: NDArray[np.generic],
 ) -> Dataset:
-    """A dataset whose labels fit its samples and each other."""
+    """The dataset, after a check that samples and labels are consistent."""
     x_train, x_test = _as_samples(x_train, name), _as_samples(x_test, name)
     dataset = Dataset(name, x_train, _as_labels(y_train, name), x_test, _as_labels(y_test, name))
     for part, samples, labels in [("training", x_train, dataset.y_train), ("test", x_test, dataset.y_test)]:
         if samples.ndim < 2 or len(samples) != len(labels):
-            rule = f"{len(labels)} {part} labels for samples of shape {samples.shape}"
-            raise DataError(f"{name}: {rule}")
+            raise DataError(f"{name}: {len(labels)} {part} labels for samples of shape {samples.shape}")
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(f"{name}: training samples {x_train.shape[1:]} and test samples {x_test.shape[1:]} differ")
     if dataset.y_test.max() >= dataset.num_classes:
@@ -240,7 +155,7 @@ def _checked(
 
 
 def _as_samples(array: NDArray[np.generic], name: str) -> NDArray[np.generic]:
-    """Numbers in an order of bytes that this machine has, none of them infinite or missing."""
+    """Finite numbers in the machine's byte order."""
     if array.dtype.kind not in "uifb":
         raise DataError(f"{name}: samples must be numbers, not {array.dtype}")
     if array.dtype.kind == "f":
@@ -251,11 +166,92 @@ def _as_samples(array: NDArray[np.generic], name: str) -> NDArray[np.generic]:
 
 
 def _as_labels(array: NDArray[np.generic], name: str) -> IntArray:
+    """Labels as int64, from 0 to the largest that is supported."""
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise DataError(f"{name}: labels must be a list of whole numbers, not {array.dtype} of shape {array.shape}")
     labels = array.astype(np.int64)
     if labels.min() < 0:
         raise DataError(f"{name}: label {labels.min()} is negative")
     if labels.max() > _LARGEST_LABEL:
-        raise DataError(f"{name}: label {labels.max()}: there may be {_LARGEST_LABEL + 1} classes at most, from 0 on")
+        raise DataError(f"{name}: label {labels.max()}: must be at most {_LARGEST_LABEL}")
     return labels
+
+
+def cache_folder() -> Path:
+    """The folder of all cached files."""
+    chosen = os.environ.get("AIRDISTILL_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "airdistill"
+
+
+def cached_decode(source: bytes, decode: Callable[[], NDArray[np.generic]]) -> NDArray[np.generic]:
+    """The result of `decode` for a file's content `source`, from the cache if possible."""
+    entry = cache_folder() / f"{hashlib.sha256(source).hexdigest()}.npy"
+    cached = _read(entry)
+    if cached is not None:
+        return cached
+    array = decode()
+    _write(entry, array)
+    return array
+
+
+def _read(entry: Path) -> NDArray[np.generic] | None:
+    """The cached array, if its content matches the digest that is stored next to it."""
+    try:
+        content = entry.read_bytes()
+        if hashlib.sha256(content).hexdigest() != entry.with_suffix(".sha256").read_text():
+            logger.warning("%s: damaged, decoded again", entry)
+            return None
+    except OSError:
+        return None
+    array: NDArray[np.generic] = np.load(io.BytesIO(content), allow_pickle=False)
+    return array
+
+
+def _write(entry: Path, array: NDArray[np.generic]) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(entry.with_suffix(".sha256"), digest.encode())
+        write_whole(entry, buffer.getbuffer())
+    except OSError as error:
+        logger.warning("%s: not cached: %s", entry, error)
+
+
+def synthetic_samples(
+    labels: IntArray, patterns: FloatArray, dtype: DTypeLike, rng: np.random.Generator
+) -> NDArray[np.generic]:
+    """Draw a sample for every label, `[sample, ...]`, from patterns `[class, ...]` of `class_patterns`.
+
+    Synthetic samples replace data that must not be used, for instance to measure constants without a privacy cost: only
+    shape, type and labels are taken from the data. Every sample is a mixture of its class's smooth random pattern and
+    smooth noise. Bytes have the brightness of MNIST, and so `learning` scales them as it does real images. Floats have
+    mean 0 and variance 1.
+    """
+    noise = _smooth(len(labels), patterns.shape[1:], rng)
+    field = np.sqrt(1 - _NOISE_FRACTION) * patterns[labels] + np.sqrt(_NOISE_FRACTION) * noise
+    if np.dtype(dtype) != np.uint8:
+        return np.asarray(field, dtype=np.float32)
+    brightness = 1 / (1 + np.exp((_BRIGHT_ABOVE - field) / _EDGE))
+    return np.asarray(np.rint(255 * brightness), dtype=np.uint8)
+
+
+def class_patterns(num_classes: int, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """A smooth random pattern for each class, `[class, ...]`."""
+    return _smooth(num_classes, shape, rng)
+
+
+def _smooth(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """Gaussian random fields `[field, ...]` of mean 0 and variance 1, smooth along long axes."""
+    from scipy.ndimage import gaussian_filter
+
+    noise = rng.standard_normal((count, *shape))
+    # A single long axis is a list of features without spatial order.
+    images = sum(length >= _MIN_SMOOTH_AXIS for length in shape) > 1
+    blur = [0.0, *(_BLUR * length if images and length >= _MIN_SMOOTH_AXIS else 0.0 for length in shape)]
+    smoothed = gaussian_filter(noise, sigma=blur, mode="wrap")
+    return np.asarray(smoothed / smoothed.std())

@@ -1,6 +1,6 @@
-"""The IDX format of MNIST and its relatives: plain, gzip or xz.
+"""File formats of datasets: IDX, the format of MNIST (plain, gzip or xz), and NumPy's .npz archives.
 
-Archives of arrays, from a user's disk: whatever is wrong with one, it is said in one line.
+Every error is one line that names the file.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from airdistill.errors import AirDistillError, DataError
 
-_MOST_AXES = 8
+_MAX_AXES = 8
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 def read_file(path: Path) -> bytes:
-    """The file as it lies on the disk."""
+    """The raw content of a file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -30,7 +30,7 @@ def read_file(path: Path) -> bytes:
 
 
 def decompress(raw: bytes, path: Path) -> bytes:
-    """The content by what the file's name ends in; never a part of it."""
+    """Decompress a file's content by its suffix; a truncated file is an error."""
     try:
         if path.suffix == ".gz":
             return gzip.decompress(raw)
@@ -42,12 +42,12 @@ def decompress(raw: bytes, path: Path) -> bytes:
 
 
 def parse_idx(content: bytes, name: str) -> NDArray[np.generic]:
-    """The array in an IDX file's content; `name` is for the error message."""
+    """Parse the content of an IDX file; `name` is for error messages."""
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _DTYPES:
         raise DataError(f"{name}: is not an IDX file")
     dtype, num_axes = np.dtype(_DTYPES[content[2]]), content[3]
     header = 4 + 4 * num_axes
-    if num_axes > _MOST_AXES:
+    if num_axes > _MAX_AXES:
         raise DataError(f"{name}: is not an IDX file: it claims {num_axes} axes")
     if num_axes == 0 or len(content) < header:
         raise DataError(f"{name}: truncated: its header is incomplete")
@@ -55,8 +55,7 @@ def parse_idx(content: bytes, name: str) -> NDArray[np.generic]:
     expected = header + dtype.itemsize * math.prod(shape)
     if len(content) != expected:
         fault = "truncated" if len(content) < expected else "too long"
-        rule = f"{fault}: {len(content)} bytes where its header says {expected}"
-        raise DataError(f"{name}: {rule}")
+        raise DataError(f"{name}: {fault}: {len(content)} bytes, but its header requires {expected}")
     array = np.frombuffer(content, dtype, offset=header).reshape(shape)
     return array.astype(dtype.newbyteorder("="), copy=False)
 
@@ -65,12 +64,12 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 def read_npz(path: Path, choose: Callable[[list[str]], list[str]]) -> Arrays:
-    """The arrays that `choose` picks from the archive's names; objects are never unpickled."""
+    """Read the arrays whose names `choose` returns, given all names; objects are never unpickled."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: np.asarray(archive[name]) for name in choose(list(archive.files))}
     except AirDistillError:
         raise
     except Exception as error:
-        # A damaged archive fails in any of the ways that NumPy, zipfile and zlib can.
-        raise DataError(f"{path}: truncated, damaged or no .npz file: {type(error).__name__}: {error}") from None
+        # A damaged archive can raise any exception of NumPy, zipfile and zlib.
+        raise DataError(f"{path}: truncated, damaged or not an .npz file: {type(error).__name__}: {error}") from None

@@ -1,9 +1,8 @@
-"""How samples fall to devices: which indices each device holds, and so how many of every class.
+"""The partition of the training set: the samples of each device, and its number of samples of every class.
 
-`iid` deals a shuffled deck. `dirichlet` draws every device's class shares from a Dirichlet distribution.
-`shards` gives every device exactly so many classes. Each sample goes to one device at most.
-
-What every device of a scenario holds.
+`iid` cuts a shuffled training set into pieces. `dirichlet` draws every device's class proportions from a Dirichlet
+distribution. `shards` gives every device samples of exactly `classes_per_device` classes. A sample belongs to at most
+one device.
 """
 
 from __future__ import annotations
@@ -27,6 +26,37 @@ class Partition:
     class_counts: IntArray
 
 
+def class_counts(scenario: Scenario) -> IntArray:
+    """The number of samples `[device, class]`: declared in the scenario, or from the partition of the data."""
+    if scenario.data.class_counts is not None:
+        return np.array(scenario.data.class_counts, dtype=np.int64)
+    return assign_samples(scenario, private_labels(scenario)).class_counts
+
+
+def assign_samples(scenario: Scenario, labels: IntArray) -> Partition:
+    """Partition a training set with these labels as the scenario specifies; reproducible for a given seed."""
+    data = scenario.data
+    sizes = _sizes(scenario, len(labels))
+    rng = stream(scenario.seed, "partition")
+    if data.partition == "dirichlet":
+        assert data.alpha is not None  # validated with the scenario
+        return partition_dirichlet(labels, sizes, data.alpha, rng)
+    if data.partition == "shards":
+        assert data.classes_per_device is not None  # validated with the scenario
+        return partition_shards(labels, sizes, data.classes_per_device, rng)
+    return partition_iid(labels, sizes, rng)
+
+
+def _sizes(scenario: Scenario, num_samples: int) -> IntArray:
+    if scenario.data.samples_per_device is not None:
+        rng = stream(scenario.seed, "data.samples_per_device")
+        return scenario.data.samples_per_device.draw_integers(scenario.num_devices, rng)
+    if scenario.num_devices > num_samples:
+        rule = f"more devices than the {num_samples} training samples"
+        raise InputError("fleet.devices", scenario.num_devices, rule)
+    return np.full(scenario.num_devices, num_samples // scenario.num_devices)
+
+
 def partition_iid(labels: IntArray, sizes: IntArray, rng: np.random.Generator) -> Partition:
     """Cuts a shuffled training set into pieces of the given sizes `[device]`."""
     _check_supply(labels, sizes)
@@ -38,7 +68,7 @@ def partition_iid(labels: IntArray, sizes: IntArray, rng: np.random.Generator) -
 
 
 def partition_dirichlet(labels: IntArray, sizes: IntArray, alpha: float, rng: np.random.Generator) -> Partition:
-    """Class shares of each device from Dir(α, …, α); where a class runs out, the others fill its place."""
+    """Class proportions of each device from Dir(α, …, α); an exhausted class is replaced by the others."""
     _check_supply(labels, sizes)
     supply = np.bincount(labels)
     counts = np.zeros((len(sizes), len(supply)), dtype=np.int64)
@@ -46,22 +76,23 @@ def partition_dirichlet(labels: IntArray, sizes: IntArray, alpha: float, rng: np
         shares = rng.dirichlet(np.full(len(supply), alpha))
         counts[device] = _draw_classes(int(sizes[device]), shares, supply, rng)
         supply = supply - counts[device]
-    return _deal(labels, counts, rng)
+    return _assign(labels, counts, rng)
 
 
 def _draw_classes(size: int, shares: FloatArray, supply: IntArray, rng: np.random.Generator) -> IntArray:
+    """The number of samples of each class for one device, within the supply."""
     taken = np.zeros_like(supply)
     while (missing := size - taken.sum()) > 0:
         left = supply - taken
-        open_shares = np.where(left > 0, shares, 0.0)
-        if open_shares.sum() < 1e-12:  # every class that this device wanted has run out
-            open_shares = left.astype(np.float64)
-        taken += np.minimum(rng.multinomial(missing, open_shares / open_shares.sum()), left)
+        available = np.where(left > 0, shares, 0.0)
+        if available.sum() < 1e-12:  # all classes with a positive proportion are exhausted
+            available = left.astype(np.float64)
+        taken += np.minimum(rng.multinomial(missing, available / available.sum()), left)
     return taken
 
 
 def partition_shards(labels: IntArray, sizes: IntArray, classes_per_device: int, rng: np.random.Generator) -> Partition:
-    """Every device holds exactly `classes_per_device` classes, in shares as even as the supply allows."""
+    """Give every device exactly `classes_per_device` classes, in numbers as even as the supply allows."""
     _check_supply(labels, sizes)
     supply = np.bincount(labels)
     num_present = int(np.count_nonzero(supply))
@@ -71,45 +102,46 @@ def partition_shards(labels: IntArray, sizes: IntArray, classes_per_device: int,
         rule = f"a device has only {sizes.min()} samples"
         raise InputError("data.classes_per_device", classes_per_device, rule)
     holds = _assign_classes(len(sizes), classes_per_device, supply, rng)
-    return _deal(labels, _even_shares(holds, sizes, supply), rng)
+    return _assign(labels, _even_shares(holds, sizes, supply), rng)
 
 
 def _assign_classes(num_devices: int, per_device: int, supply: IntArray, rng: np.random.Generator) -> BoolArray:
-    """Which device holds which class, `[device, class]`: a class has places in proportion to its supply.
+    """Which device holds which class, `[device, class]`; each class has a number of slots proportional to its supply.
 
-    A class with as many places left as there are devices left must be taken now, so the deal always ends well.
+    A class with as many slots left as there are devices left is assigned to every one of them, and so the assignment
+    never fails.
     """
-    places = _proportional_places(num_devices * per_device, supply, num_devices)
+    slots = _proportional_slots(num_devices * per_device, supply, num_devices)
     holds = np.zeros((num_devices, len(supply)), dtype=np.bool_)
-    for dealt, device in enumerate(rng.permutation(num_devices)):
-        must = places == num_devices - dealt
-        may = np.where(must, 0, places)
+    for assigned, device in enumerate(rng.permutation(num_devices)):
+        must = slots == num_devices - assigned
+        may = np.where(must, 0, slots)
         chosen = np.flatnonzero(must)
         num_free = per_device - len(chosen)
         if num_free > 0:
             free = rng.choice(len(supply), size=num_free, replace=False, p=may / may.sum())
             chosen = np.concatenate([chosen, free])
         holds[device, chosen] = True
-        places[chosen] -= 1
+        slots[chosen] -= 1
     return holds
 
 
-def _proportional_places(total: int, supply: IntArray, most: int) -> IntArray:
-    """`total` places shared out in proportion to the supply by largest remainders, at most `most` to a class."""
-    places = np.zeros_like(supply)
-    while (missing := total - places.sum()) > 0:
-        weight = np.where(places < most, supply, 0)
+def _proportional_slots(total: int, supply: IntArray, most: int) -> IntArray:
+    """Distribute `total` slots in proportion to the supply by largest remainders, at most `most` per class."""
+    slots = np.zeros_like(supply)
+    while (missing := total - slots.sum()) > 0:
+        weight = np.where(slots < most, supply, 0)
         ideal = missing * weight / weight.sum()
-        whole = np.minimum(np.floor(ideal).astype(np.int64), most - places)
+        whole = np.minimum(np.floor(ideal).astype(np.int64), most - slots)
         if whole.sum() == 0:
             winners = np.argsort(-(ideal - np.floor(ideal)), kind="stable")[:missing]
-            whole[winners] = (places[winners] < most) & (supply[winners] > 0)
-        places += whole
-    return places
+            whole[winners] = (slots[winners] < most) & (supply[winners] > 0)
+        slots += whole
+    return slots
 
 
 def _even_shares(holds: BoolArray, sizes: IntArray, supply: IntArray) -> IntArray:
-    """Counts `[device, class]` on the held classes with the given sizes, as near to even as the supply allows."""
+    """Counts `[device, class]` with the given sizes on the assigned classes, as even as the supply allows."""
     for slack in (0.1, 0.2, 0.3, 0.5, 1.0):
         counts = _shares_within(slack, holds, sizes, supply)
         if counts is not None:
@@ -119,10 +151,10 @@ def _even_shares(holds: BoolArray, sizes: IntArray, supply: IntArray) -> IntArra
 
 
 def _shares_within(slack: float, holds: BoolArray, sizes: IntArray, supply: IntArray) -> IntArray | None:
-    """The counts that deviate least in all from even shares, none by more than `slack` of its share, if any do.
+    """The counts with the least total deviation from even ones, each within a fraction `slack`; None if infeasible.
 
-    A linear programme in (surplus, shortfall) of every held class. Its matrix is totally unimodular, so the
-    vertex that the simplex method ends in has whole numbers.
+    This is a linear programme in the surplus and shortfall of every assigned class. Its constraint matrix is totally
+    unimodular, and so the vertex that the simplex method finds is integral.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, hstack
@@ -149,8 +181,8 @@ def _shares_within(slack: float, holds: BoolArray, sizes: IntArray, supply: IntA
     return counts
 
 
-def _deal(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> Partition:
-    """Hands every device its count of each class, at random within the class."""
+def _assign(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> Partition:
+    """Draw every device's samples at random within each class, according to the counts."""
     pieces = []
     for klass in range(counts.shape[1]):
         members = rng.permutation(np.flatnonzero(labels == klass))
@@ -163,34 +195,3 @@ def _check_supply(labels: IntArray, sizes: IntArray) -> None:
     if sizes.sum() > len(labels):
         asked = Described(f"{sizes.sum()} in all")
         raise InputError("data.samples_per_device", asked, f"the training set has {len(labels)}")
-
-
-def class_counts(scenario: Scenario) -> IntArray:
-    """Samples by device and class `[device, class]`: as declared, or as the partition of the data gives them."""
-    if scenario.data.class_counts is not None:
-        return np.array(scenario.data.class_counts, dtype=np.int64)
-    return assign_samples(scenario, private_labels(scenario)).class_counts
-
-
-def assign_samples(scenario: Scenario, labels: IntArray) -> Partition:
-    """Shares the training set out as the scenario says; the same seed gives the same shares."""
-    data = scenario.data
-    sizes = _sizes(scenario, len(labels))
-    rng = stream(scenario.seed, "partition")
-    if data.partition == "dirichlet":
-        assert data.alpha is not None  # the scenario checked it
-        return partition_dirichlet(labels, sizes, data.alpha, rng)
-    if data.partition == "shards":
-        assert data.classes_per_device is not None  # the scenario checked it
-        return partition_shards(labels, sizes, data.classes_per_device, rng)
-    return partition_iid(labels, sizes, rng)
-
-
-def _sizes(scenario: Scenario, num_samples: int) -> IntArray:
-    if scenario.data.samples_per_device is not None:
-        rng = stream(scenario.seed, "data.samples_per_device")
-        return scenario.data.samples_per_device.draw_integers(scenario.num_devices, rng)
-    if scenario.num_devices > num_samples:
-        rule = f"more devices than the {num_samples} training samples"
-        raise InputError("fleet.devices", scenario.num_devices, rule)
-    return np.full(scenario.num_devices, num_samples // scenario.num_devices)

@@ -1,4 +1,4 @@
-"""The public set: unlabelled samples that everybody has, kept apart from what devices hold and from what tests them."""
+"""The public set: unlabelled samples that server and devices share, disjoint from training and test samples."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from airdistill.scenario.model import Public, Scenario
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Samples as stored, `[sample, ...]`.
+    """Public samples as stored, `[sample, ...]`.
 
-    `hidden_labels` `[sample]` are there where the set was held out of labelled data: to say in a report how many
-    received labels are right, and for nothing else.
+    `hidden_labels` `[sample]` exist if the set was held out of labelled data. They are used only to report how many of
+    the received labels are correct.
     """
 
     samples: NDArray[np.generic]
@@ -27,43 +27,43 @@ class PublicSet:
 
 
 def load_data(scenario: Scenario) -> tuple[Dataset, PublicSet | None]:
-    """What devices hold and are tested on, without what the scenario makes public."""
+    """Load training and test samples, and the public set; they are disjoint."""
     dataset = load_dataset(scenario.data.dataset)
     if scenario.public is None:
         return dataset, None
-    wanted, source = scenario.public.samples, scenario.public.source
+    requested, source = scenario.public.samples, scenario.public.source
     if source == "test":
-        _check_enough(wanted, len(dataset.y_test), "the test set", least_left=1)
-        public = PublicSet(dataset.x_test[:wanted], dataset.y_test[:wanted])
-        return replace(dataset, x_test=dataset.x_test[wanted:], y_test=dataset.y_test[wanted:]), public
+        _check_enough(requested, len(dataset.y_test), "the test set", least_left=1)
+        public = PublicSet(dataset.x_test[:requested], dataset.y_test[:requested])
+        return replace(dataset, x_test=dataset.x_test[requested:], y_test=dataset.y_test[requested:]), public
     if source == "train":
-        kept = _kept_for_training(wanted, len(dataset.y_train))
+        kept = _kept_for_training(requested, len(dataset.y_train))
         public = PublicSet(dataset.x_train[kept:], dataset.y_train[kept:])
         return replace(dataset, x_train=dataset.x_train[:kept], y_train=dataset.y_train[:kept]), public
-    return dataset, _from_elsewhere(scenario.public, dataset)
+    return dataset, _from_file(scenario.public, dataset)
 
 
 def private_labels(scenario: Scenario) -> IntArray:
-    """Of the training samples that can fall to devices, `[sample]`."""
+    """The labels of the training samples that are not public, `[sample]`."""
     labels, public = load_train_labels(scenario.data.dataset), scenario.public
     if public is None or public.source != "train":
         return labels
     return labels[: _kept_for_training(public.samples, len(labels))]
 
 
-def _kept_for_training(wanted: int, available: int) -> int:
-    """The last ones are public."""
-    _check_enough(wanted, available, "the training set", least_left=1)
-    return available - wanted
+def _kept_for_training(requested: int, available: int) -> int:
+    """The number of training samples that are not public; the public ones are the last."""
+    _check_enough(requested, available, "the training set", least_left=1)
+    return available - requested
 
 
-def _check_enough(wanted: int, available: int, name: str, least_left: int = 0) -> None:
-    if wanted > available - least_left:
+def _check_enough(requested: int, available: int, name: str, least_left: int = 0) -> None:
+    if requested > available - least_left:
         rule = f"{name} has {available}" + (", and some must be left" if least_left else "")
-        raise InputError("public.samples", wanted, rule)
+        raise InputError("public.samples", requested, rule)
 
 
-def _from_elsewhere(public: Public, dataset: Dataset) -> PublicSet:
+def _from_file(public: Public, dataset: Dataset) -> PublicSet:
     if not Path(public.source).exists():
         rule = 'must be "test", "train", an existing folder of IDX files or an .npz file'
         raise InputError("public.source", public.source, rule)

@@ -1,1 +1,1 @@
-"""Models, local knowledge, local training and evaluation. Knows nothing of privacy or radio."""
+"""Models, class means, local training and evaluation; independent of privacy and radio."""

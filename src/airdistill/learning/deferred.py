@@ -1,4 +1,4 @@
-"""Numbers on their way from a GPU: whoever asks for one waits for them, and until then other work goes on."""
+"""Losses that are copied from a GPU asynchronously: the caller waits only when it reads them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from airdistill.learning.learner import Losses
 
 
 class DeferredLosses(Sequence[Losses]):
-    """A step's losses of every device, and whether it left finite weights: all fetched at once."""
+    """Every device's losses of a step, and whether its weights are finite after it, in one transfer."""
 
     def __init__(self, losses: Tensor, are_finite: Tensor) -> None:
-        """From losses `[loss, device]` and `[device]`."""
+        """Start the transfer of losses `[loss, device]` and flags `[device]`."""
         self._numbers = torch.cat([losses, are_finite[None].to(losses.dtype)]).to("cpu", non_blocking=True)
-        self._arrived: torch.cuda.Event | None = None
+        self._transferred: torch.cuda.Event | None = None
         if losses.is_cuda:
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
+            self._transferred = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._transferred.record()
 
     @cached_property
-    def _found(self) -> tuple[list[Losses], list[bool]]:
-        if self._arrived is not None:
-            self._arrived.synchronize()
+    def _fetched(self) -> tuple[list[Losses], list[bool]]:
+        if self._transferred is not None:
+            self._transferred.synchronize()
         training, distillation, finite = self._numbers.tolist()
         return list(map(Losses, training, distillation)), [each == 1.0 for each in finite]
 
     @property
     def left_finite_weights(self) -> list[bool]:
-        return self._found[1]
+        """For each device, whether all its weights are finite after the step."""
+        return self._fetched[1]
 
     def __len__(self) -> int:
         return self._numbers.shape[1]
@@ -42,4 +43,4 @@ class DeferredLosses(Sequence[Losses]):
     @overload
     def __getitem__(self, at: slice) -> list[Losses]: ...
     def __getitem__(self, at: int | slice) -> Losses | list[Losses]:
-        return self._found[0][at]
+        return self._fetched[0][at]

@@ -1,12 +1,7 @@
-"""How good the devices' own models are.
-
-Memory that is asked for again each round should not go back to the system in between.
-"""
+"""Test accuracy of the devices' models."""
 
 from __future__ import annotations
 
-import ctypes
-import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +16,7 @@ from airdistill.learning.samples import channels_last
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Over devices on the common test set: mean, worst, best; and the mean on each device's own classes."""
+    """Accuracy on the common test set over devices: mean, worst, best; and the mean on each device's own classes."""
 
     mean: float
     worst: float
@@ -31,7 +26,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class TestSet:
-    """Test samples, in chunks that a model takes at once, and their labels `[sample]`."""
+    """Test samples, in chunks of one forward pass each, and their labels `[sample]`."""
 
     chunks: tuple[Tensor, ...]
     labels: IntArray
@@ -39,15 +34,16 @@ class TestSet:
 
     @classmethod
     def of(cls, samples: Tensor, labels: IntArray, num_classes: int, chunk: int) -> TestSet:
+        """The test set, split into chunks of `chunk` samples."""
         return cls(torch.split(channels_last(samples), chunk), labels, num_classes)
 
     def evaluate(self, fleet: LearningFleet, class_counts: IntArray) -> Accuracy:
-        """The devices' accuracies; `class_counts` `[device, class]` say which classes are a device's own."""
+        """Accuracy over devices; a device's own classes are those with samples in `class_counts` `[device, class]`."""
         if fleet.stacked is not None and not fleet.one_model:
             correct = fleet.stacked.correct_by_class(self.chunks, self.labels)
         else:
-            different = fleet.learners[:1] if fleet.one_model else fleet.learners
-            counted = np.stack(fleet.engine.for_each(self._correct_by_class, different))
+            distinct = fleet.learners[:1] if fleet.one_model else fleet.learners
+            counted = np.stack(fleet.engine.for_each(self._correct_by_class, distinct))
             correct = np.broadcast_to(counted, (len(fleet.learners), self.num_classes))
         size = np.bincount(self.labels, minlength=self.num_classes)
         overall = correct.sum(axis=1) / size.sum()
@@ -59,26 +55,5 @@ class TestSet:
         return Accuracy(float(overall.mean()), float(overall.min()), float(overall.max()), own_mean)
 
     def _correct_by_class(self, learner: Learner) -> FloatArray:
-        predicted = learner.quick_logits(self.chunks).argmax(dim=1).cpu().numpy()
+        predicted = learner.approximate_logits(self.chunks).argmax(dim=1).cpu().numpy()
         return np.bincount(self.labels[predicted == self.labels], minlength=self.num_classes).astype(np.float64)
-
-
-logger = logging.getLogger(__name__)
-# From malloc.h of the GNU C library.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-
-
-def keep_freed_memory() -> None:
-    """Tells the C library to hold on to what a round frees, in one pool for all threads.
-
-    A round's activations are gigabytes in large blocks, which the library would hand back and fetch anew, page by page:
-    on two cores that took as long as the arithmetic. Other C libraries have no such switch and are left as they are.
-    """
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError) as error:
-        logger.debug("freed memory goes back to the system: %s", error)
-        return
-    mallopt(_M_ARENA_MAX, 1)
-    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)

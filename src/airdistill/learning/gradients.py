@@ -1,7 +1,4 @@
-"""What a device learns from besides its own labels.
-
-Backward passes that start from slopes which are known already.
-"""
+"""The targets of distillation, and backward passes that start from given output gradients."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ from airdistill.arrays import FloatArray
 
 @dataclass(frozen=True)
 class Target:
-    """What a device distils from: rows of knowledge `[row, class]`, and which rows have any `[row]`.
+    """A distillation target: rows `[row, class]`, and 1 for each row that was received, else 0 `[row]`.
 
-    A row is a class, or a sample of the public set.
+    A row belongs to a class, or to a sample of the public set.
     """
 
     rows: Tensor
@@ -29,35 +26,37 @@ class Target:
 
     @classmethod
     def of(cls, received: FloatArray, dtype: torch.dtype, device: torch.device) -> Target:
-        """From received knowledge `[row, class]`; a row that is no finite vector counts as not received."""
+        """The target of a broadcast `[row, class]`; a row with entries that are not finite counts as not received."""
         known = np.asarray(np.isfinite(received).all(axis=1))
         rows = np.where(known[:, None], received, 0.0)
         return cls(torch.from_numpy(rows).to(device, dtype), torch.from_numpy(known).to(device, dtype))
 
 
-class _Seed(torch.autograd.Function):
-    """A number whose slope for the outputs is given.
+class _GradientSeed(torch.autograd.Function):
+    """A scalar whose gradient with respect to the outputs is given.
 
-    PyTorch takes slopes of outputs that are not single numbers too, but loads a library of symbolic mathematics to
-    compare two shapes: seconds of every start.
+    `torch.autograd.grad` accepts `grad_outputs` too, but imports SymPy to compare two shapes, which adds seconds to
+    every start.
     """
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, slopes: Tensor) -> Tensor:
-        ctx.save_for_backward(slopes)
+    def forward(ctx: Any, outputs: Tensor, gradients: Tensor) -> Tensor:
+        ctx.save_for_backward(gradients)
         return outputs.new_zeros(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
-        (slopes,) = ctx.saved_tensors
-        return slopes, None
+        (gradients,) = ctx.saved_tensors
+        return gradients, None
 
 
-def slopes_from(outputs: Tensor, of_outputs: Tensor, parameters: Sequence[Tensor], keep: bool = False) -> list[Tensor]:
-    """The parameters' slopes from those of outputs; `keep` allows another pass from the same outputs.
+def parameter_gradients(
+    outputs: Tensor, output_gradients: Tensor, parameters: Sequence[Tensor], keep: bool = False
+) -> list[Tensor]:
+    """Backpropagate given output gradients to the parameters; `keep` retains the graph for another pass.
 
-    A parameter that the outputs do not depend on has slopes of zero.
+    A parameter that the outputs do not depend on has a zero gradient.
     """
-    seed = _Seed.apply(outputs, of_outputs)  # type: ignore[no-untyped-call]
+    seed = _GradientSeed.apply(outputs, output_gradients)  # type: ignore[no-untyped-call]
     return list(torch.autograd.grad(seed, parameters, retain_graph=keep, materialize_grads=True))

@@ -1,4 +1,4 @@
-"""One device's learning: its knowledge (eq. 2), its loss (eq. 1) and its update (eq. 4)."""
+"""The learning of one device: its knowledge (eq. 2), its loss (eq. 1) and its update (eq. 4)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from airdistill.learning.gradients import Target
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
 from airdistill.learning.samples import channels_last
 
-# Samples whose per-sample gradients of a convolution stay in the processor's cache; measured.
-_CLIPPED_AT_ONCE = 120
+# Samples per chunk for clipping: the per-sample gradients of a convolution stay in the processor's cache; measured.
+_CLIPPING_CHUNK = 120
 
 
 def distillations(logits: Tensor, labels: Tensor, target: Target) -> Tensor:
-    """‖G(u) − r̂‖² of eq. (1) for each sample, `[sample]`; zero in a class that nothing was received of."""
+    """‖G(u) − r̂‖² of eq. (1) for each sample, `[sample]`; zero if the row of its class was not received."""
     predictions = log_softmax(logits, dim=1).exp()
     squared = ((predictions - target.rows[labels]) ** 2).sum(dim=1)
     return squared * target.known[labels]
@@ -30,7 +30,7 @@ def distillations(logits: Tensor, labels: Tensor, target: Target) -> Tensor:
 
 @dataclass(frozen=True)
 class Losses:
-    """The two means of eq. (1) over a device's samples; the distillation term without its weight γ."""
+    """The two mean losses of eq. (1) over a device's samples; the distillation loss is without its weight γ."""
 
     training: float
     distillation: float
@@ -38,20 +38,20 @@ class Losses:
 
 @torch.no_grad()
 def logits_of(model: nn.Module, chunks: Sequence[Tensor]) -> Tensor:
-    """On samples in chunks, as in evaluation: `[sample, class]`."""
+    """The model's logits in evaluation mode on samples in chunks, `[sample, class]`."""
     model.eval()
-    found = torch.cat([model(chunk) for chunk in chunks])
+    logits = torch.cat([model(chunk) for chunk in chunks])
     model.train()
-    return found
+    return logits
 
 
 def predictions_of(logits: Tensor) -> FloatArray:
-    """`[sample, class]`."""
+    """The softmax of logits, `[sample, class]` in float64."""
     return np.asarray(logits.to(torch.float64).softmax(dim=1).cpu().numpy())
 
 
 class Learner:
-    """A device: its model, its samples in chunks, and the forward pass that it may keep for its update."""
+    """A device: its model, its samples in chunks, and possibly a forward pass that is kept for the update."""
 
     def __init__(self, model: nn.Module, samples: Tensor, labels: IntArray, num_classes: int, chunk: int) -> None:
         if samples.ndim == 4:
@@ -70,20 +70,21 @@ class Learner:
         return len(self._labels)
 
     def samples_and_labels(self) -> tuple[Tensor, Tensor]:
+        """Samples `[sample, ...]` and labels `[sample]`."""
         return self._samples, self._labels
 
     def logits(self, chunks: Sequence[Tensor]) -> Tensor:
-        """Of the model on samples in chunks, `[sample, class]`."""
+        """The model's logits on samples in chunks, `[sample, class]`."""
         return logits_of(self.model, chunks)
 
-    def quick_logits(self, chunks: Sequence[Tensor]) -> Tensor:
-        """The same up to rounding, for what looks at the largest alone; may round more if it is faster so."""
+    def approximate_logits(self, chunks: Sequence[Tensor]) -> Tensor:
+        """`logits` by a possibly faster algorithm with larger rounding errors: for accuracy, which needs the argmax."""
         return self.logits(chunks)
 
     def knowledge(self, keep: bool = False) -> FloatArray:
-        """Eq. (2): the mean prediction of every class, `[class, class]`; not a number where it has no samples.
+        """Eq. (2): the mean prediction of every class, `[class, class]`; NaN for a class without samples.
 
-        With `keep` the forward pass stays in memory for `full_batch_step`, which then needs no second one.
+        `keep` keeps the forward pass in memory, and `full_batch_step` reuses it.
         """
         sums = torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64, device=self._samples.device)
         kept = []
@@ -95,22 +96,22 @@ class Learner:
         self._kept = kept if keep else None
         return np.asarray((sums / self._class_counts[:, None]).cpu().numpy())
 
-    def forget(self) -> None:
-        """A kept pass, for the weights have become others."""
+    def drop_cache(self) -> None:
+        """Drop a kept forward pass, because the weights have changed."""
         self._kept = None
 
-    def bytes_kept_for_a_sample(self) -> float:
-        """What autograd holds on to between a forward and a backward pass, measured on one chunk."""
+    def kept_bytes_per_sample(self) -> float:
+        """The memory that autograd keeps between forward and backward pass, measured on one chunk."""
         storages: dict[int, int] = {}
 
-        def note(tensor: Tensor) -> Tensor:
+        def record(tensor: Tensor) -> Tensor:
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        # On a copy and with random draws put back: a model may keep statistics or draw, and this is no part of a run.
-        twin = copy.deepcopy(self.model)
-        with torch.random.fork_rng(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            logits = twin(self._chunks[0])
+        # On a copy and with the generator restored: measuring must not change statistics or random draws of a run.
+        model = copy.deepcopy(self.model)
+        with torch.random.fork_rng(), torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+            logits = model(self._chunks[0])
         return sum(storages.values()) / len(logits)
 
     def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Losses:
@@ -124,14 +125,14 @@ class Learner:
             training += losses.training
             distillation += losses.distillation
             if kept is not None:
-                kept[position] = torch.empty(0)  # let the chunk's activations go
+                kept[position] = torch.empty(0)  # free the chunk's activations
         self._descend(lr)
         return Losses(training, distillation)
 
     def local_epochs(
         self, target: Target | None, lr: float, distill_weight: float, orders: list[IntArray], batch_size: int
     ) -> Losses:
-        """Passes of minibatch steps, one for each order `[sample]`; the losses are means over all steps."""
+        """Epochs of minibatch steps, one for each order `[sample]`; the losses are means over all samples."""
         training = distillation = 0.0
         for order in orders:
             for batch in torch.split(torch.from_numpy(order).to(self._labels.device), batch_size):
@@ -148,15 +149,15 @@ class Learner:
         device, weights = self._labels.device, trainable(self.model)
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         velocities = [torch.zeros_like(weight) for weight in weights]
-        sizes = torch.from_numpy(steps.lr).to(device, self._samples.dtype)
-        for packed, lr in zip(torch.from_numpy(steps.packed).to(device), sizes, strict=True):
+        rates = torch.from_numpy(steps.lr).to(device, self._samples.dtype)
+        for packed, lr in zip(torch.from_numpy(steps.packed).to(device), rates, strict=True):
             own, shared, offsets = steps.unpacked(packed)
-            samples = steps.move(torch.cat([self._samples[own], public[shared]]), offsets)
+            samples = steps.augment(torch.cat([self._samples[own], public[shared]]), offsets)
             logits = self.model(channels_last(samples))
             losses = mixed_losses(logits, self._labels[own], target, shared)
             loss = steps.own_weight * losses[0] + steps.public_weight * losses[1]
-            slopes = torch.autograd.grad(loss, weights, materialize_grads=True)
-            descend(weights, steps.shorten(slopes, device_axis=False), velocities, lr, steps.momentum)
+            gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
+            descend(weights, steps.clip(gradients, device_axis=False), velocities, lr, steps.momentum)
             sums += losses.detach()
         training, distillation = (sums / max(len(steps.lr), 1)).tolist()
         return Losses(training, distillation)
@@ -164,7 +165,7 @@ class Learner:
     def _backward(
         self, logits: Tensor, labels: Tensor, target: Target | None, distill_weight: float, share: float
     ) -> Losses:
-        """Adds this batch's share of the gradient of eq. (1); returns its share of the two losses."""
+        """Add `share` times the batch's gradient of eq. (1) to the parameters; return `share` times its two losses."""
         training = share * cross_entropy(logits, labels)
         if target is None or distill_weight == 0:
             torch.autograd.backward(training)
@@ -181,7 +182,7 @@ class Learner:
                 parameter.grad = None
 
     def gradient(self, target: Target | None, distill_weight: float) -> tuple[Tensor, Losses]:
-        """∇F of eq. (1) at the present parameters as one vector, without a step."""
+        """∇F of eq. (1) at the current parameters as one vector, without a step."""
         training = distillation = 0.0
         for samples, labels in zip(self._chunks, self._chunk_labels, strict=True):
             share = len(labels) / self.num_samples
@@ -196,8 +197,8 @@ class Learner:
 
     def clipped_gradient(self, clip_norm: float) -> tuple[Tensor, Losses]:
         """(1/B_i)Σ_b clip_C(∇f_b) of the cross-entropy, as one vector."""
-        at_once = _CLIPPED_AT_ONCE if self._samples.device.type == "cpu" else self.num_samples
-        chunks = zip(torch.split(self._samples, at_once), torch.split(self._labels, at_once), strict=True)
+        chunk = _CLIPPING_CHUNK if self._samples.device.type == "cpu" else self.num_samples
+        chunks = zip(torch.split(self._samples, chunk), torch.split(self._labels, chunk), strict=True)
         sums = [clipped_sum(self.model, samples[None], labels[None], clip_norm) for samples, labels in chunks]
         gradient = torch.cat([part.gradient for part in sums]).sum(dim=0) / self.num_samples
         loss = torch.cat([part.loss for part in sums]).sum() / self.num_samples

@@ -1,4 +1,4 @@
-"""The models that devices train: logits out, one for each class."""
+"""The models that devices train, built in or a user's own; a model returns one logit per class."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PaperCnn(nn.Module):
         channels, height, width = input_shape
         rows, columns = (((side - 2) // 2 - 4) // 2 for side in (height, width))
         if min(rows, columns) < 1:
-            raise InputError(_FIELD, "paper_cnn", f"needs images of 14 × 14 at least, not {height} × {width}")
+            raise InputError(_FIELD, "paper_cnn", f"needs images of at least 14 × 14 pixels, not {height} × {width}")
         self.first = nn.Conv2d(channels, 10, 3)
         self.second = nn.Conv2d(10, 20, 5)
         self.hidden = nn.Linear(20 * rows * columns, 50)
@@ -40,19 +40,20 @@ class PaperCnn(nn.Module):
 
 
 def paper_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """The paper's network."""
     if len(input_shape) != 3:
         raise InputError(_FIELD, "paper_cnn", f"needs images, not samples of shape {input_shape}")
     return PaperCnn(input_shape, num_classes)
 
 
 def mlp(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """One hidden layer of 64."""
+    """A multilayer perceptron with one hidden layer of 64 units."""
     width = math.prod(input_shape)
     return nn.Sequential(nn.Flatten(), nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, num_classes))
 
 
 def softmax_regression(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A single linear layer: convex, and its constants can be computed."""
+    """A single linear layer: its loss is convex, and its constants can be computed."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
 
 
@@ -71,15 +72,15 @@ def build_model(
     dtype: torch.dtype,
     field: str = _FIELD,
 ) -> nn.Module:
-    """A model by name, or by a user's `package.module:factory`, with weights drawn from `rng`.
+    """Build a model by name, or by a user's `package.module:factory`, with weights drawn from `rng`.
 
-    A factory is called with those of `input_shape` and `num_classes` that it has parameters for. `field` is where the
-    scenario names it.
+    A factory is called with `input_shape` and `num_classes`, each only if it has such a parameter. `field` is the
+    scenario field that names the model, for error messages.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**63)))
         model = _create(name, input_shape, num_classes, field).to(dtype)
-        # Inside the seed's reach, for lazy layers draw their weights only when they see a sample.
+        # Within the seeded context: lazy layers draw their weights in their first forward pass.
         _check_output(model, name, input_shape, num_classes, dtype, field)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(field, name, "has no parameters to train")
@@ -94,17 +95,17 @@ def _create(name: str, input_shape: tuple[int, ...], num_classes: int, field: st
         raise InputError(field, name, f"must be one of {known}, or your own as package.module:factory")
     factory = load_object(name, field)
     try:
-        model = factory(**_wanted_arguments(factory, {"input_shape": input_shape, "num_classes": num_classes}))
-    except Exception as error:  # the user's own code can fail in any way
+        model = factory(**_accepted_arguments(factory, {"input_shape": input_shape, "num_classes": num_classes}))
+    except Exception as error:  # a user's factory may raise anything
         raise InputError(field, name, f"failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise InputError(field, name, f"must return an nn.Module, not a {type(model).__name__}")
     return model
 
 
-def _wanted_arguments(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+def _accepted_arguments(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(factory).parameters
-    # A class that inherits its constructor shows nn.Module's **kwargs, which takes nothing.
+    # A class that inherits its constructor shows the **kwargs of nn.Module, which accepts no arguments.
     takes_all = inspect.isfunction(factory) and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return {name: value for name, value in offered.items() if takes_all or name in parameters}
 
@@ -112,12 +113,12 @@ def _wanted_arguments(factory: Callable[..., Any], offered: dict[str, Any]) -> d
 def _check_output(
     model: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int, dtype: torch.dtype, field: str
 ) -> None:
-    """One pass in evaluation mode, in which layers neither draw nor keep statistics."""
+    """Check the output shape by one pass in evaluation mode, which draws nothing and updates no statistics."""
     model.eval()
     try:
         with torch.no_grad():
             output = model(torch.zeros(2, *input_shape, dtype=dtype))
-    except Exception as error:  # the user's own code can fail in any way
+    except Exception as error:  # a user's factory may raise anything
         raise InputError(field, name, f"cannot take samples of shape {input_shape}: {error}") from error
     model.train()
     if not isinstance(output, Tensor) or output.shape != (2, num_classes):
@@ -126,15 +127,16 @@ def _check_output(
 
 
 def count_parameters(name: str, input_shape: tuple[int, ...], num_classes: int) -> int:
-    """How many numbers a model of that name is trained in."""
+    """The number of trainable parameters of the model with this name."""
     model = build_model(name, input_shape, num_classes, np.random.default_rng(0), torch.float32)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def num_parameters(model: nn.Module) -> int:
+    """The number of parameters, trainable or not."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def draws_at_random(model: nn.Module) -> bool:
-    """Whether a forward pass draws random numbers, as far as its layers tell."""
+    """Whether a forward pass draws random numbers, judged by the types of its layers."""
     return any(isinstance(module, (_DropoutNd, nn.RReLU)) for module in model.modules())

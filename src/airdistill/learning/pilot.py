@@ -1,8 +1,8 @@
-"""The constants of the convergence bound, L1, L2, S and f_max, as a short run shows them.
+"""Estimates of the constants of the convergence bound, L1, L2, S and f_max, from a short pilot run.
 
-Each is a supremum over all weights, and a run visits a few of them: what it shows is the largest seen, which is no more
-than the true constant. Networks with ReLU have no finite L1 at all, for their gradient jumps; there secants tell how
-much it changes over the distances that training goes.
+Each constant is a supremum over all weights. A run visits only some of them, and so its largest value is a lower bound
+of the constant. Networks with ReLU do not have a finite L1, because their gradient is discontinuous. For them, secants
+measure the change of the gradient over the distances that training covers.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.functional import cross_entropy
 
-from airdistill.learning.clipping import check_samples_apart, gradient_norms, trainable
+from airdistill.learning.clipping import check_independent_samples, gradient_norms, trainable
 from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses, distillations
 
-_PROBES = 4  # secants a round besides the run's own
-_SHORTEST_SECANT = 1e-4  # of the length of all weights; over less, rounding would decide
-_NORMS_AT_ONCE = 120  # samples, as for clipping
-_SLOPE_SAMPLES = 60  # of each device in a round
-_SLOPE_ITERATIONS = 12  # outputs are few, so that a handful settle it
-_HELD_NUMBERS = 1 << 24  # of ∂G/∂θ at once
+_PROBES = 4  # additional secants per round
+_MIN_SECANT = 1e-4  # relative to the norm of the weights; rounding dominates shorter ones
+_NORM_CHUNK = 120  # samples, as for clipping
+_JACOBIAN_SAMPLES = 60  # of each device in a round
+_POWER_ITERATIONS = 12  # few outputs: power iteration converges quickly
+_MAX_ELEMENTS = 1 << 24  # of ∂G/∂θ in memory at once
 
 
 @dataclass(frozen=True)
-class Largest:
-    """The largest seen of L1, L2, S and f_max, by their names in a scenario.
+class MeasuredConstants:
+    """The largest observed values of L1, L2, S and f_max, under their names in a scenario.
 
-    `path_lipschitz` is L1 along the run's own way alone: a run seldom goes where its gradient changes most.
+    `path_lipschitz` is L1 along the training trajectory only, where the gradient seldom changes fastest.
     """
 
     grad_lipschitz: float = 0.0
@@ -44,103 +44,108 @@ class Largest:
     path_lipschitz: float = 0.0
 
     @classmethod
-    def of(cls, several: Iterable[Largest]) -> Largest:
-        found = list(several)
-        return cls(*(max(getattr(each, field.name) for each in found) for field in fields(cls)))
+    def of(cls, several: Iterable[MeasuredConstants]) -> MeasuredConstants:
+        """The largest of several, field by field."""
+        values = list(several)
+        return cls(*(max(getattr(each, field.name) for each in values) for field in fields(cls)))
 
 
 @dataclass(frozen=True)
 class _Point:
-    """Where a device stands, and ∇F there."""
+    """A device's weights, and ∇F at them."""
 
     weights: Tensor
     gradient: Tensor
 
 
-class Watch:
-    """Follows one device along its run. F is the device's whole loss, eq. (1), with the target that it learns from.
+class ConstantEstimator:
+    """Measures the constants of one device along its run. F is its loss, eq. (1), with the target it learns from.
 
-    Measuring leaves the weights as they are. Layers that draw at random are measured as in evaluation, without draws.
+    Measurements leave the weights unchanged. Random layers such as dropout are in evaluation mode.
     """
 
     def __init__(self, learner: Learner, distill_weight: float, rng: np.random.Generator) -> None:
-        check_samples_apart(learner.model, learner.samples_and_labels()[0])
+        check_independent_samples(learner.model, learner.samples_and_labels()[0])
         self._learner, self._distill_weight, self._rng = learner, distill_weight, rng
         self._target: Target | None = None
         self._start: _Point | None = None
-        self._steepest: Tensor | None = None  # the direction along which ∇F changed most, last time
-        self.largest = Largest()
+        self._steepest: Tensor | None = None  # the direction of the last power iteration
+        self.largest = MeasuredConstants()
 
     def before_update(self, target: Target | None) -> None:
-        """Where a round begins: F, ∇F, every sample's own gradient, and ∂G/∂θ for some samples."""
+        """Measure F, ∇F, per-sample gradients, and ∂G/∂θ for some samples, at the start of a round."""
         self._target = target if self._distill_weight else None
         with _in_evaluation(self._learner.model):
             self._start = self._point()
-            self._see(Largest(grad_norm_bound=self._largest_gradient(), model_lipschitz=self._largest_slope()))
+            self._record(
+                MeasuredConstants(
+                    grad_norm_bound=self._largest_gradient(), model_lipschitz=self._largest_jacobian_norm()
+                )
+            )
 
     def after_update(self) -> None:
-        """How much ∇F has changed on the way, for the same target; and F where the round ends."""
+        """Measure the change of ∇F over the round, for the same target, and F at its end."""
         assert self._start is not None
         with _in_evaluation(self._learner.model):
             end = self._point()
-            way = self._own_secant(self._start, end)
-            self._see(Largest(grad_lipschitz=way, path_lipschitz=way))
-            for ratio in self._steeper_secants(self._start, end):
-                self._see(Largest(grad_lipschitz=ratio))
+            on_path = self._path_secant(self._start, end)
+            self._record(MeasuredConstants(grad_lipschitz=on_path, path_lipschitz=on_path))
+            for ratio in self._steepest_secants(self._start, end):
+                self._record(MeasuredConstants(grad_lipschitz=ratio))
             self._move_to(end.weights)
 
-    def _see(self, seen: Largest) -> None:
-        self.largest = Largest.of([self.largest, seen])
+    def _record(self, values: MeasuredConstants) -> None:
+        self.largest = MeasuredConstants.of([self.largest, values])
 
     def _point(self) -> _Point:
         gradient, losses = self._learner.gradient(self._target, self._distill_weight)
-        self._see(Largest(loss_bound=losses.training + self._distill_weight * losses.distillation))
+        self._record(MeasuredConstants(loss_bound=losses.training + self._distill_weight * losses.distillation))
         weights = torch.cat([parameter.detach().flatten() for parameter in trainable(self._learner.model)])
         return _Point(weights, gradient)
 
     def _largest_gradient(self) -> float:
         samples, labels = self._learner.samples_and_labels()
-        chunks = zip(torch.split(samples, _NORMS_AT_ONCE), torch.split(labels, _NORMS_AT_ONCE), strict=True)
+        chunks = zip(torch.split(samples, _NORM_CHUNK), torch.split(labels, _NORM_CHUNK), strict=True)
         return max(float(gradient_norms(self._learner.model, *chunk, self._losses_of).max()) for chunk in chunks)
 
-    def _largest_slope(self) -> float:
-        """Of new samples each time."""
+    def _largest_jacobian_norm(self) -> float:
+        """The largest Jacobian norm over samples that are drawn anew each time."""
         samples, labels = self._learner.samples_and_labels()
-        chosen = self._rng.permutation(len(labels))[:_SLOPE_SAMPLES]
+        chosen = self._rng.permutation(len(labels))[:_JACOBIAN_SAMPLES]
         drawn = self._rng.standard_normal((len(chosen), self._learner.num_classes))
-        some = samples[torch.from_numpy(chosen).to(samples.device)]
-        outputs = torch.from_numpy(drawn).to(some.device, some.dtype)
-        return float(output_slopes(self._learner.model, some, outputs).max())
+        selected = samples[torch.from_numpy(chosen).to(samples.device)]
+        outputs = torch.from_numpy(drawn).to(selected.device, selected.dtype)
+        return float(jacobian_norms(self._learner.model, selected, outputs).max())
 
     def _losses_of(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Eq. (1) of every sample by itself."""
+        """The loss of eq. (1) of every sample, `[sample]`."""
         training = cross_entropy(logits, labels, reduction="none")
         if self._target is None:
             return training
         return training + self._distill_weight * distillations(logits, labels, self._target)
 
-    def _own_secant(self, start: _Point, end: _Point) -> float:
-        """‖∇F(θ')−∇F(θ)‖/‖θ'−θ‖ of the round's own way."""
-        way = float((end.weights - start.weights).norm())
-        return float((end.gradient - start.gradient).norm()) / way if way > _shortest_way(start) else 0.0
+    def _path_secant(self, start: _Point, end: _Point) -> float:
+        """‖∇F(θ')−∇F(θ)‖/‖θ'−θ‖ between start and end of a round."""
+        distance = float((end.weights - start.weights).norm())
+        return float((end.gradient - start.gradient).norm()) / distance if distance > _min_distance(start) else 0.0
 
-    def _steeper_secants(self, start: _Point, end: _Point) -> Iterator[float]:
-        """The same for ways from the same place, as long, in steeper and steeper directions.
+    def _steepest_secants(self, start: _Point, end: _Point) -> Iterator[float]:
+        """Secants of the same start and length along directions in which ∇F changes faster and faster.
 
-        A gradient changes most along the top eigenvector of its derivative, and the change is nearer to that than the
-        way along which it was found: this is power iteration, and it goes on from round to round.
+        ∇F changes fastest along the top eigenvector of the Hessian. The change of ∇F along a direction is closer to
+        that eigenvector than the direction itself: this is power iteration, and it continues from round to round.
         """
-        way = max(float((end.weights - start.weights).norm()), _shortest_way(start))
+        distance = max(float((end.weights - start.weights).norm()), _min_distance(start))
         direction = end.gradient - start.gradient if self._steepest is None else self._steepest
         for _ in range(_PROBES):
             length = float(direction.norm())
-            if length == 0 or way == 0:  # a flat place: nothing to follow
+            if length == 0 or distance == 0:  # ∇F is constant here
                 self._steepest = None
                 return
-            self._move_to(start.weights + (way / length) * direction)
+            self._move_to(start.weights + (distance / length) * direction)
             gradient, _ = self._learner.gradient(self._target, self._distill_weight)
             direction = self._steepest = gradient - start.gradient
-            yield float(direction.norm()) / way
+            yield float(direction.norm()) / distance
 
     @torch.no_grad()
     def _move_to(self, weights: Tensor) -> None:
@@ -150,59 +155,64 @@ class Watch:
             parameter.copy_(part.reshape(parameter.shape))
 
 
-def _shortest_way(start: _Point) -> float:
-    return _SHORTEST_SECANT * float(start.weights.norm())
+def _min_distance(start: _Point) -> float:
+    return _MIN_SECANT * float(start.weights.norm())
 
 
-def watched_round(
-    fleet: LearningFleet, watches: list[Watch], target: Target | None, learn: Callable[[], Sequence[Losses]]
+def measured_round(
+    fleet: LearningFleet,
+    estimators: list[ConstantEstimator],
+    target: Target | None,
+    learn: Callable[[], Sequence[Losses]],
 ) -> Sequence[Losses]:
-    """Measures where the devices stand, lets them learn from the target, and measures how far they have come."""
-    fleet.engine.for_each(lambda watch: watch.before_update(target), watches)
+    """Measure before and after the devices learn from the target; return the losses of `learn`."""
+    fleet.engine.for_each(lambda estimator: estimator.before_update(target), estimators)
     losses = learn()
-    fleet.engine.for_each(Watch.after_update, watches)
+    fleet.engine.for_each(ConstantEstimator.after_update, estimators)
     return losses
 
 
-def output_slopes(model: nn.Module, samples: Tensor, outputs: Tensor) -> Tensor:
+def jacobian_norms(model: nn.Module, samples: Tensor, outputs: Tensor) -> Tensor:
     """The spectral norm of ∂G/∂θ for every sample, `[sample]`, G the softmax of the model's output.
 
-    By power iteration on (∂G/∂θ)(∂G/∂θ)ᵀ from random vectors `outputs` `[sample, class]`: never more than the norm.
+    By power iteration on (∂G/∂θ)(∂G/∂θ)ᵀ from random vectors `outputs` `[sample, class]`, which never exceeds the norm.
     """
-    moving = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-    at_once = max(1, _HELD_NUMBERS // sum(tensor.numel() for tensor in moving.values()))
-    pairs = zip(torch.split(samples, at_once), torch.split(outputs, at_once), strict=True)
-    return torch.cat([_slopes(model, moving, *pair) for pair in pairs])
+    trained = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    chunk = max(1, _MAX_ELEMENTS // sum(tensor.numel() for tensor in trained.values()))
+    pairs = zip(torch.split(samples, chunk), torch.split(outputs, chunk), strict=True)
+    return torch.cat([_chunk_norms(model, trained, *pair) for pair in pairs])
 
 
 @torch.no_grad()
-def _slopes(model: nn.Module, moving: dict[str, Tensor], samples: Tensor, outputs: Tensor) -> Tensor:
+def _chunk_norms(model: nn.Module, trained: dict[str, Tensor], samples: Tensor, outputs: Tensor) -> Tensor:
     def predict(weights: dict[str, Tensor], sample: Tensor) -> Tensor:
         logits: Tensor = functional_call(model, weights, (sample[None],))
         return logits.softmax(dim=1).squeeze(0)
 
-    def pull(sample: Tensor, output: Tensor) -> dict[str, Tensor]:
+    def transposed_product(sample: Tensor, output: Tensor) -> dict[str, Tensor]:
         """(∂G/∂θ)ᵀ times a vector of outputs."""
-        transposed: dict[str, Tensor] = vjp(lambda weights: predict(weights, sample), moving)[1](output)[0]
-        return transposed
+        product: dict[str, Tensor] = vjp(lambda weights: predict(weights, sample), trained)[1](output)[0]
+        return product
 
-    def pull_and_push(sample: Tensor, output: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """(∂G/∂θ)ᵀu, and ∂G/∂θ times that: as the transpose of the transpose, for which no operation of a user's model
-        needs a forward derivative."""
-        direction, push, *_ = vjp(lambda vector: pull(sample, vector), output)
-        return direction, push(direction)[0]
+    def both_products(sample: Tensor, output: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """v = (∂G/∂θ)ᵀu and (∂G/∂θ)v.
 
-    smallest = torch.finfo(outputs.dtype).tiny  # where G does not move at all
-    for _ in range(_SLOPE_ITERATIONS):
+        The second is a vjp of a vjp, because operations of a user's model may lack a forward-mode derivative.
+        """
+        direction, product, *_ = vjp(lambda vector: transposed_product(sample, vector), output)
+        return direction, product(direction)[0]
+
+    smallest = torch.finfo(outputs.dtype).tiny  # avoids 0/0 if ∂G/∂θ is zero
+    for _ in range(_POWER_ITERATIONS):
         outputs = outputs / outputs.norm(dim=1, keepdim=True).clamp_min(smallest)
-        directions, outputs = vmap(pull_and_push)(samples, outputs)
+        directions, outputs = vmap(both_products)(samples, outputs)
     squares = [each.flatten(1).square().sum(dim=1) for each in directions.values()]
     return torch.stack(squares).sum(dim=0).sqrt()
 
 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Without random draws, and back to training afterwards."""
+    """Put the model into evaluation mode, and back into training mode afterwards."""
     model.eval()
     try:
         yield

@@ -1,13 +1,12 @@
-"""What a device says of the public samples: its predictions, or votes on what it knows and nothing on the rest.
+"""Predictions on the public set: votes and abstention, their sensitivity bound, sharpening, and selectors.
 
-However it comes to them, its answers keep to the bound that its privacy rests on: no more of them than was agreed, no
-entry below zero, and none of a norm above 1.
+A device sends a row per public sample: its prediction, a one-hot vote, or zeros if it abstains. Its privacy rests on a
+bound of these rows: at most an agreed number is nonzero, no entry is negative, and no row has a norm above 1.
 
-Selective-FD's selectors (Shao, Wu and Zhang, Nature Communications 15, 349, 2024): which public samples a device
-knows enough of to speak about, and which of the server's rows are certain enough to learn from.
-
-A device compares the density p of its own samples with a uniform density q by KuLSIF (Kanamori, Suzuki and Sugiyama,
-Machine Learning 86, 2012), and accepts a public sample where p/q is as high as on most of its own.
+Selective-FD (Shao, Wu and Zhang, Nature Communications 15, 349, 2024) selects the public samples that a device
+predicts, and the aggregated rows that are certain enough to learn from. A device estimates the ratio of the density p
+of its own samples to a uniform density q by KuLSIF (Kanamori, Suzuki and Sugiyama, Machine Learning 86, 2012), and
+accepts a public sample if p/q is as high as on most of its own samples.
 """
 
 from __future__ import annotations
@@ -20,65 +19,65 @@ from scipy.linalg import cho_factor, cho_solve
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
 
-_ROUNDING = 1e-9
+_NORM_TOLERANCE = 1e-9
+# The minimum number of a class's samples that its density ratio is fitted to. With 8 of 150 samples, a device of the
+# MNIST shards accepts 40 % of the images of other classes; with 40 samples 19 %, and about as many of its own.
+_MIN_FIT_SAMPLES = 40
+# Samples per chunk: their kernels with a few hundred others stay in the processor's cache.
+_RATIO_CHUNK = 2048
 
 
 def votes(predictions: FloatArray, confidence: float) -> FloatArray:
-    """One-hot where the largest probability `[..., sample, class]` reaches `confidence`, zeros elsewhere."""
-    surest = predictions.argmax(axis=-1)
-    chosen = np.eye(predictions.shape[-1])[surest]
-    return np.where(predictions.max(axis=-1, keepdims=True) >= confidence, chosen, 0.0)
+    """A one-hot vote if the largest probability of `[..., sample, class]` reaches `confidence`, else zeros."""
+    one_hot = np.eye(predictions.shape[-1])[predictions.argmax(axis=-1)]
+    return np.where(predictions.max(axis=-1, keepdims=True) >= confidence, one_hot, 0.0)
 
 
-def surest_answers(answers: FloatArray, sureness: FloatArray, most: int) -> FloatArray:
-    """Of each device's answers `[device, sample, class]` the `most` with the largest sureness `[device, sample]`; the
-    others are zeros. Of equally sure ones the first are kept."""
-    if most >= answers.shape[1]:
-        return answers
-    said = answers.any(axis=-1)
-    order = np.argsort(np.where(said, -sureness, np.inf), axis=1, kind="stable")
-    kept = np.zeros(said.shape, dtype=np.bool_)
-    np.put_along_axis(kept, order[:, :most], values=True, axis=1)
-    return np.where(kept[..., None], answers, 0.0)
+def surest_answers(rows: FloatArray, confidence: FloatArray, most: int) -> FloatArray:
+    """Keep each device's `most` most confident rows of `[device, sample, class]`, and set the others to zero.
+
+    Confidences are `[device, sample]`; ties are resolved in favour of the first rows. Zero rows are never selected
+    before nonzero ones.
+    """
+    if most >= rows.shape[1]:
+        return rows
+    nonzero = rows.any(axis=-1)
+    order = np.argsort(np.where(nonzero, -confidence, np.inf), axis=1, kind="stable")
+    selected = np.zeros(nonzero.shape, dtype=np.bool_)
+    np.put_along_axis(selected, order[:, :most], values=True, axis=1)
+    return np.where(selected[..., None], rows, 0.0)
 
 
-def check_answers(answers: FloatArray, most: int) -> None:
-    """Raises if a device's answers `[device, sample, class]` break the bound that hides them."""
-    said = answers.any(axis=-1).sum(axis=1)
-    if said.max() > most:
-        raise ValueError(f"device {int(said.argmax())} answers {said.max()} samples, where {most} were agreed")
-    least = answers.min(axis=(1, 2))
-    if least.min() < 0:
+def check_answers(rows: FloatArray, most: int) -> None:
+    """Raise an error if a device's rows `[device, sample, class]` violate the bound of the sensitivity."""
+    counts = rows.any(axis=-1).sum(axis=1)
+    if counts.max() > most:
+        raise ValueError(f"device {int(counts.argmax())} answers {counts.max()} samples, where {most} were agreed")
+    smallest = rows.min(axis=(1, 2))
+    if smallest.min() < 0:
         raise ValueError(
-            f"device {int(least.argmin())} has an answer with an entry of {least.min():.3g}: must be 0 or more"
+            f"device {int(smallest.argmin())} has a prediction with an entry of {smallest.min():.3g}: must be 0 or more"
         )
-    norms = np.linalg.norm(answers, axis=-1).max(axis=1)
-    if not norms.max() <= 1 + _ROUNDING:
-        raise ValueError(f"device {int(norms.argmax())} has an answer of norm {norms.max():.3g}: must be 1 at most")
+    norms = np.linalg.norm(rows, axis=-1).max(axis=1)
+    if not norms.max() <= 1 + _NORM_TOLERANCE:
+        raise ValueError(f"device {int(norms.argmax())} has a prediction of norm {norms.max():.3g}: must be at most 1")
 
 
 def sharpened(rows: FloatArray, temperature: float) -> FloatArray:
-    """softmax(row/temperature), `[row, class]`: a row of any numbers becomes a surer prediction (DS-FL's ERA)."""
+    """softmax(row/temperature), `[row, class]`: entropy reduction aggregation (ERA) of DS-FL."""
     scaled = rows / temperature
     scaled = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
     return np.asarray(scaled / scaled.sum(axis=-1, keepdims=True))
-
-
-# Of a class with few samples more than its share is known: with 8 known samples out of 150 a device of MNIST's shards
-# accepts 40 % of the images of other classes, with 40 of them 19 %, and about as many of its own.
-_FEWEST_KNOWN = 40
-# Samples whose kernels with a few hundred others stay in the processor's cache.
-_RATIOS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
 class DensityRatio:
     """r(x) ≈ p(x)/q(x) from m samples of p, `known`, and n samples of q, `auxiliary`, both `[sample, feature]`.
 
-    r minimises (1/2n)Σ_l r(z_l)² − (1/m)Σ_j r(x_j) + (λ/2)‖r‖² in the space of the kernel k. Its gradient vanishes
-    where λr = (1/m)Σ_j k(·,x_j) − (1/n)Σ_l r(z_l)k(·,z_l), so r has the form of `ratio` with α_l = −r(z_l)/(nλ); put
-    into r(z_l), that is the linear system of `fit`. Its matrix must be inverted: the authors' published demo
-    multiplies by it instead.
+    r minimises (1/2n)Σ_l r(z_l)² − (1/m)Σ_j r(x_j) + (λ/2)‖r‖² in the reproducing kernel Hilbert space of k. Its
+    gradient vanishes if λr = (1/m)Σ_j k(·,x_j) − (1/n)Σ_l r(z_l)k(·,z_l), and so r has the form of `ratio` with
+    α_l = −r(z_l)/(nλ). Inserted into r(z_l), this gives the linear system of `fit`. Its matrix must be inverted: the
+    authors' published demo multiplies by it instead.
     """
 
     known: FloatArray
@@ -91,24 +90,25 @@ class DensityRatio:
     def fit(
         cls, known: FloatArray, auxiliary: FloatArray, width: float = 5.0, regularisation: float | None = None
     ) -> DensityRatio:
-        """α = (K11/n + λI)⁻¹(−K12·1/(nmλ)), with K11 of auxiliaries and K12 of auxiliaries and known samples.
+        """α = (K11/n + λI)⁻¹(−K12·1/(nmλ)), with K11 of auxiliary samples and K12 of auxiliary and known samples.
 
-        λ is n^(−1/2) unless it is given.
+        λ is n^(−1/2) by default.
         """
         count = len(auxiliary)
         strength = count**-0.5 if regularisation is None else regularisation
         matrix = _kernel(auxiliary, auxiliary, width) / count + strength * np.eye(count)
-        pull = _kernel(auxiliary, known, width).mean(axis=1) / (count * strength)
-        return cls(known, auxiliary, cho_solve(cho_factor(matrix), -pull), width, strength)
+        cross = _kernel(auxiliary, known, width).mean(axis=1) / (count * strength)
+        return cls(known, auxiliary, cho_solve(cho_factor(matrix), -cross), width, strength)
 
     def ratio(self, samples: FloatArray) -> FloatArray:
-        """r(x) = (1/(mλ))Σ_j k(x,x_j) + Σ_l α_l k(x,z_l) for each of `[sample, feature]`; may be a little below 0.
+        """r(x) = (1/(mλ))Σ_j k(x,x_j) + Σ_l α_l k(x,z_l) for each of `[sample, feature]`; may be slightly
+        negative.
 
-        Where q's samples are far away, as uniform ones are from images of hundreds of pixels, the second sum is zero
-        and r is p's kernel density but for a factor.
+        If q's samples are far away, as uniform samples are from images of hundreds of pixels, the second sum is zero
+        and r is proportional to the kernel density estimate of p.
         """
-        starts = range(0, len(samples), _RATIOS_AT_ONCE)
-        return np.concatenate([self._ratio(samples[start : start + _RATIOS_AT_ONCE]) for start in starts])
+        starts = range(0, len(samples), _RATIO_CHUNK)
+        return np.concatenate([self._ratio(samples[start : start + _RATIO_CHUNK]) for start in starts])
 
     def _ratio(self, samples: FloatArray) -> FloatArray:
         from_known = _kernel(samples, self.known, self.width).mean(axis=1) / self.regularisation
@@ -125,11 +125,11 @@ def _kernel(left: FloatArray, right: FloatArray, width: float) -> FloatArray:
 
 @dataclass(frozen=True)
 class ClientSelector:
-    """What a device knows: for each of its classes a density ratio, and the ratio from which on a sample is like it.
+    """A device's client selector: a density ratio for each of its classes, and the threshold above which it accepts.
 
-    One ratio for each class, as the authors do it where devices have two: classes are unequally dense. With one ratio
-    for both, a device with 0 and 1 of MNIST accepts half of the zeros, all ones and 14 % of the rest; with two 68 %,
-    85 % and 2 %.
+    There is one ratio per class, as in the authors' code for devices with two classes, because classes differ in
+    density. With one ratio for both, a device with digits 0 and 1 of MNIST accepts half of the zeros, all ones and
+    14 % of the rest; with two ratios 68 %, 85 % and 2 %.
     """
 
     ratios: tuple[DensityRatio, ...]
@@ -146,26 +146,26 @@ class ClientSelector:
         width: float = 5.0,
         quantile: float = 0.25,
     ) -> ClientSelector:
-        """From the device's own `samples` `[sample, ...]` and `labels` `[sample]`; the defaults are the authors'.
+        """Fit the selector to a device's `samples` `[sample, ...]` and `labels` `[sample]`; defaults are the authors'.
 
-        Samples are taken as a model sees them: the authors' width is for pixels that are centred and scaled by MNIST's
-        mean and standard deviation; in pixels between 0 and 1 it would be three times as wide, and more of the other
-        classes pass. A `share` of each class is known to its ratio, forty samples at least but half of them at most;
-        the others set the threshold, a `quantile` of their ratios. A class with a single sample is not known.
+        Samples are scaled as for the model: the authors' kernel width is for pixels that are centred and scaled by the
+        mean and standard deviation of MNIST. For pixels in [0, 1] it would be three times as wide and accept more
+        samples of other classes. A fraction `share` of each class fits the ratio, at least 40 samples but at most half
+        of them. The others set the threshold, a `quantile` of their ratios. A class with a single sample has no ratio.
         """
         flat = _flattened(samples)
         auxiliary = rng.uniform(flat.min(), flat.max(), (num_auxiliary, flat.shape[1]))
         ratios, thresholds = [], []
         for label in np.unique(labels):
             own = rng.permutation(flat[labels == label])
-            num_known = min(max(round(share * len(own)), _FEWEST_KNOWN), len(own) // 2)
+            num_known = min(max(round(share * len(own)), _MIN_FIT_SAMPLES), len(own) // 2)
             if num_known > 0:
                 ratios.append(DensityRatio.fit(own[:num_known], auxiliary, width))
                 thresholds.append(float(np.quantile(ratios[-1].ratio(own[num_known:]), quantile)))
         return cls(tuple(ratios), tuple(thresholds))
 
     def accepts(self, public_samples: NDArray[np.generic]) -> BoolArray:
-        """Which public samples `[sample, ...]` are like those of one of the device's classes, `[sample]`."""
+        """Which public samples `[sample, ...]` resemble one of the device's classes, `[sample]`."""
         flat = _flattened(public_samples)
         accepted = np.zeros(len(flat), dtype=np.bool_)
         for ratio, threshold in zip(self.ratios, self.thresholds, strict=True):
@@ -178,9 +178,9 @@ def _flattened(samples: NDArray[np.generic]) -> FloatArray:
 
 
 def certain_rows(rows: FloatArray, threshold: float) -> BoolArray:
-    """The server's selector: which rows `[row, class]` lie within `threshold`, in L1, of their own one-hot, `[row]`.
+    """The server selector: which rows `[row, class]` have an L1 distance up to `threshold` to their one-hot argmax.
 
-    The distance of probabilities is 2(1 − the largest). A row that is no finite vector is not certain.
+    For a probability vector p the distance is 2(1 − max p). A row that is not finite is not certain.
     """
     one_hot = np.eye(rows.shape[1])[rows.argmax(axis=1)]
     return np.asarray(np.abs(rows - one_hot).sum(axis=1) <= threshold)

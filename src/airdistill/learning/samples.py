@@ -1,7 +1,4 @@
-"""Samples as tensors: scaled, and laid out for fast convolution.
-
-Images changed a little, so that a model learns what does not matter. What is no image stays as it is.
-"""
+"""Samples as tensors: scaling, memory layout, and augmentation of images."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
-# Of the MNIST training images, as everybody uses them; public constants, not computed from a device's data.
+# The customary mean and standard deviation of MNIST: public constants, not computed from any device's data.
 _MNIST_MEAN, _MNIST_STD = 0.1307, 0.3081
 
 
 def input_shape(samples: NDArray[np.generic]) -> tuple[int, ...]:
-    """The shape of one sample as a model sees it: grey images get a channel axis, coloured ones put it first."""
+    """The shape of one sample as a model takes it: greyscale images get a channel axis, colour images have it first."""
     if samples.ndim == 3:
         return (1, *samples.shape[1:])
     if samples.ndim == 4 and samples.shape[-1] in (1, 3, 4) and samples.shape[1] not in (1, 3, 4):
@@ -25,7 +22,7 @@ def input_shape(samples: NDArray[np.generic]) -> tuple[int, ...]:
 
 
 def to_tensor(samples: NDArray[np.generic], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`[sample, channel, row, column]` or `[sample, feature]`; bytes are scaled and centred, floats are kept."""
+    """`[sample, channel, row, column]` or `[sample, feature]`; bytes are scaled and centred, floats unchanged."""
     shape = input_shape(samples)
     if samples.ndim == 4 and shape != samples.shape[1:]:
         samples = np.moveaxis(samples, 3, 1)
@@ -36,32 +33,38 @@ def to_tensor(samples: NDArray[np.generic], dtype: torch.dtype, device: torch.de
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """Images with the channel innermost, which CPU convolutions are fastest on.
+    """Images in channels-last memory format, which is the fastest for CPU convolutions; other samples unchanged.
 
-    With one channel `.contiguous(memory_format=...)` believes that nothing needs doing; `.to` sets the strides.
+    `.to` is used because `.contiguous(memory_format=...)` leaves the strides of single-channel images as they are.
     """
     return tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
-_ROTATION, _SCALE, _SHEAR, _MOVE = 0.2, 0.1, 0.15, 0.16  # radians, share, share, share of half an image's side
+# Ranges of `random_affine`: radians, relative, relative, and relative to half an image's side.
+_ROTATION, _SCALE, _SHEAR, _SHIFT = 0.2, 0.1, 0.15, 0.16
 
 
-def moved(samples: Tensor, offsets: Tensor, most: int) -> Tensor:
-    """Images `[..., channel, row, column]`, each moved by its offset `[..., 2]` from 0 to twice `most`, which is from
-    `most` down and right to `most` up and left. What comes in is as the edge was."""
+def shifted(samples: Tensor, offsets: Tensor, most: int) -> Tensor:
+    """Shift images `[..., channel, row, column]` by offsets `[..., 2]` with replicated edges.
+
+    An offset of 0 shifts by `most` pixels down or right, and an offset of 2 · `most` by as many up or left.
+    """
     shape = samples.shape
     images, steps = samples.reshape(-1, *shape[-3:]), offsets.reshape(-1, 2)
     padded = pad(images, (most,) * 4, mode="replicate")
     rows = steps[:, :1] + torch.arange(shape[-2], device=images.device)
     columns = steps[:, 1:] + torch.arange(shape[-1], device=images.device)
     every = torch.arange(len(images), device=images.device)[:, None, None]
-    # [image, row, column, channel], for an index beside a slice comes first.
+    # [image, row, column, channel]: advanced indices separated by a slice move to the front.
     taken = padded[every, :, rows[:, :, None], columns[:, None, :]]
     return taken.movedim(3, 1).reshape(shape)
 
 
-def bent(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Images `[image, channel, row, column]`, each turned, stretched, sheared and moved a little at random."""
+def random_affine(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Apply a small random rotation, scaling, shear and shift to each image `[image, channel, row, column]`.
+
+    Samples that are not images are returned unchanged.
+    """
     if images.ndim != 4:
         return images
 
@@ -70,11 +73,11 @@ def bent(images: Tensor, generator: torch.Generator) -> Tensor:
         return ((2 * uniform - 1) * most).to(images)
 
     angle, scale, shear = drawn(_ROTATION), 1 + drawn(_SCALE), drawn(_SHEAR)
-    along, across = scale * torch.cos(angle), scale * torch.sin(angle)
+    diagonal, off_diagonal = scale * torch.cos(angle), scale * torch.sin(angle)
     maps = torch.stack(
         [
-            torch.stack([along, shear - across, drawn(_MOVE)], dim=1),
-            torch.stack([across, along, drawn(_MOVE)], dim=1),
+            torch.stack([diagonal, shear - off_diagonal, drawn(_SHIFT)], dim=1),
+            torch.stack([off_diagonal, diagonal, drawn(_SHIFT)], dim=1),
         ],
         dim=1,
     )

@@ -1,6 +1,6 @@
-"""The server's own learning: a model that finds out what noisy answers on a public set mean (theory section 8).
+"""The server's model: denoises the received predictions on the public set (theory section 8).
 
-All of it is computed from what was released already and from public samples, so that it costs no privacy.
+It is trained on public samples and on what was already released, which is post-processing and costs no privacy.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from airdistill.learning.fleet import Engine
 from airdistill.learning.learner import logits_of, predictions_of
 from airdistill.learning.mixed import descend, passes_in_batches, rise_and_fall
 from airdistill.learning.models import build_model
-from airdistill.learning.patches import Modes, features_of, smoothed
-from airdistill.learning.samples import bent, channels_last, input_shape, to_tensor
+from airdistill.learning.patches import GraphSpectrum, patch_features, smoothed
+from airdistill.learning.samples import channels_last, input_shape, random_affine, to_tensor
 from airdistill.scenario.model import Scenario
-from airdistill.stages import tell
+from airdistill.stages import report_stage
 from airdistill.streams import stream
 
-_MOST_PASSES, _BATCH, _LR, _MOMENTUM, _DECAY = 20, 50, 0.05, 0.9, 5e-4
+_MAX_EPOCHS, _BATCH, _LR, _MOMENTUM, _DECAY = 20, 50, 0.05, 0.9, 5e-4
 _WARM_UP = 100  # steps
-_HELD_OUT = 0.1  # of the samples, to tell when to stop
-_GRAPHS_KEPT = 2  # of a round: with all samples, and without those
-_CLEARLY = 3.0  # deviations of the noise; the best of many passes is better by some luck
+_HELD_OUT = 0.1  # fraction of the samples, for early stopping
+_CACHED_GRAPHS = 2  # of a round: of all received samples, and without the held-out ones
+_SIGNIFICANCE = 3.0  # standard deviations of the noise, because the best of many epochs is partly luck
 
 
 @dataclass(frozen=True)
 class Server:
-    """A model of the server's own, trained anew after every transmission on all that was received so far.
+    """The server's model, trained from scratch after every transmission on all rows received so far.
 
-    1. Rows are pooled over samples that look alike, which needs no labels (`smoothing`).
-    2. The model learns the label that stands out of each pooled row, from images that are bent a little each time.
-    3. How many passes that takes is found first, with a tenth of the samples left out of both. Their rows' noise is
-       independent of the model then, so that its agreement with them tells, up to a constant, how right it is: if that
-       was clearly greater after an earlier pass, no more passes are made.
-    4. Its predictions are the broadcast.
+    1. Rows are smoothed over similar samples, which needs no labels (`patches`).
+    2. The model is trained on the pseudo-label of each smoothed row, the argmax, with random affine augmentation.
+    3. The number of epochs is chosen first by early stopping, with a tenth of the samples held out of steps 1 and 2.
+       The noise of their rows is independent of the model, and so its agreement with them is, up to a constant, an
+       unbiased estimate of its accuracy. Training stops after an earlier epoch if that agreed significantly better.
+    4. The model's predictions are the broadcast.
     """
 
     model: str
@@ -54,11 +54,12 @@ class Server:
 
     @classmethod
     def of(cls, scenario: Scenario, samples: NDArray[np.generic], num_classes: int, engine: Engine) -> Server:
-        assert scenario.public is not None  # who has public samples has declared them
+        """The server of a scenario; a model that cannot be built is rejected here, before anything is transmitted."""
+        assert scenario.public is not None  # the samples come from it
         model = scenario.public.server_model or scenario.model_names[0]
-        made = cls(model, samples, num_classes, engine, scenario.seed)
-        made._new_model(np.random.default_rng(0))  # what cannot be built is said before anything is sent
-        return made
+        server = cls(model, samples, num_classes, engine, scenario.seed)
+        server._new_model(np.random.default_rng(0))
+        return server
 
     @cached_property
     def _inputs(self) -> Tensor:
@@ -66,73 +67,79 @@ class Server:
 
     @cached_property
     def _features(self) -> FloatArray:
-        return features_of(self.samples.reshape(len(self.samples), *input_shape(self.samples)))
+        return patch_features(self.samples.reshape(len(self.samples), *input_shape(self.samples)))
 
     def read(self, rows: FloatArray, noise_var: FloatArray) -> FloatArray:
-        """Predictions `[sample, class]` from rows `[sample, class]` with noise of so much variance `[sample]`.
+        """Denoised predictions `[sample, class]` from rows `[sample, class]` with noise variance `[sample]`.
 
-        Rows that are no numbers were not received; where none was, nothing is known.
+        Rows that are not finite were not received. The result is NaN if fewer than two rows were received.
         """
-        heard = np.flatnonzero(np.isfinite(rows).all(axis=1))
-        if len(heard) < 2:
+        received = np.flatnonzero(np.isfinite(rows).all(axis=1))
+        if len(received) < 2:
             return np.full(rows.shape, np.nan)
-        noise, left_out = float(noise_var[heard].mean()), self._left_out[heard]
-        taught, checked = heard[~left_out], heard[left_out]
-        passes = _MOST_PASSES
-        if len(taught) >= 2 and len(checked):
-            check = Check(checked, rows[checked], noise)
-            passes = self._passes_until_worse(taught, self._labels(rows, noise, taught), check)
+        noise, held_out = float(noise_var[received].mean()), self._held_out[received]
+        training, validation = received[~held_out], received[held_out]
+        epochs = _MAX_EPOCHS
+        if len(training) >= 2 and len(validation):
+            held_out_rows = HeldOutRows(validation, rows[validation], noise)
+            epochs = self._choose_epochs(training, self._pseudo_labels(rows, noise, training), held_out_rows)
         model = self._new_model(stream(self.seed, "server-model"))
-        for _ in self._passes(model, heard, self._labels(rows, noise, heard), passes):
+        for _ in self._train(model, received, self._pseudo_labels(rows, noise, received), epochs):
             pass
         return self._predictions(model, self._inputs)
 
-    def _labels(self, rows: FloatArray, noise_var: float, places: IntArray) -> IntArray:
-        """What stands out of the rows of these samples, pooled over those that look alike."""
-        return np.asarray(smoothed(rows[places], noise_var, self._modes_of(places)).argmax(axis=1))
+    def _pseudo_labels(self, rows: FloatArray, noise_var: float, indices: IntArray) -> IntArray:
+        """The argmax of these samples' rows, smoothed over similar samples."""
+        return np.asarray(smoothed(rows[indices], noise_var, self._spectrum(indices)).argmax(axis=1))
 
     @cached_property
-    def _left_out(self) -> BoolArray:
-        """Which samples are there to tell when to stop, `[sample]`."""
+    def _held_out(self) -> BoolArray:
+        """Which samples are held out for early stopping, `[sample]`."""
         return stream(self.seed, "server-checks").random(len(self.samples)) < _HELD_OUT
 
-    def _modes_of(self, places: IntArray) -> Modes:
-        """Of the graph of these samples; once all have been received the graphs are the same in every round."""
-        key = places.tobytes()
+    def _spectrum(self, indices: IntArray) -> GraphSpectrum:
+        """The spectrum of these samples' graph, cached: once all samples were received it is the same every round."""
+        key = indices.tobytes()
         if key not in self._graphs:
-            if len(self._graphs) >= _GRAPHS_KEPT:
+            if len(self._graphs) >= _CACHED_GRAPHS:
                 self._graphs.clear()
-            self._graphs[key] = Modes.of(self._features[places])
+            self._graphs[key] = GraphSpectrum.of(self._features[indices])
         return self._graphs[key]
 
     @cached_property
-    def _graphs(self) -> dict[bytes, Modes]:
-        """By the samples that they are of."""
+    def _graphs(self) -> dict[bytes, GraphSpectrum]:
+        """The cached spectra, by the bytes of their sample indices."""
         return {}
 
-    def _passes_until_worse(self, places: IntArray, labels: IntArray, check: Check) -> int:
-        """How many passes to make: all, unless after an earlier one the model was clearly righter than at the end."""
-        model, asked = self._new_model(stream(self.seed, "server-model")), self._inputs[torch.from_numpy(check.places)]
-        found = [
-            self._predictions(model, asked) for _ in self._passes(model, places, labels, _MOST_PASSES, "passes tried")
+    def _choose_epochs(self, indices: IntArray, labels: IntArray, held_out: HeldOutRows) -> int:
+        """The number of epochs: the best on the held-out rows if it is significantly better than the last, else all."""
+        model = self._new_model(stream(self.seed, "server-model"))
+        inputs = self._inputs[torch.from_numpy(held_out.indices)]
+        predictions = [
+            self._predictions(model, inputs)
+            for _ in self._train(model, indices, labels, _MAX_EPOCHS, "server epochs, early stopping")
         ]
-        best = max(range(_MOST_PASSES), key=lambda number: check.agreement(found[number]))
-        return best + 1 if check.prefers(found[best], found[-1]) else _MOST_PASSES
+        best = max(range(_MAX_EPOCHS), key=lambda epoch: held_out.agreement(predictions[epoch]))
+        return best + 1 if held_out.prefers(predictions[best], predictions[-1]) else _MAX_EPOCHS
 
-    def _passes(
-        self, model: nn.Module, places: IntArray, labels: IntArray, count: int, stage: str = "passes of the server"
+    def _train(
+        self, model: nn.Module, indices: IntArray, labels: IntArray, epochs: int, stage: str = "server epochs"
     ) -> Iterator[None]:
-        """Trains a model on these samples and labels, stopping after each of so many passes."""
-        noise = torch.Generator().manual_seed(int(stream(self.seed, "server-noise").integers(2**63)))
-        in_a_pass = math.ceil(len(places) / _BATCH)
-        steps = _Steps(model, _MOST_PASSES * in_a_pass)
-        # All batches are full: some models cannot take a single sample.
-        batches = passes_in_batches(len(places), _MOST_PASSES * in_a_pass, _BATCH, stream(self.seed, "server-order"))
-        taught, answers = self._inputs[torch.from_numpy(places)], torch.from_numpy(labels).to(self.engine.device)
-        for number, some in enumerate(np.split(batches, _MOST_PASSES)[:count], start=1):
-            for batch in torch.from_numpy(some).to(self.engine.device):
-                steps.make(bent(taught[batch], noise), answers[batch])
-            tell(stage, number, count)
+        """Train a model on these samples and labels, yielding after each of `epochs` epochs.
+
+        The learning-rate schedule always spans the maximum number of epochs.
+        """
+        augmentation = torch.Generator().manual_seed(int(stream(self.seed, "server-noise").integers(2**63)))
+        batches_per_epoch = math.ceil(len(indices) / _BATCH)
+        optimiser = _Optimiser(model, _MAX_EPOCHS * batches_per_epoch)
+        # All batches have the same size: some models cannot take a single sample.
+        order = stream(self.seed, "server-order")
+        batches = passes_in_batches(len(indices), _MAX_EPOCHS * batches_per_epoch, _BATCH, order)
+        samples, targets = self._inputs[torch.from_numpy(indices)], torch.from_numpy(labels).to(self.engine.device)
+        for epoch, epoch_batches in enumerate(np.split(batches, _MAX_EPOCHS)[:epochs], start=1):
+            for batch in torch.from_numpy(epoch_batches).to(self.engine.device):
+                optimiser.step(random_affine(samples[batch], augmentation), targets[batch])
+            report_stage(stage, epoch, epochs)
             yield
 
     def _new_model(self, rng: np.random.Generator) -> nn.Module:
@@ -145,35 +152,38 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Check:
-    """Raw rows `[row, class]`, with noise of so much variance per entry, of samples that a model is not taught."""
+class HeldOutRows:
+    """Received rows `[row, class]` with noise variance `noise_var` per entry, of samples held out of training."""
 
-    places: IntArray
+    indices: IntArray
     rows: FloatArray
     noise_var: float
 
     def agreement(self, predictions: FloatArray) -> float:
-        """Of predictions `[row, class]` with the rows: up to a constant, unbiased for how many of them are right."""
+        """The inner product of predictions `[row, class]` with the rows: unbiased for accuracy, up to a constant."""
         return float((predictions * (self.rows - self.rows.mean(axis=0))).sum()) if len(self.rows) else 0.0
 
     def prefers(self, one: FloatArray, other: FloatArray) -> bool:
-        """Whether predictions `[row, class]` agree clearly better with the rows than others do: by more than three
-        deviations of what the noise alone makes of their difference."""
-        apart = float(np.linalg.norm(one - other))
-        return self.agreement(one) - self.agreement(other) > _CLEARLY * math.sqrt(self.noise_var) * apart
+        """Whether predictions `one` agree with the rows significantly better than `other`, both `[row, class]`.
+
+        Their difference must exceed three standard deviations of its noise.
+        """
+        distance = float(np.linalg.norm(one - other))
+        return self.agreement(one) - self.agreement(other) > _SIGNIFICANCE * math.sqrt(self.noise_var) * distance
 
 
-class _Steps:
-    """Stochastic gradient descent with momentum and decay, a warm-up, and a step that falls to nothing."""
+class _Optimiser:
+    """SGD with momentum and weight decay; the learning rate has a warm-up and a cosine decay to zero."""
 
     def __init__(self, model: nn.Module, num_steps: int) -> None:
-        self._model, self._sizes = model, iter(_LR * rise_and_fall(num_steps, _WARM_UP))
+        self._model, self._rates = model, iter(_LR * rise_and_fall(num_steps, _WARM_UP))
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._velocities = [torch.zeros_like(weight) for weight in self._weights]
 
-    def make(self, images: Tensor, labels: Tensor) -> None:
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """One step on a batch of images with labels `[sample]`."""
         log_predictions = log_softmax(self._model(channels_last(images)), dim=1)
         loss = -log_predictions.gather(1, labels[:, None]).mean()
-        slopes = torch.autograd.grad(loss, self._weights, materialize_grads=True)
-        decayed = [slope + _DECAY * weight.detach() for slope, weight in zip(slopes, self._weights, strict=True)]
-        descend(self._weights, decayed, self._velocities, images.new_tensor(next(self._sizes)), _MOMENTUM)
+        gradients = torch.autograd.grad(loss, self._weights, materialize_grads=True)
+        decayed = [grad + _DECAY * weight.detach() for grad, weight in zip(gradients, self._weights, strict=True)]
+        descend(self._weights, decayed, self._velocities, images.new_tensor(next(self._rates)), _MOMENTUM)

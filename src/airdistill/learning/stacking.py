@@ -1,6 +1,6 @@
-"""Models and samples along a device axis: how they are laid out, and which ones can be.
+"""Models and samples stacked along a device axis: their memory layout, and which devices can be stacked.
 
-What cannot be stacked is trained one device after another.
+Devices that cannot be stacked are trained one after another.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from airdistill.learning.models import draws_at_random
 logger = logging.getLogger(__name__)
 
 
-def logits_of_all(
+def stacked_logits(
     template: nn.Module, parameters: dict[str, Tensor], samples: Tensor, device_axis: int | None
 ) -> Tensor:
-    """Every device's model on its samples, or with no device axis on the same ones: `[device, sample, class]`."""
+    """Every device's logits on its own samples, or without a device axis on the same: `[device, sample, class]`."""
 
     def one_device(own_parameters: dict[str, Tensor], own_samples: Tensor) -> Any:
         return functional_call(template, own_parameters, (own_samples,))
@@ -34,54 +34,56 @@ def logits_of_all(
     return logits
 
 
-class AnyLogits:
-    """The logits of all devices' models, whatever their code, by PyTorch's own kernels."""
+class TorchLogits:
+    """The logits of all devices' models by PyTorch's kernels, for any model."""
 
     def __init__(self, template: nn.Module) -> None:
         self._template = template
 
     @staticmethod
-    def laid_out(samples: Tensor) -> Tensor:
-        """Samples `[device, sample, ...]` as `__call__` takes them."""
+    def to_layout(samples: Tensor) -> Tensor:
+        """Samples `[device, sample, ...]` in the memory layout of `__call__`."""
         return samples
 
     def __call__(self, parameters: dict[str, Tensor], samples: Tensor) -> Tensor:
-        """`[device, sample, class]` from samples as `laid_out`; with a device axis of one all see the same."""
+        """Logits `[device, sample, class]` of samples from `to_layout`; all devices share a device axis of length 1."""
         if len(samples) == 1:
-            return logits_of_all(self._template, parameters, samples[0], None)
-        return logits_of_all(self._template, parameters, samples, 0)
+            return stacked_logits(self._template, parameters, samples[0], None)
+        return stacked_logits(self._template, parameters, samples, 0)
 
 
 def stacked_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """`[device, ...]` by name; those that the models train are leaves of the gradient."""
+    """The models' parameters `[device, ...]` by name; trainable ones require gradients."""
     return {
-        name: plain_stack([model.get_parameter(name).detach() for model in models]).requires_grad_(
+        name: contiguous_stack([model.get_parameter(name).detach() for model in models]).requires_grad_(
             parameter.requires_grad
         )
         for name, parameter in models[0].named_parameters()
     }
 
 
-def plain_stack(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([plain(tensor) for tensor in tensors])
+def contiguous_stack(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors stacked along a new device axis."""
+    return torch.stack([contiguous(tensor) for tensor in tensors])
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """In the ordinary layout: a convolution over stacked devices has device and channel on one axis."""
+def contiguous(tensor: Tensor) -> Tensor:
+    """A copy in row-major order: vmap merges device and channel axes for a convolution over stacked devices."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def stackable(orders: list[list[IntArray]]) -> bool:
-    """Whether all devices make the same number of passes, one at least, over equally many samples."""
-    passes = {len(own) for own in orders}
+def can_stack_orders(orders: list[list[IntArray]]) -> bool:
+    """Whether all devices make the same number of epochs, at least one, over equally many samples."""
+    epochs = {len(own) for own in orders}
     lengths = {len(order) for own in orders for order in own}
-    return len(passes) == len(lengths) == 1
+    return len(epochs) == len(lengths) == 1
 
 
 def can_stack(learners: Sequence[Learner]) -> bool:
-    """Whether the devices have equally many samples and one model, each its own, with no buffers and no random draws.
+    """Whether the devices can be trained in the same operations.
 
-    Buffers are statistics that a forward pass would have to write back for every device.
+    They need equally many samples, and separate instances of one model without buffers and random draws. Buffers are
+    statistics that a forward pass would have to write back for every device.
     """
     models = [learner.model for learner in learners]
     parameters = [parameter for model in models for parameter in model.parameters()]
@@ -90,24 +92,24 @@ def can_stack(learners: Sequence[Learner]) -> bool:
         and all(same_code(models[0], model) for model in models)
         and len(set(parameters)) == len(parameters)
         and not any(draws_at_random(model) or list(model.buffers()) for model in models)
-        and _survives_a_trial(models[0], learners[0].samples_and_labels()[0])
+        and _supports_vmap(models[0], learners[0].samples_and_labels()[0])
     )
 
 
 def same_code(model: nn.Module, other: nn.Module) -> bool:
-    """Whether two models differ in the values of their parameters at most, as far as their attributes tell."""
-    if _parameter_kinds(model) != _parameter_kinds(other):
+    """Whether two models differ at most in the values of their parameters, judged by their attributes."""
+    if _parameter_specs(model) != _parameter_specs(other):
         return False
     parts, others = dict(model.named_modules()), dict(other.named_modules())
     return parts.keys() == others.keys() and all(_same_layer(parts[name], others[name]) for name in parts)
 
 
-def _parameter_kinds(model: nn.Module) -> list[tuple[str, torch.Size, torch.dtype, bool]]:
+def _parameter_specs(model: nn.Module) -> list[tuple[str, torch.Size, torch.dtype, bool]]:
     return [(name, value.shape, value.dtype, value.requires_grad) for name, value in model.named_parameters()]
 
 
 def _same_layer(layer: nn.Module, other: nn.Module) -> bool:
-    """By type and attributes, such as a stride or an activation function."""
+    """Whether two layers have the same type and attributes, such as stride or activation function."""
     compared_elsewhere = {"_parameters", "_buffers", "_modules"}
     own, others = (
         {name: value for name, value in vars(module).items() if name not in compared_elsewhere}
@@ -115,24 +117,27 @@ def _same_layer(layer: nn.Module, other: nn.Module) -> bool:
     )
     try:
         return type(layer) is type(other) and bool(own == others)
-    except (RuntimeError, ValueError):  # tensors and arrays have no single answer; such models go one by one
+    except (
+        RuntimeError,
+        ValueError,
+    ):  # attributes that are tensors or arrays cannot be compared; such models are not stacked
         return False
 
 
-def _survives_a_trial(model: nn.Module, samples: Tensor) -> bool:
-    """Whether the model's code can be stacked: two twins of it, forward, backward and as in evaluation.
+def _supports_vmap(model: nn.Module, samples: Tensor) -> bool:
+    """Whether vmap supports the model: tried on two copies, forward, backward and in evaluation mode.
 
-    A branch on a sample's value cannot, for one, nor can a draw that no layer told of.
+    It supports neither branches on a sample's value nor random draws outside of dropout layers.
     """
     few = samples[:2]
     try:
-        twin = copy.deepcopy(model)
-        parameters = stacked_parameters([twin, twin])
-        torch.autograd.backward(logits_of_all(twin, parameters, plain_stack([few, few]), 0).sum())
-        if not same_code(model, twin):  # it counts its calls, say: a recorded step would do that but once
-            raise AirDistillError("it changes itself when called")
-        logits_of_all(twin.eval(), parameters, plain(few), None)
-    except Exception as error:  # the user's own code can fail in any way
-        logger.info("devices are trained one by one, for their model cannot be stacked: %s", error)
+        trial = copy.deepcopy(model)
+        parameters = stacked_parameters([trial, trial])
+        torch.autograd.backward(stacked_logits(trial, parameters, contiguous_stack([few, few]), 0).sum())
+        if not same_code(model, trial):  # a captured CUDA graph would not repeat such changes
+            raise AirDistillError("its attributes change when it is called")
+        stacked_logits(trial.eval(), parameters, contiguous(few), None)
+    except Exception as error:  # a user's model may raise anything
+        logger.info("devices are trained one by one, because their model cannot be stacked: %s", error)
         return False
     return True

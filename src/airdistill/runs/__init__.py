@@ -1,9 +1,4 @@
-"""The round loop, its records and its checkpoints; many runs as one comparison; and pilots."""
+"""Runs: the round loop, run folders, checkpoints, comparisons of many runs, and pilots.
 
-from airdistill.runs.accounts import certify
-from airdistill.runs.comparison import ComparisonRecord, compare
-from airdistill.runs.piloting import PilotRecord, pilot
-from airdistill.runs.record import RunRecord
-from airdistill.runs.runner import resume, run
-
-__all__ = ["ComparisonRecord", "PilotRecord", "RunRecord", "certify", "compare", "pilot", "resume", "run"]
+The modules are imported one by one, because reading the record of a run does not need PyTorch and training does.
+"""

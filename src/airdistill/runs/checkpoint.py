@@ -1,6 +1,7 @@
-"""Checkpoints that are whole or not there: tensors in safetensors, the rest in JSON, the last two kept.
+"""Checkpoints: tensors in a safetensors file, the rest in a JSON header; the last two are kept.
 
-The JSON file is written last and holds the digest of the tensors: a checkpoint counts only if both agree.
+The header is written last and contains the digest of the tensors: a checkpoint is valid only if both agree. PyTorch is
+imported only to read or write tensors, because certificates need the headers alone.
 """
 
 from __future__ import annotations
@@ -11,35 +12,35 @@ import logging
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import Tensor
 
 from airdistill.files import write_whole
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 logger = logging.getLogger(__name__)
 _KEPT = 2
-# As the format calls them.
+# Names of the number types in the safetensors format.
 _TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
 }
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after a round, and how far the round file and the ledger went then."""
+    """The state after a round, and the lengths and digests of round file and ledger at that time."""
 
     round_index: int
     tensors: dict[str, Tensor]
@@ -50,7 +51,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Writes it beside the older ones, and removes all but the last two."""
+    """Write a checkpoint and remove all but the last two."""
     content = serialized(checkpoint.tensors)
     tensors, header = _paths(folder, checkpoint.round_index)
     write_whole(tensors, content)
@@ -70,21 +71,23 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def serialized(tensors: dict[str, Tensor]) -> bytes:
-    """As a safetensors file, in the plain layout: a model's tensors may share memory or be laid out for speed.
+    """Return tensors as a safetensors file with contiguous layout, even if they share memory or have strides.
 
-    The library's own `save` takes hundreds of small tensors one by one, which took longer than the rounds between two
-    checkpoints. Here those of one type go together, and come from a GPU in one go, for each fetch is a wait. See
-    https://github.com/huggingface/safetensors#format
+    The library's own `save` copies hundreds of small tensors one by one, which took longer than the rounds between two
+    checkpoints. Here all tensors of one type are concatenated, which needs one transfer from a GPU.
+    See https://github.com/huggingface/safetensors#format
     """
+    import torch
+
     header: dict[str, dict[str, Any]] = {}
     content: list[memoryview] = []
     end = 0
-    # Larger numbers first: each then lies at a multiple of its size.
+    # Types of larger numbers first: every offset is then a multiple of the number's size.
     for dtype in sorted({tensor.dtype for tensor in tensors.values()}, key=lambda each: (-each.itemsize, str(each))):
         of_type = {name: tensor.detach() for name, tensor in tensors.items() if tensor.dtype == dtype}
         for name, tensor in of_type.items():
             start, end = end, end + tensor.numel() * dtype.itemsize
-            header[name] = {"dtype": _TYPES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+            header[name] = {"dtype": _TYPES[str(dtype)], "shape": list(tensor.shape), "data_offsets": [start, end]}
         for _, neighbours in groupby(of_type.values(), key=lambda tensor: tensor.device):
             together = torch.cat([tensor.reshape(-1) for tensor in neighbours]).cpu()
             content.append(together.view(torch.uint8).numpy().data)
@@ -94,38 +97,40 @@ def serialized(tensors: dict[str, Tensor]) -> bytes:
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest that is whole; a line says which damaged one was passed over."""
+    """Return the newest valid checkpoint; damaged ones are skipped with a warning."""
     for header in _headers(folder):
         try:
             return _read(header)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            logger.warning("%s: damaged (%s): passed over", header.stem, error)
+            logger.warning("%s: damaged (%s), skipped", header.stem, error)
     return None
 
 
 def newest_ledger_marks(folder: Path) -> list[dict[str, Any]]:
-    """How far the ledger went at the newest checkpoint whose header is whole; none without a checkpoint."""
+    """Return the length and digest of the ledger at the newest valid checkpoint header; empty without a checkpoint."""
     for header in _headers(folder):
         try:
             return [_described(header)["ledger"]]
         except (OSError, ValueError, KeyError):
-            continue  # `newest_checkpoint` says so where it matters
+            continue  # `newest_checkpoint` warns about it
     return []
 
 
 def _described(header: Path) -> dict[str, Any]:
     body, digest = header.read_text().splitlines()
     if hashlib.sha256(body.encode()).hexdigest() != digest:
-        raise ValueError("its header does not have its digest")
+        raise ValueError("the digest of its header does not match")
     described: dict[str, Any] = json.loads(body)
     return described
 
 
 def _read(header: Path) -> Checkpoint:
+    from safetensors.torch import load
+
     described = _described(header)
     content = header.with_suffix(".safetensors").read_bytes()
     if hashlib.sha256(content).hexdigest() != described["tensors_digest"]:
-        raise ValueError("its tensors do not have their digest")
+        raise ValueError("the digest of its tensors does not match")
     return Checkpoint(
         described["round"],
         load(content),
@@ -137,7 +142,7 @@ def _read(header: Path) -> Checkpoint:
 
 
 def _headers(folder: Path) -> list[Path]:
-    """Newest first."""
+    """Return the header files, newest first."""
     return sorted(folder.glob("checkpoint-*.json"), reverse=True)
 
 

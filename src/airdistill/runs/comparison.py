@@ -1,7 +1,7 @@
-"""Many runs as one: schemes × seeds in processes of their own, in one folder that can be gone on with.
+"""Comparisons: runs of several schemes and seeds, each in its own process, in one folder that can be resumed.
 
-Every run is a run like any other, so that nothing is lost when it, or all of this, is killed; a run that fails leaves a
-line that says why, and the others go on.
+Each of them is an ordinary run, so a comparison that is killed loses nothing and resumes bit-identically. A run that
+fails leaves one line with the reason, and the others continue.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airdistill import __version__
+from airdistill import DEFAULT_SCHEME, __version__
 from airdistill.errors import InputError
 from airdistill.files import json_text, write_whole
 from airdistill.runs.folder import SUMMARY, RunError, digest_of, locked, new_folder, write_json, writing
-from airdistill.runs.options import RunOptions
+from airdistill.runs.options import RunOptions, plan
 from airdistill.runs.record import RunRecord
-from airdistill.runs.simulation import check_has_data
-from airdistill.scenario.loading import changed, validated, with_absolute_paths
+from airdistill.scenario.loading import ScenarioLike, as_scenario, changed, validated, with_absolute_paths
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.registry import load_scheme, plan_run
 
 COMPARISON = "comparison.json"
-NEWS = "airdistill-news "  # what a worker's lines begin with that are meant for us
+COMPARED_SCHEMES = (DEFAULT_SCHEME, "ota_fd", "local_only")  # by default: ours, the paper's, and no federation
+PROGRESS_MARK = "airdistill-news "  # starts those lines of a worker's output that report progress
 OnProgress = Callable[["Task", dict[str, Any]], None]
 
 
@@ -45,10 +44,13 @@ class Arm:
 
     @classmethod
     def of(cls, scheme: str, scenario: Scenario, rounds: int | None = None) -> Arm:
-        """Under the scheme's own name."""
+        """Return an arm whose label is the scheme's own name."""
+        from airdistill.schemes.registry import load_scheme
+
         return cls(load_scheme(scheme).name, scheme, scenario, rounds)
 
     def with_seed(self, seed: int) -> Scenario:
+        """Return the arm's scenario with another seed."""
         return changed(self.scenario, {"seed": seed})
 
 
@@ -68,7 +70,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared: arms, seeds, and how runs are carried out."""
+    """What is compared: arms and seeds, and the options of all runs."""
 
     name: str
     arms: tuple[Arm, ...]
@@ -79,23 +81,25 @@ class Comparison:
         labels = [arm.label for arm in self.arms]
         for label in labels:
             if labels.count(label) > 1:
-                raise InputError("--schemes", label, "is named twice")
+                raise InputError("--schemes", label, "is listed twice")
         if not labels or not self.seeds:
             raise InputError("--schemes", ",".join(labels), "at least one scheme and one seed are needed")
 
     @property
     def tasks(self) -> list[Task]:
-        """Seed by seed, so that a comparison stopped early has whole seeds."""
+        """All runs, seed by seed: a comparison that is stopped early then has complete seeds."""
         return [Task(arm.label, seed) for seed in self.seeds for arm in self.arms]
 
     def arm(self, label: str) -> Arm:
         return next(arm for arm in self.arms if arm.label == label)
 
     def check(self) -> None:
-        """Plans every arm for the first seed, so that bad input is said at once and not from a process of its own."""
+        """Plan every arm for the first seed, which reports invalid input before any worker is started."""
+        from airdistill.runs.simulation import check_has_data
+
         for arm in self.arms:
             check_has_data(arm.scenario)
-            plan_run(arm.with_seed(self.seeds[0]), arm.scheme, arm.rounds)
+            plan(arm.with_seed(self.seeds[0]), arm.scheme, arm.rounds)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -120,10 +124,11 @@ class Comparison:
             Arm(given["label"], given["scheme"], validated(given["scenario"]), given["rounds"])
             for given in stored["arms"]
         ]
-        return cls(stored["name"], tuple(arms), tuple(stored["seeds"]), RunOptions(**stored["options"]))
+        return cls(stored["name"], tuple(arms), tuple(stored["seeds"]), RunOptions.from_dict(stored["options"]))
 
     @classmethod
     def read(cls, folder: Path) -> Comparison:
+        """Return the comparison that a folder was created for."""
         try:
             stored = json.loads((folder / COMPARISON).read_text())
             digest = stored.pop("digest")
@@ -136,7 +141,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparisonRecord:
-    """What a comparison has so far: the runs that ended, and a line for each that failed."""
+    """The state of a comparison: the runs that have finished, and one line for each run that failed."""
 
     folder: Path
     comparison: Comparison
@@ -145,9 +150,10 @@ class ComparisonRecord:
 
     @classmethod
     def read(cls, folder: str | Path) -> ComparisonRecord:
+        """Return the state of the comparison in a folder, finished or not."""
         folder = Path(folder)
         comparison = Comparison.read(folder)
-        ended = {
+        finished = {
             task: RunRecord.read(task.folder_in(folder))
             for task in comparison.tasks
             if (task.folder_in(folder) / SUMMARY).exists()
@@ -155,14 +161,14 @@ class ComparisonRecord:
         failed = {
             task: task.failure_in(folder).read_text().strip()
             for task in comparison.tasks
-            if task.failure_in(folder).exists() and task not in ended
+            if task.failure_in(folder).exists() and task not in finished
         }
-        return cls(folder, comparison, ended, failed)
+        return cls(folder, comparison, finished, failed)
 
 
 def compare(
-    scenario: Scenario,
-    schemes: list[str],
+    scenario: ScenarioLike,
+    schemes: Sequence[str] = COMPARED_SCHEMES,
     seeds: int = 1,
     rounds: int | None = None,
     out: str | Path | None = None,
@@ -170,11 +176,17 @@ def compare(
     jobs: int = 0,
     on_progress: OnProgress | None = None,
 ) -> ComparisonRecord:
-    """Runs schemes on one scenario for so many seeds, counted from the scenario's own; `jobs` 0: one for each core."""
+    """Run several schemes on one scenario and return their records.
+
+    `seeds` runs of each scheme start from consecutive seeds, the first of which is the scenario's. `rounds` replaces
+    the number of rounds of all of them. `out` is a new folder, or that of the same comparison, which is then resumed.
+    `jobs` runs are computed in parallel; 0: one for each core. `on_progress(task, news)` is called after every round.
+    """
     if seeds < 1:
         raise InputError("--seeds", seeds, "must be at least 1")
     if not all(schemes):
-        raise InputError("--schemes", ",".join(schemes), "has an empty name between its commas")
+        raise InputError("--schemes", ",".join(schemes), "contains an empty name")
+    scenario = as_scenario(scenario)
     arms = tuple(Arm.of(scheme, with_absolute_paths(scenario), rounds) for scheme in schemes)
     numbers = tuple(range(scenario.seed, scenario.seed + seeds))
     comparison = Comparison(scenario.name, arms, numbers, (options or RunOptions()).resolved())
@@ -184,20 +196,20 @@ def compare(
 def start(
     comparison: Comparison, out: str | Path | None, jobs: int = 0, on_progress: OnProgress | None = None
 ) -> ComparisonRecord:
-    """Runs a comparison in a new folder, or goes on with the same one in a folder that holds it."""
+    """Run a comparison in a new folder, or resume it if `out` already holds the same comparison."""
     if out is None or not (Path(out) / COMPARISON).exists():
         comparison.check()
         folder = new_folder(None if out is None else Path(out), f"{comparison.name}-comparison")
     else:
         folder = Path(out)
     with locked(folder):
-        _write_question(folder, comparison)
-        _play_missing(folder, comparison, jobs, on_progress)
+        _write_comparison(folder, comparison)
+        _run_missing(folder, comparison, jobs, on_progress)
     return ComparisonRecord.read(folder)
 
 
-def _write_question(folder: Path, comparison: Comparison) -> None:
-    """Once: a folder that holds another question keeps it."""
+def _write_comparison(folder: Path, comparison: Comparison) -> None:
+    """Write what is compared, once; a folder that already holds another comparison is rejected."""
     body = comparison.to_dict()
     if not (folder / COMPARISON).exists():
         with writing(folder):
@@ -206,21 +218,21 @@ def _write_question(folder: Path, comparison: Comparison) -> None:
         raise InputError("--out", str(folder), "holds another comparison; choose another folder")
 
 
-def go_on(folder: str | Path, jobs: int = 0, on_progress: OnProgress | None = None) -> ComparisonRecord:
-    """Runs what is missing in a comparison's folder; what failed is tried again."""
+def resume_comparison(folder: str | Path, jobs: int = 0, on_progress: OnProgress | None = None) -> ComparisonRecord:
+    """Run what is missing in a comparison's folder; runs that failed are tried again."""
     folder = Path(folder)
     with locked(folder):
-        _play_missing(folder, Comparison.read(folder), jobs, on_progress)
+        _run_missing(folder, Comparison.read(folder), jobs, on_progress)
     return ComparisonRecord.read(folder)
 
 
-def _play_missing(folder: Path, comparison: Comparison, jobs: int, on_progress: OnProgress | None) -> None:
+def _run_missing(folder: Path, comparison: Comparison, jobs: int, on_progress: OnProgress | None) -> None:
     waiting = [task for task in comparison.tasks if not (task.folder_in(folder) / SUMMARY).exists()]
     if waiting:
-        _play_all(folder, comparison, waiting, jobs, on_progress)
+        _run_all(folder, comparison, waiting, jobs, on_progress)
 
 
-def _play_all(
+def _run_all(
     folder: Path, comparison: Comparison, waiting: list[Task], jobs: int, on_progress: OnProgress | None
 ) -> None:
     cores = len(os.sched_getaffinity(0))
@@ -233,7 +245,7 @@ def _play_all(
             for future in as_completed(futures):
                 future.result()
         except BaseException:
-            # Ctrl-C, or a disk that is full: the rounds in progress end and are saved, nothing new begins.
+            # Ctrl-C or a full disk: the workers finish and save the round in progress, and no new run starts.
             for future in futures:
                 future.cancel()
             workers.stop()
@@ -241,7 +253,7 @@ def _play_all(
 
 
 class _Workers:
-    """Processes that each run one task. They end when this process does, however that ends: they watch a pipe to it."""
+    """Worker processes, each of which computes one run. They watch a pipe to this process and end when it ends."""
 
     def __init__(self, folder: Path, threads: int, on_progress: OnProgress | None) -> None:
         self._folder, self._threads, self._on_progress = folder, threads, on_progress
@@ -250,29 +262,30 @@ class _Workers:
         self._lock = threading.Lock()
 
     def run(self, task: Task) -> None:
+        """Compute one run in a worker and wait for it; a failure is written next to the run's folder."""
         failure = task.failure_in(self._folder)
         failure.parent.mkdir(exist_ok=True)
         failure.unlink(missing_ok=True)
         process = self._launch(task)
         if process is None:
             return
-        said: list[str] = []
-        with process:  # which closes the pipes and waits
+        output: list[str] = []
+        with process:  # closes the pipes and waits for the process
             assert process.stdout is not None
             for line in process.stdout:
-                if line.startswith(NEWS):
-                    self._tell(task, json.loads(line.removeprefix(NEWS)))
+                if line.startswith(PROGRESS_MARK):
+                    self._report(task, json.loads(line.removeprefix(PROGRESS_MARK)))
                 elif line.strip():
-                    said = [*said[-20:], line.strip()]
+                    output = [*output[-20:], line.strip()]
         code = process.returncode
         with self._lock:
             self._running.discard(process)
         if code != 0 and not self._stopped:
-            reason = _reason(code, said)
+            reason = _reason(code, output)
             write_whole(failure, f"{reason}\n".encode())
-            self._tell(task, {"failed": reason})
+            self._report(task, {"failed": reason})
 
-    def _tell(self, task: Task, news: dict[str, Any]) -> None:
+    def _report(self, task: Task, news: dict[str, Any]) -> None:
         if self._on_progress is not None:
             self._on_progress(task, news)
 
@@ -288,22 +301,23 @@ class _Workers:
                 stderr=subprocess.STDOUT,
                 encoding="utf-8",
                 errors="replace",
-                start_new_session=True,  # Ctrl-C reaches it through us alone
+                start_new_session=True,  # Ctrl-C in a terminal reaches only this process, which then stops the workers
             )
             self._running.add(process)
             return process
 
     def stop(self) -> None:
+        """Ask all workers to save their round in progress and to end."""
         with self._lock:
             self._stopped = True
             for process in self._running:
                 process.send_signal(signal.SIGTERM)
 
 
-def _reason(code: int, said: list[str]) -> str:
-    """Why a worker ended as it did, in a line."""
+def _reason(code: int, output: list[str]) -> str:
+    """Return why a worker failed, in one line."""
     if code < 0:
         return f"ended by {signal.Signals(-code).name}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
     if code == 130:
-        return "was told to stop from outside"
-    return said[-1] if said else f"ended with exit code {code}"
+        return "was stopped by a signal from another process"
+    return output[-1] if output else f"ended with exit code {code}"

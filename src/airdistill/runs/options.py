@@ -1,35 +1,106 @@
-"""How a run is carried out, as opposed to what it simulates."""
+"""Decisions made before a run: the plan that it follows (`plan`) and the arithmetic that it uses (`RunOptions`).
+
+PyTorch is imported only when a run starts, because planning and reporting do not need it.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+import warnings
+from dataclasses import InitVar, asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
+from airdistill import DEFAULT_SCHEME
 from airdistill.errors import InputError
-from airdistill.learning.evaluation import keep_freed_memory
-from airdistill.learning.fleet import KERNELS, Engine
+from airdistill.scenario.loading import ScenarioLike, as_scenario, changed
 
-# On a CPU, what its cache holds; on a GPU, of every device at once, what keeps it busy without filling its memory.
+if TYPE_CHECKING:
+    import torch
+
+    from airdistill.learning.fleet import Engine
+    from airdistill.planning.plan import Plan
+
+ENGINES = ("auto", "torch", "fused")
+_DTYPES = ("float32", "float64")
+# CPU: as many samples as fit into its cache. GPU: per device, enough to keep it busy without filling its memory.
 _CHUNK_SAMPLES = {"cpu": 300, "cuda": 400}
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_ENGINE_ON_DISK = "kernels"  # the key in run.json and comparison.json since version 0.1
+
+
+def plan(
+    scenario: ScenarioLike,
+    scheme: str | None = None,
+    rounds: int | Literal["optimal", "paper"] | None = None,
+    ledger: str | Path | None = None,
+) -> Plan:
+    """Return the plan that `run` with the same arguments follows.
+
+    `scheme` is a scheme's name, or `package.module:Scheme`; by default it is the one that `run` trains with. The
+    scheme named "ota_fd" is the paper's. `rounds` replaces the scenario's number of rounds. `ledger` is the folder of
+    an earlier run of the same devices: the plan then has only the privacy budget that this run left.
+
+    PyTorch is imported only for schemes that transmit gradients, to count the parameters of the model.
+
+    >>> plan("quick", rounds=16).scenario.learning.receiver
+    'tracking'
+    >>> plan("quick", scheme="ota_fd", rounds=16).scenario.learning.receiver
+    'linear'
+    """
+    from airdistill.schemes.planning import as_run_by, plan_scheme
+    from airdistill.schemes.registry import load_scheme
+
+    chosen = load_scheme(DEFAULT_SCHEME if scheme is None else scheme)
+    adapted = as_run_by(chosen, as_scenario(scenario))
+    if rounds is not None:
+        adapted = changed(adapted, {"learning": {"rounds": rounds}})
+    if ledger is None:
+        return plan_scheme(chosen, adapted)
+    from airdistill.runs.accounts import spent_by_earlier_runs
+
+    return plan_scheme(chosen, adapted, spent_by_earlier_runs(Path(ledger), adapted))
+
+
+class _EngineName(str):
+    """`RunOptions.engine`, which until version 0.1 was the method that is now `learning_engine`."""
+
+    options: RunOptions
+
+    @classmethod
+    def of(cls, options: RunOptions, name: str) -> _EngineName:
+        named = cls(name)
+        named.options = options
+        return named
+
+    def __call__(self) -> Engine:
+        return self.options.learning_engine()
+
+    def __deepcopy__(self, _memo: object) -> str:
+        return str(self)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Stored with the run, so that a resumed run does the same arithmetic.
+    """How a run is computed. Stored with the run, so that a resumed run repeats the same arithmetic.
 
-    `device`, `kernels`, `chunk_samples`, `dtype` and `tf32` may change the last bits of a result; the others never do.
-    `threads` work on as many devices at once; 0 stands for one for each core. `kernels` are "torch" for any model,
-    "fused" for those of the paper's form, or "auto": fused for those with convolutions. `chunk_samples` go through a
-    model at once; 0 stands for what suits the device. `tf32` lets a GPU round the factors of its products to ten bits.
-    Rounds are evaluated every so many, at the end, and those in `eval_also`.
+    `device`, `engine`, `dtype`, `tf32` and `chunk_samples` may change the last bits of a result; the others do not.
+
+    * `device`: "cpu", "cuda" or "auto".
+    * `engine`: "torch" trains any model; "fused" uses compiled kernels and needs a network of the paper's form; "auto"
+      uses the compiled kernels for networks of this form that have convolutions.
+    * `threads`: devices trained in parallel; 0: one for each core.
+    * `dtype`: "float32" or "float64".
+    * `tf32`: a GPU rounds the factors of its products to ten bits.
+    * `chunk_samples`: samples in one pass through a model; 0: a number that suits the device.
+    * `kept_bytes`: memory for activations kept between forward and backward pass, bytes; None: chosen by the engine.
+    * `eval_every`, `eval_also`: the test accuracy is measured every so many rounds, after the last one, and in the
+      rounds listed in `eval_also`.
+    * `checkpoint_every`: rounds between checkpoints.
+    * `kernels`: the former name of `engine`; deprecated, accepted as an argument only.
     """
 
     device: str = "cpu"
-    kernels: str = "auto"
+    engine: str = "auto"
     threads: int = 0
     dtype: str = "float32"
     tf32: bool = False
@@ -38,9 +109,13 @@ class RunOptions:
     eval_every: int = 20
     eval_also: tuple[int, ...] = ()
     checkpoint_every: int = 5
+    kernels: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "eval_also", tuple(self.eval_also))  # JSON gives a list back
+    def __post_init__(self, kernels: str | None) -> None:
+        if kernels is not None:
+            warnings.warn("RunOptions(kernels=...) is now RunOptions(engine=...)", DeprecationWarning, stacklevel=3)
+        object.__setattr__(self, "engine", _EngineName.of(self, kernels or self.engine))
+        object.__setattr__(self, "eval_also", tuple(self.eval_also))  # JSON returns a list
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1")
@@ -49,24 +124,30 @@ class RunOptions:
                 raise InputError(f"--{name.replace('_', '-')}", getattr(self, name), "must not be negative")
         if self.dtype not in _DTYPES:
             raise InputError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
-        if self.kernels not in KERNELS:
-            raise InputError("--engine", self.kernels, f"must be one of {', '.join(KERNELS)}")
+        if self.engine not in ENGINES:
+            raise InputError("--engine", self.engine, f"must be one of {', '.join(ENGINES)}")
 
     def resolved(self) -> RunOptions:
-        """The same with all choices made, so that a resumed run does not make them otherwise."""
+        """Return a copy with every automatic choice made, so that a resumed run does not choose differently."""
         device = self._device().type
         return replace(self, device=device, chunk_samples=self.chunk_samples or _CHUNK_SAMPLES[device])
 
-    def engine(self) -> Engine:
-        """The arithmetic that these options ask for; leaves PyTorch one thread inside each operation."""
+    def learning_engine(self) -> Engine:
+        """Return the engine that these options describe; PyTorch is left one thread inside each operation."""
+        import torch
+
+        from airdistill.learning.fleet import Engine, keep_freed_memory
+
         torch.set_num_threads(1)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
         keep_freed_memory()
         workers = self.threads or len(os.sched_getaffinity(0))
-        device, dtype, chunk = self._device(), _DTYPES[self.dtype], self.resolved().chunk_samples
-        return Engine(device, dtype, chunk, self.kept_bytes, workers, device.type == "cuda", self.kernels)
+        device, dtype, chunk = self._device(), getattr(torch, self.dtype), self.resolved().chunk_samples
+        return Engine(device, dtype, chunk, self.kept_bytes, workers, device.type == "cuda", str(self.engine))
 
     def _device(self) -> torch.device:
+        import torch
+
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if self.device not in ("cpu", "cuda"):
@@ -76,4 +157,10 @@ class RunOptions:
         return torch.device(self.device)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the options as they are stored with a run."""
+        return {_ENGINE_ON_DISK if name == "engine" else name: value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> RunOptions:
+        """Return the options that `to_dict` wrote."""
+        return cls(**{"engine" if name == _ENGINE_ON_DISK else name: value for name, value in stored.items()})

@@ -1,6 +1,6 @@
-"""What the devices of a pilot learn from: made-up samples, public ones, or the fleet's own.
+"""Training data of a pilot: synthetic samples, public samples, or the fleet's own.
 
-Whatever it is, a pilot's device holds as many samples of each class as the device of the fleet whose place it takes:
+In all cases a device of the pilot holds as many samples of each class as the device of the fleet that it stands for;
 class counts are public.
 """
 
@@ -27,7 +27,7 @@ Source = Literal["synthetic", "public", "private"]
 
 
 class PilotData(ABC):
-    """Where samples come from; `source` is what a scenario says of constants that were measured on them."""
+    """A source of samples; `source` is the value of `constants.source` for constants measured on them."""
 
     source: ClassVar[Source]
 
@@ -37,14 +37,14 @@ class PilotData(ABC):
 
     @abstractmethod
     def draw(self, repeat: int, devices: list[int]) -> tuple[Dataset, list[IntArray]]:
-        """Samples, and which of them each of these devices of the fleet holds; others in every repeat."""
+        """Return samples, and the indices of those that each of these devices holds; different ones in every repeat."""
 
     def _rng(self, purpose: str, repeat: int, device: int = 0) -> np.random.Generator:
         return stream(self._scenario.seed, f"pilot-{purpose}", repeat, device)
 
 
 class Synthetic(PilotData):
-    """From the shape and the kind of number of the scenario's samples, and from nothing else that they say."""
+    """Random samples that have only shape and number type in common with the scenario's samples."""
 
     source = "synthetic"
 
@@ -62,7 +62,7 @@ class Synthetic(PilotData):
 
 
 class Public(PilotData):
-    """From a set of samples that was declared public; as many as it has, where that is fewer than a device holds."""
+    """Samples of a dataset declared public; if it has fewer of a class than a device holds, all of them."""
 
     source = "public"
 
@@ -89,7 +89,7 @@ class Public(PilotData):
 
 
 class Private(PilotData):
-    """The devices' own samples. Nothing hides what is measured on them."""
+    """The devices' own samples. Constants measured on them are not protected by differential privacy."""
 
     source = "private"
 
@@ -100,7 +100,7 @@ class Private(PilotData):
 
 
 def pilot_data(scenario: Scenario, data: str, counts: IntArray) -> PilotData:
-    """By name: synthetic, public (the test half of the scenario's dataset), private, or a public dataset's path."""
+    """Return a source by name: synthetic, public (the scenario's test set), private, or a public dataset's path."""
     if data == "synthetic":
         return Synthetic(scenario, counts)
     if data == "private":
@@ -117,18 +117,18 @@ def _public_from(data: str, scenario: Scenario, counts: IntArray, own: Dataset) 
         rule = "must be synthetic, public, private, an existing folder of IDX files or an .npz file"
         raise InputError("--data", data, rule)
     if data == scenario.data.dataset or Path(data).resolve() == Path(scenario.data.dataset).resolve():
-        rule = "its training half is the devices' own: say private, or public for its test half"
+        rule = "its training set is the devices' own data: use private, or public for its test set"
         raise InputError("--data", data, rule)
     given = load_dataset(data)
     kinds = [
         (input_shape(each.x_train), "bytes" if each.x_train.dtype == np.uint8 else "numbers") for each in (given, own)
     ]
     if kinds[0] != kinds[1]:
-        told = [f"{kind} of shape {shape}" for shape, kind in kinds]
-        raise InputError("--data", data, f"its samples are {told[0]}, the scenario's {told[1]}")
+        described = [f"{kind} of shape {shape}" for shape, kind in kinds]
+        raise InputError("--data", data, f"its samples are {described[0]}, the scenario's are {described[1]}")
     return Public(scenario, counts, data, given.x_train, given.y_train)
 
 
 def _dataset(samples: NDArray[np.generic], labels: IntArray) -> Dataset:
-    """A pilot tests nothing: there is no test half."""
+    """Return a dataset without a test set, which a pilot does not need."""
     return Dataset("pilot", samples, labels, samples[:0], labels[:0])

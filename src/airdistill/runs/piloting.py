@@ -1,4 +1,4 @@
-"""A pilot: a few devices learn for a few rounds without error, and the bound's constants are measured on the way."""
+"""Pilots: a few devices train for a few rounds over a perfect channel while the bound's constants are measured."""
 
 from __future__ import annotations
 
@@ -19,39 +19,41 @@ from airdistill.files import jsonable
 from airdistill.learning.fleet import LearningFleet, check_finite
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Losses
-from airdistill.learning.pilot import Largest, Watch, watched_round
+from airdistill.learning.pilot import ConstantEstimator, MeasuredConstants, measured_round
 from airdistill.planning.plan import rounds_with
 from airdistill.radio.superposition import ideal_knowledge
 from airdistill.runs.options import RunOptions
 from airdistill.runs.pilot_data import PilotData, Source, pilot_data
 from airdistill.runs.simulation import seed_torch
-from airdistill.scenario.loading import as_toml, changed
+from airdistill.scenario.loading import ScenarioLike, as_scenario, as_toml, changed
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.payloads import learn_from
 from airdistill.streams import stream
 
 SYMBOLS = {"grad_lipschitz": "L1", "model_lipschitz": "L2", "grad_norm_bound": "S", "loss_bound": "f_max"}
-_MOST_MEASURED = 10  # rounds of a repeat: measuring takes longer than learning, and constants move with log t
+_MOST_MEASURED = 10  # rounds of a repeat: measuring is slower than training, and constants change with log t
 OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Extent:
-    """A constant as every repeat saw it."""
+    """The values of a constant that the repeats measured."""
 
     values: tuple[float, ...]
 
     @property
     def smallest(self) -> float:
+        """The smallest measured value."""
         return _rounded_up(min(self.values))
 
     @property
     def median(self) -> float:
+        """The median of the measured values."""
         return _rounded_up(median(self.values))
 
     @property
     def estimate(self) -> float:
-        """The largest: the constant is a supremum, and everything seen lies below it."""
+        """The largest measured value: the constant is a supremum, so every measured value is a lower bound."""
         return _rounded_up(max(self.values))
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Optimum:
-    """T* with one choice of constants, and the T̂ that privacy alone would allow, which no `max_rounds` holds back."""
+    """T* for one choice of constants, and T̂, the optimum limited by privacy alone, not by `max_rounds`."""
 
     choice: str
     constants: dict[str, float]
@@ -70,7 +72,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class PilotRecord:
-    """What a pilot saw, and how the optimal number of rounds moves with it."""
+    """The constants that a pilot measured, and the optimal number of rounds for them."""
 
     scenario: Scenario
     source: Source
@@ -79,36 +81,36 @@ class PilotRecord:
     devices: int
     fewest_samples: int
     too_few_samples: bool
-    seen: tuple[Largest, ...]
+    seen: tuple[MeasuredConstants, ...]
 
     @property
     def extents(self) -> dict[str, Extent]:
-        """Of every constant of a scenario, by name."""
+        """The measured values of every constant, by its name in a scenario."""
         return {name: _extent(self.seen, name) for name in SYMBOLS}
 
     @property
     def path_lipschitz(self) -> Extent:
-        """L1 along the runs' own ways alone."""
+        """L1 along the training trajectories alone."""
         return _extent(self.seen, "path_lipschitz")
 
     @property
     def chance_of_more(self) -> float:
-        """That one more repeat would see more of a constant than all these: they differ by chance alone."""
+        """The probability that one more repeat would measure a larger value, because repeats are exchangeable."""
         return 1 / (len(self.seen) + 1)
 
     @cached_property
     def optima(self) -> tuple[Optimum, ...]:
-        """T* as declared, and over the range that the repeats span."""
+        """T* for the declared constants, and over the range of the measured ones."""
         return tuple(_optima(self.scenario, self.seen))
 
     @property
     def measured_scenario(self) -> Scenario:
-        """The scenario with the estimates for its constants, and with where they come from."""
+        """The scenario with the estimates as its constants, and their source."""
         estimates = {name: extent.estimate for name, extent in self.extents.items()}
         return changed(self.scenario, {"constants": {**estimates, "source": self.source}})
 
     def to_toml(self) -> str:
-        """The measured scenario, with a word on how it was measured."""
+        """Return the measured scenario as TOML, with a comment on how its constants were measured."""
         spans = [f"{SYMBOLS[name]} {extent.smallest:g} to {extent.estimate:g}" for name, extent in self.extents.items()]
         how = f"on {self.source} data: {len(self.seen)} repeats of {self.devices} devices and {self.rounds} rounds"
         return (
@@ -117,6 +119,7 @@ class PilotRecord:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
         declared = self.scenario.constants
         written: dict[str, Any] = jsonable(
             {
@@ -140,7 +143,7 @@ class PilotRecord:
 
 
 def pilot(
-    scenario: Scenario,
+    scenario: ScenarioLike,
     data: str = "synthetic",
     rounds: int = 10,
     devices: int | None = None,
@@ -148,15 +151,16 @@ def pilot(
     options: RunOptions | None = None,
     on_progress: OnProgress | None = None,
 ) -> PilotRecord:
-    """Measures L1, L2, S and f_max:
+    """Measure L1, L2, S and f_max:
 
-    1. find the rounds once, which checks the scenario before anything long begins;
-    2. in each repeat let other devices, with other weights and other samples, learn from each other without error;
-    3. keep the largest that each repeat saw; the record then plans over the range that the repeats span.
+    1. plan the number of rounds once, which checks the scenario before the long part starts;
+    2. in each repeat, train other devices with other initial weights and samples over a perfect channel;
+    3. keep the largest values of each repeat; the record then plans over their range.
 
-    `data` is "synthetic", "public", "private" or the path of a public dataset; `devices` are 2 by default, or one of
-    each model. `on_progress(rounds_done, in_all)` follows it.
+    `data` is "synthetic", "public", "private" or the path of a public dataset. `devices` is 2 by default, or one for
+    each model. `on_progress(rounds_done, rounds_in_all)` is called after every round.
     """
+    scenario = as_scenario(scenario)
     for name, given in (("--rounds", rounds), ("--repeats", repeats)):
         if given < 1:
             raise InputError(name, given, "must be at least 1")
@@ -164,43 +168,43 @@ def pilot(
     source = pilot_data(scenario, data, counts)
     rounds_with(scenario, [{}])
     measured = {round(each) for each in np.geomspace(1, rounds, _MOST_MEASURED)}
-    played = []
+    finished = []
     for number in range(repeats):
         repeat = _Repeat(scenario, source, counts, devices, number, options or RunOptions())
         for index in range(1, rounds + 1):
             repeat.play(index, measured=index in measured)
             if on_progress is not None:
                 on_progress(number * rounds + index, repeats * rounds)
-        played.append(repeat)
+        finished.append(repeat)
     return PilotRecord(
         scenario,
         source.source,
         data,
         rounds,
         devices,
-        min(repeat.fewest_samples for repeat in played),
-        any(repeat.too_few_samples for repeat in played),
-        tuple(repeat.seen for repeat in played),
+        min(repeat.fewest_samples for repeat in finished),
+        any(repeat.too_few_samples for repeat in finished),
+        tuple(repeat.seen for repeat in finished),
     )
 
 
 class _Repeat:
-    """Devices of the fleet with other weights, samples and batch orders than in any other repeat."""
+    """One repeat of a pilot: devices with initial weights, samples and batch orders of their own."""
 
     def __init__(
         self, scenario: Scenario, data: PilotData, counts: IntArray, devices: int, number: int, options: RunOptions
     ) -> None:
         chosen = _chosen_devices(scenario, devices, number)
         dataset, indices = data.draw(number, chosen)
-        # Draws of the pilot are keyed as those of a run, and must not be the same.
+        # A pilot draws from the same named streams as a run, and so it needs another seed.
         seed = int(stream(scenario.seed, "pilot", number).integers(2**63))
         self._scenario = changed(scenario, {"seed": seed})
         models, num_classes = [scenario.model_names[device] for device in chosen], counts.shape[1]
-        engine = replace(options.engine(), stacked=False)  # devices are measured one by one
+        engine = replace(options.learning_engine(), stacked=False)  # each device is measured separately
         self._fleet = LearningFleet.of(dataset, indices, models, seed, engine, num_classes=num_classes)
         self._counts = np.stack([np.bincount(dataset.y_train[held], minlength=num_classes) for held in indices])
         self._watches = [
-            Watch(learner, scenario.learning.distill_weight, stream(seed, "pilot-slopes", 0, device))
+            ConstantEstimator(learner, scenario.learning.distill_weight, stream(seed, "pilot-slopes", 0, device))
             for device, learner in enumerate(self._fleet.learners)
         ]
         sizes = self._counts.sum(axis=1)
@@ -208,11 +212,12 @@ class _Repeat:
         self.too_few_samples = bool((sizes < counts[chosen].sum(axis=1)).any())
 
     @property
-    def seen(self) -> Largest:
-        return Largest.of(watch.largest for watch in self._watches)
+    def seen(self) -> MeasuredConstants:
+        """The largest values of all devices so far."""
+        return MeasuredConstants.of(watch.largest for watch in self._watches)
 
     def play(self, index: int, measured: bool) -> None:
-        """One round; where the user's own model fails in it, that is the user's to put right."""
+        """Compute one round; errors in a user's own model are reported as user errors."""
         try:
             self._play(index, measured)
         except Exception as error:
@@ -230,7 +235,7 @@ class _Repeat:
             return learn_from(fleet, self._scenario, index, received, range(len(fleet.learners)))
 
         target = Target.of(received, engine.dtype, engine.device)
-        losses = watched_round(fleet, self._watches, target, learn) if measured else learn()
+        losses = measured_round(fleet, self._watches, target, learn) if measured else learn()
         check_finite(losses, fleet.finite_weights(), index)
 
 
@@ -245,7 +250,7 @@ def _num_devices(scenario: Scenario, asked: int | None) -> int:
 
 
 def _chosen_devices(scenario: Scenario, count: int, repeat: int) -> list[int]:
-    """Devices of the fleet whose places a repeat takes: drawn at random, every model among them."""
+    """Return the devices of the fleet that a repeat trains: drawn at random, with every model among them."""
     order = stream(scenario.seed, "pilot-devices", repeat).permutation(scenario.num_devices).tolist()
     models = scenario.model_names
     first_of_model = {models[device]: device for device in reversed(order)}.values()
@@ -253,8 +258,8 @@ def _chosen_devices(scenario: Scenario, count: int, repeat: int) -> list[int]:
     return sorted([*first_of_model, *others][:count])
 
 
-def _optima(scenario: Scenario, seen: tuple[Largest, ...]) -> list[Optimum]:
-    """Over the range that the repeats span: all constants together, as they pull against each other, and one by one."""
+def _optima(scenario: Scenario, seen: tuple[MeasuredConstants, ...]) -> list[Optimum]:
+    """Return the optimum over the range of the constants: all of them at both extremes, and one by one."""
     extents = {name: _extent(seen, name) for name in SYMBOLS}
     low, middle, high = (
         {name: getattr(extent, end) for name, extent in extents.items()} for end in ("smallest", "median", "estimate")
@@ -269,19 +274,19 @@ def _optima(scenario: Scenario, seen: tuple[Largest, ...]) -> list[Optimum]:
         "most rounds": {**low, "loss_bound": high["loss_bound"]},
         **{f"{symbol} smallest": {**high, name: low[name]} for name, symbol in SYMBOLS.items()},
     }
-    own_way = _extent(seen, "path_lipschitz").estimate
-    if own_way > 0:
-        choices["L1 of own way"] = {**high, "grad_lipschitz": own_way}
+    along_path = _extent(seen, "path_lipschitz").estimate
+    if along_path > 0:
+        choices["L1 of own way"] = {**high, "grad_lipschitz": along_path}
     return [
         Optimum(choice, constants, rounds.exact, rounds.privacy_limited)
         for (choice, constants), rounds in zip(choices.items(), rounds_with(scenario, choices.values()), strict=True)
     ]
 
 
-def _extent(seen: tuple[Largest, ...], name: str) -> Extent:
+def _extent(seen: tuple[MeasuredConstants, ...], name: str) -> Extent:
     return Extent(tuple(getattr(each, name) for each in seen))
 
 
 def _rounded_up(value: float) -> float:
-    """To three digits: more would claim a precision that a pilot does not have, and fewer than seen is no bound."""
+    """Round up to three digits: a pilot is not more precise, and rounding down would not give a valid bound."""
     return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(value)))

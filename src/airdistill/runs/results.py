@@ -1,10 +1,10 @@
-"""A comparison in numbers: for each arm mean and 95 % interval over seeds, and curves."""
+"""Results: the types of a run's records, and a comparison in numbers (means and 95 % intervals over seeds, curves)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -13,12 +13,102 @@ from airdistill.runs.comparison import ComparisonRecord, Task
 from airdistill.runs.record import RunRecord
 
 LOCAL = "local_only"
-_END_COUNTS_UNTIL = 1.1
+_END_COUNTS_UNTIL = 1.1  # times the last round
+
+Table = list[list[float | None]]  # [class, class]; None: no device holds the class, or its label is not known
+
+
+class AccuracyRecord(TypedDict):
+    """Share of the common test set that the devices' models classify correctly, 0 to 1."""
+
+    mean: float  # over devices
+    worst: float  # of the worst device
+    best: float  # of the best device
+    own_classes: float  # over devices, each on the classes that it holds
+
+
+class KnowledgeTables(TypedDict):
+    """One row per class: the average without noise, what the server received, and what it broadcast."""
+
+    ideal: Table
+    received: Table
+    broadcast: Table
+
+
+class LabelsRight(TypedDict):
+    """Share of public samples whose largest entry is at the true label, 0 to 1."""
+
+    ideal: float  # of the sum without noise
+    received: float
+    broadcast: float
+
+
+class RoundRecord(TypedDict):
+    """A line of `rounds.jsonl`. Keys that are not required are present only if they apply to the round.
+
+    A row is a class; for public predictions and gradients there is one row. None in a list: infinite or undefined.
+    """
+
+    round: int  # counted from 1
+    lr: float  # step size η_t
+    loss: float  # mean over devices: training loss + γ · distillation loss, nats
+    training_loss: float  # mean over devices, nats
+    distillation_loss: float | None  # mean over devices, nats; None without distillation
+    uplink_seconds: float  # airtime so far, s
+    planned_joules: float  # transmit energy of the whole fleet so far, J
+    measured_joules: float  # the same, of the signals that were transmitted, J
+    epsilon_spent: float | None  # ε of the worst device so far, at its δ; None: infinite
+    predicted_noise_var: NotRequired[list[float | None]]  # per row: noise variance of an entry, as designed
+    measured_noise_var: NotRequired[list[float | None]]  # per row: mean squared error of an entry, as received
+    planned_power_w: NotRequired[float]  # transmit power of the whole fleet, mean over slots, W
+    measured_power_w: NotRequired[float]  # the same, of the signals that were transmitted, W
+    silent_devices: NotRequired[list[int]]  # devices below the truncation threshold
+    measured_bias: NotRequired[list[float | None]]  # per row: squared bias of an entry because of inactive devices
+    estimate_error: NotRequired[list[float | None]]  # per row: mean squared error of an entry, as broadcast
+    expected_error: NotRequired[list[float | None] | None]  # the same, as the receiver expects it
+    labels_right: NotRequired[LabelsRight]  # public predictions, if labels are known
+    knowledge: NotRequired[KnowledgeTables]  # in evaluated rounds, up to 100 classes
+    accuracy: NotRequired[AccuracyRecord]  # in evaluated rounds
+
+
+class IterateRecord(TypedDict):
+    """The random iterate of Theorem 1."""
+
+    round: int  # the round that it starts
+    accuracy: AccuracyRecord | None  # None: the run ended before this round
+
+
+class LinkRecord(TypedDict):
+    """Which devices transmit in a round, and to how many antennas."""
+
+    antennas: int
+    participation: float  # probability with which a device joins a round
+    participation_hidden: bool  # whether the server does not know which devices joined
+    draws: int | None  # devices drawn with replacement in a round; None: no such draws
+
+
+class RunSummary(TypedDict):
+    """`summary.json`, written when a run has finished."""
+
+    name: str
+    scheme: str
+    rounds: int  # computed
+    ended_because: str | None  # None: all planned rounds were computed
+    accuracy: AccuracyRecord
+    random_iterate: IterateRecord
+    uplink_seconds: float  # s
+    planned_joules: float  # J
+    measured_joules: float  # J
+    epsilon_spent: float | None  # of the worst device under the declared sensitivity; None: infinite
+    epsilon_by_model: dict[str, float | None]  # the same under every sensitivity model
+    sensitivity: str  # as declared
+    link: NotRequired[LinkRecord | None]  # None: nothing is transmitted; absent in runs of older versions
+    assumptions: list[str]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds and half the width of its 95 % interval by Student's t; None for a single seed."""
+    """A mean over seeds and half the width of its 95 % interval (Student's t); None for a single seed."""
 
     mean: float
     half: float | None
@@ -43,11 +133,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """One arm over its seeds that ended. Accuracies are shares; ε is the worst device's of the worst seed.
+    """The finished runs of one arm. Accuracies are shares; ε is that of the worst device in the worst run.
 
-    `gain` is over `local_only` of the same seed at the same round, None where there is no such arm. `noise_var` is of
-    what was received, per entry, measured: the median over rows and rounds; None where nothing came over the air.
-    `link` is who sends to how many antennas, None where nothing is sent or a run of old does not say.
+    `gain` is the accuracy minus that of `local_only` with the same seed after the same round; None without such an arm.
+    `noise_var` is the measured noise variance of a received entry, as the median over rows and rounds; None if nothing
+    was received. `link` is a `LinkRecord`; None if nothing is transmitted, and for runs of older versions.
     """
 
     label: str
@@ -66,7 +156,7 @@ class ArmResult:
 
 
 def arm_results(record: ComparisonRecord) -> list[ArmResult]:
-    """Every arm with at least one run that ended, in order."""
+    """Return the results of every arm with at least one finished run, in order."""
     return [
         _result(record, arm.label, arm.scheme, runs)
         for arm in record.comparison.arms
@@ -75,7 +165,7 @@ def arm_results(record: ComparisonRecord) -> list[ArmResult]:
 
 
 def runs_of(record: ComparisonRecord, label: str) -> dict[int, RunRecord]:
-    """The runs of an arm that ended, by seed."""
+    """Return the finished runs of an arm by seed."""
     tasks = [Task(label, seed) for seed in record.comparison.seeds]
     return {task.seed: record.runs[task] for task in tasks if task in record.runs}
 
@@ -104,7 +194,7 @@ def _result(record: ComparisonRecord, label: str, scheme: str, runs: dict[int, R
 
 
 def received_noise(run: RunRecord) -> float | None:
-    """The median over rows and rounds of the noise that was measured in what was received; None if there was none."""
+    """Return the measured noise variance of an entry: the median over rows and rounds; None without noise."""
     rounds = [line["measured_noise_var"] for line in run.rounds if "measured_noise_var" in line]
     found = np.array([[np.nan if value is None else value for value in rows] for rows in rounds])
     known = found[np.isfinite(found)]
@@ -121,7 +211,7 @@ def _infinite(value: float | None) -> float:
 
 
 def gain_over_local(record: ComparisonRecord, runs: dict[int, RunRecord]) -> Interval | None:
-    """Over the seeds that `local_only` ended, too."""
+    """Return the gain in accuracy over `local_only`, for the seeds for which that has finished as well."""
     local_label = next((arm.label for arm in record.comparison.arms if arm.scheme == LOCAL), None)
     local = {} if local_label is None else runs_of(record, local_label)
     pairs = [
@@ -134,9 +224,10 @@ def gain_over_local(record: ComparisonRecord, runs: dict[int, RunRecord]) -> Int
 
 
 def accuracy_at(run: RunRecord, round_index: int) -> float | None:
-    """The mean accuracy after a round, on a straight line between the evaluations about it.
+    """Return the mean accuracy after a round, interpolated linearly between evaluations.
 
-    None before the first evaluation and after the last; but a run that ended up to a tenth earlier counts with its end.
+    None before the first evaluation and after the last one; a run that ended up to a tenth earlier counts with its last
+    accuracy.
     """
     rounds, accuracy = accuracy_curve(run)
     known = rounds[0] <= round_index <= _END_COUNTS_UNTIL * rounds[-1]
@@ -144,10 +235,10 @@ def accuracy_at(run: RunRecord, round_index: int) -> float | None:
 
 
 def accuracy_curve(run: RunRecord) -> tuple[FloatArray, FloatArray]:
-    """The rounds that were evaluated, and the mean accuracy after each."""
+    """Return the evaluated rounds and the mean accuracy after each."""
     points = [(line["round"], line["accuracy"]["mean"]) for line in run.rounds if "accuracy" in line]
     last = run.summary["rounds"], run.summary["accuracy"]["mean"]
-    if last[0] not in [round_index for round_index, _ in points]:  # its budget ended it before its time
+    if last[0] not in [round_index for round_index, _ in points]:  # the privacy budget ended the run early
         points.append(last)
     rounds, accuracy = np.array(points, dtype=np.float64).T
     return rounds, accuracy
@@ -155,10 +246,10 @@ def accuracy_curve(run: RunRecord) -> tuple[FloatArray, FloatArray]:
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean accuracy over seeds after every round that any of them evaluated, with its 95 % interval.
+    """Mean accuracy over seeds after every round that a run evaluated, with its 95 % interval.
 
-    A run that has ended keeps its last accuracy: the time axis goes on without it. `seconds` is uplink time so far. Of
-    fewer than three seeds no interval is worth drawing: it is the mean itself.
+    A run that ended earlier keeps its last accuracy. `seconds` is the airtime so far. With fewer than three seeds the
+    interval would be too wide to draw, and both of its ends are the mean.
     """
 
     rounds: FloatArray
@@ -169,6 +260,7 @@ class Curve:
 
 
 def mean_curve(runs: Sequence[RunRecord]) -> Curve:
+    """Return the mean accuracy of several runs as a curve over rounds and airtime."""
     curves = [accuracy_curve(run) for run in runs]
     grid = np.unique(np.concatenate([rounds for rounds, _ in curves]))
     first = max(rounds[0] for rounds, _ in curves)

@@ -1,4 +1,4 @@
-"""The round loop: plays rounds, writes them down, and can be stopped and gone on with at any moment."""
+"""The round loop: computes rounds and records them; it can be stopped at any moment and resumed bit-identically."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from airdistill.runs.folder import (
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord
 from airdistill.runs.simulation import Simulation, check_unchanged
-from airdistill.scenario.loading import as_toml, with_absolute_paths
+from airdistill.scenario.loading import ScenarioLike, as_scenario, as_toml, with_absolute_paths
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.registry import load_scheme
@@ -48,7 +48,7 @@ OnRound = Callable[[dict[str, Any], int], None]
 
 
 def run(
-    scenario: Scenario,
+    scenario: ScenarioLike,
     scheme: str = DEFAULT_SCHEME,
     rounds: int | None = None,
     out: str | Path | None = None,
@@ -56,11 +56,13 @@ def run(
     on_round: OnRound | None = None,
     ledger: str | Path | None = None,
 ) -> RunRecord:
-    """Trains a scenario's fleet with a scheme, in a new folder; `on_round(record, num_rounds)` follows it.
+    """Train the fleet of a scenario with a scheme, following the plan that `airdistill.plan` returns.
 
-    `ledger` is that of an earlier run of the same devices, or its folder: what they spent then, they do not have now.
+    `rounds` replaces the scenario's number of rounds. `out` is an empty folder; by default a new one under `runs/`.
+    `on_round(record, num_rounds)` is called after every round. `ledger` is the folder of an earlier run of the same
+    devices, or its ledger: the privacy budget that they spent there is not available to this run.
     """
-    chosen, before = load_scheme(scheme), None if ledger is None else Path(ledger)
+    scenario, chosen, before = as_scenario(scenario), load_scheme(scheme), None if ledger is None else Path(ledger)
     adapted = with_absolute_paths(as_run_by(chosen, scenario, rounds))
     options = _fitting(adapted, options or RunOptions())
     planned = plan_scheme(chosen, adapted, spent_by_earlier_runs(before, adapted))
@@ -76,15 +78,15 @@ def run(
 
 
 def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
-    """Goes on with a run that was stopped or killed, to the same bytes as if it had not been."""
+    """Resume a run that was stopped or killed; the result is bit-identical to that of an uninterrupted run."""
     folder = simulated(Path(folder))
     with locked(folder):
         stored, planned = read_sealed(folder)
         if stored["airdistill"] != __version__:
             logger.warning(
-                "begun by airdistill %s, resumed by %s: last bits may differ", stored["airdistill"], __version__
+                "started by airdistill %s, resumed by %s: last bits may differ", stored["airdistill"], __version__
             )
-        options = RunOptions(**stored["options"])
+        options = RunOptions.from_dict(stored["options"])
         simulation = Simulation(Plan.from_dict(planned), load_scheme(stored["scheme"]), options)
         check_unchanged(folder, simulation.inputs_digest, stored, "resumed")
         checkpoint = newest_checkpoint(folder)
@@ -98,21 +100,25 @@ def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
 
 
 def _fitting(scenario: Scenario, options: RunOptions) -> RunOptions:
-    """Secure noise cannot be drawn again: each round is saved, so that a kill costs the budget of one round at most."""
+    """Return the options resolved; with secure noise, which cannot be drawn again, every round is saved.
+
+    A run that is killed then loses the privacy budget of one round at most.
+    """
     fitting = options.resolved()
     return replace(fitting, checkpoint_every=1) if scenario.privacy.noise == "secure" else fitting
 
 
 def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnRound | None) -> RunRecord:
-    """Round by round:
+    """Compute the remaining rounds, and return the record. For each round:
 
-    1. play it, which charges the ledger before anything is sent, and append its record;
-    2. note the time that it took, in a file of its own;
-    3. checkpoint every few rounds, at the end, and when asked to stop;
-    4. at the end, or when a device cannot pay for another round, write summary and certificate.
+    1. advance the simulation, which charges the ledger before anything is transmitted, and append the round's record;
+    2. write the time that it took to a separate file;
+    3. write a checkpoint if one is due, after the last round, and when a stop is requested.
+
+    After the last round, or when a device's budget does not allow another one, write summary and certificate.
     """
     num_rounds, ended_because = simulation.plan.num_rounds, None
-    with _stop_requests() as stop_asked:
+    with _stop_requests() as stop_requested:
         while simulation.round_index < num_rounds:
             started = time.perf_counter()
             try:
@@ -127,13 +133,13 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
             if on_round is not None:
                 on_round(record, num_rounds)
             due = simulation.round_index % simulation.options.checkpoint_every == 0
-            if due or stop_asked() or simulation.round_index == num_rounds:
+            if due or stop_requested() or simulation.round_index == num_rounds:
                 _checkpoint(folder, simulation, rounds)
-            if stop_asked():
+            if stop_requested():
                 raise KeyboardInterrupt
     if ended_because is not None:
         _checkpoint(folder, simulation, rounds)
-    # The last record from the file: a run may have been killed after its last round and before this.
+    # The last record is read from the file: a run may have been killed between its last round and this line.
     last = (RunRecord.read(folder).rounds or ({},))[-1]
     write_json(folder / CERTIFICATE, certify(folder).to_dict())
     write_json(folder / SUMMARY, jsonable(_summary(simulation, last, ended_because)))
@@ -168,7 +174,7 @@ def _summary(simulation: Simulation, last: dict[str, Any], ended_because: str | 
 
 
 def _link(simulation: Simulation) -> dict[str, Any] | None:
-    """Who sends to how many antennas, for whoever lays runs side by side; None where nothing is sent."""
+    """Return which devices transmit to how many antennas, for comparisons; None if nothing is transmitted."""
     scenario = simulation.plan.scenario
     if simulation.scheme.releases == "nothing":
         return None
@@ -188,22 +194,22 @@ def _note_time(folder: Path, round_index: int, seconds: float) -> None:
 
 @contextmanager
 def _stop_requests() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C or SIGTERM lets the round end and be saved; a second one stops at once."""
-    asked = False
+    """Yield whether a stop is requested: a first Ctrl-C or SIGTERM lets the round end, a second one interrupts it."""
+    requested = False
 
     def note(number: int, _frame: object) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal requested
+        requested = True
         signal.signal(number, signal.default_int_handler)
 
     previous = {}
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             previous[number] = signal.signal(number, note)
-    except ValueError:  # not in the main thread: whoever owns that thread handles signals
+    except ValueError:  # this is not the main thread, which alone can handle signals
         previous.clear()
     try:
-        yield lambda: asked
+        yield lambda: requested
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What is given: a fleet, its data, a link budget, a privacy target and the learning constants."""
+"""Scenarios: a fleet, its data, a link budget, a privacy target and the learning constants."""
 
 from airdistill.scenario.loading import load, preset_names, preset_text
 from airdistill.scenario.model import Scenario

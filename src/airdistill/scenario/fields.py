@@ -1,4 +1,4 @@
-"""The kinds of value that a scenario field can hold: how each is read, and which rule it must keep."""
+"""Types of scenario fields: how a value is parsed, and the rule that it must satisfy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from airdistill.units import hertz, metres, power_gain, seconds, watts
 
 Parser = Callable[[Any], float]
 
-
-# Wider than any radio, any network and any dataset, and narrow enough that no product of a few overflows.
+# Wider than any radio, network or dataset needs, and narrow enough that products of a few numbers do not overflow.
 LARGEST, SMALLEST = 1e30, 1e-30
 LARGEST_COUNT = 10**9
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-12, 1e6
@@ -33,7 +32,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _in_reach(parse: Parser) -> Parser:
+def _bounded(parse: Parser) -> Parser:
     def check(value: Any) -> float:
         number = parse(value)
         if math.isinf(number):
@@ -66,10 +65,10 @@ def _not_negative(parse: Parser) -> Parser:
 
 
 def _sample_count(value: Any) -> float:
-    number = _in_reach(_number)(value)
+    number = _bounded(_number)(value)
     if not 1 <= number <= LARGEST_COUNT or number != int(number):
         raise ValueError(
-            f"must be a whole number of samples from 1 to {LARGEST_COUNT}: a device without data is refused"
+            f"must be a whole number of samples from 1 to {LARGEST_COUNT}; devices without data are rejected"
         )
     return number
 
@@ -98,11 +97,11 @@ def _rounds(value: Any) -> int | str:
 
 
 def _truncation(value: Any) -> float | str:
-    return "optimal" if value == "optimal" else _not_negative(_in_reach(power_gain))(value)
+    return "optimal" if value == "optimal" else _not_negative(_bounded(power_gain))(value)
 
 
 class _PerDeviceRule:
-    """Teaches pydantic to read a `PerDevice` whose entries pass `parse_one`, and to write it as it was given."""
+    """A pydantic annotation: parses a `PerDevice` with `parse_one` for its entries, and writes it as it was given."""
 
     def __init__(self, parse_one: Parser) -> None:
         self._parse_one = parse_one
@@ -116,21 +115,21 @@ class _PerDeviceRule:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a value of an alias is, for people: the manual and `airdistill scenarios fields` read it from here."""
+    """The description of a type, which the manual and `airdistill scenarios fields` print."""
 
     words: str
-    unit: str = ""  # in which a bare number is taken
+    unit: str = ""  # of numbers that are given without a unit
 
 
 _ABOVE_0, _FROM_0, _EACH = "above 0", "0 or more", "for each device"
 
-Number = Annotated[float, BeforeValidator(_in_reach(_number)), Kind("number")]
-Positive = Annotated[float, BeforeValidator(_positive(_in_reach(_number))), Kind(f"number {_ABOVE_0}")]
-NotNegative = Annotated[float, BeforeValidator(_not_negative(_in_reach(_number))), Kind(f"number, {_FROM_0}")]
-Power = Annotated[float, BeforeValidator(_not_negative(_in_reach(watts))), Kind(f"W, {_FROM_0}", "W")]
-Frequency = Annotated[float, BeforeValidator(_positive(_in_reach(hertz))), Kind(f"Hz, {_ABOVE_0}", "Hz")]
-Length = Annotated[float, BeforeValidator(_positive(_in_reach(metres))), Kind(f"m, {_ABOVE_0}", "m")]
-Time = Annotated[float, BeforeValidator(_positive(_in_reach(seconds))), Kind(f"s, {_ABOVE_0}", "s")]
+Number = Annotated[float, BeforeValidator(_bounded(_number)), Kind("number")]
+Positive = Annotated[float, BeforeValidator(_positive(_bounded(_number))), Kind(f"number {_ABOVE_0}")]
+NotNegative = Annotated[float, BeforeValidator(_not_negative(_bounded(_number))), Kind(f"number, {_FROM_0}")]
+Power = Annotated[float, BeforeValidator(_not_negative(_bounded(watts))), Kind(f"W, {_FROM_0}", "W")]
+Frequency = Annotated[float, BeforeValidator(_positive(_bounded(hertz))), Kind(f"Hz, {_ABOVE_0}", "Hz")]
+Length = Annotated[float, BeforeValidator(_positive(_bounded(metres))), Kind(f"m, {_ABOVE_0}", "m")]
+Time = Annotated[float, BeforeValidator(_positive(_bounded(seconds))), Kind(f"s, {_ABOVE_0}", "s")]
 Truncation = Annotated[
     Literal["optimal"] | float, PlainValidator(_truncation), Kind(f'power gain, {_FROM_0}, or "optimal"')
 ]
@@ -140,9 +139,9 @@ Rounds = Annotated[
     Kind('"optimal", "paper" or a whole number, at least 1'),
 ]
 
-WattsPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(_in_reach(watts))), Kind(f"W, {_ABOVE_0}, {_EACH}", "W")]
+WattsPerDevice = Annotated[PerDevice, _PerDeviceRule(_positive(_bounded(watts))), Kind(f"W, {_ABOVE_0}, {_EACH}", "W")]
 MetresPerDevice = Annotated[
-    PerDevice, _PerDeviceRule(_positive(_in_reach(metres))), Kind(f"m, {_ABOVE_0}, {_EACH}", "m")
+    PerDevice, _PerDeviceRule(_positive(_bounded(metres))), Kind(f"m, {_ABOVE_0}, {_EACH}", "m")
 ]
 EpsilonPerDevice = Annotated[PerDevice, _PerDeviceRule(_epsilon), Kind(f"number {_ABOVE_0}, or inf, {_EACH}")]
 DeltaPerDevice = Annotated[PerDevice, _PerDeviceRule(_delta), Kind(f"number between 0 and 1, {_EACH}")]

@@ -1,4 +1,10 @@
-"""From a preset's name or a TOML file, and `field=value` changes, to a validated scenario."""
+"""Read scenarios: from a preset's name, a TOML file or a dictionary, with `field=value` changes, validated.
+
+>>> as_scenario({"fleet": {"devices": 2}, "privacy": {"epsilon": 8, "delta": 1e-5}}).radio.antennas
+1
+>>> load("quick", ["radio.antennas=4"]).radio.antennas
+4
+"""
 
 from __future__ import annotations
 
@@ -9,27 +15,41 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from airdistill.errors import NOT_GIVEN, InputError
 from airdistill.scenario.model import Scenario
 
-_NO_FILES = ("mnist", "test", "train")  # what those fields say without meaning a file, whatever lies about
+ScenarioLike: TypeAlias = Scenario | str | Path | Mapping[str, Any]
+
 _PATH_FIELDS = [("data", "dataset"), ("radio", "trace"), ("public", "source")]
+_NO_PATHS = ("mnist", "test", "train")  # values of these fields that never name a file, even if such a file exists
+
+
+def as_scenario(given: ScenarioLike) -> Scenario:
+    """Return a scenario from a preset's name, the path of a TOML file, a dictionary nested like TOML, or a scenario."""
+    if isinstance(given, Scenario):
+        return given
+    if isinstance(given, Mapping):
+        return _with_changes(dict(given), ())
+    if isinstance(given, str | Path):
+        return load(given)
+    rule = "must be a Scenario, a preset's name, the path of a TOML file, or a dictionary with its contents"
+    raise InputError("scenario", given, rule)
 
 
 def load(source: str | Path, changes: Iterable[str] = ()) -> Scenario:
-    """The scenario of a preset or a TOML file, with changes such as `radio.peak_power=10 mW` made to it.
+    """Return the scenario of a preset or a TOML file with changes such as `radio.peak_power=10 mW` applied.
 
-    A relative path in the file is looked up beside the file; one in a change, in the working directory.
+    Relative paths in a file start at the file's folder; those in a change start at the working directory.
     """
     return _with_changes(_read(source), changes)
 
 
 def load_text(text: str, name: str, changes: Iterable[str] = ()) -> Scenario:
-    """The same from TOML that lies in no file; relative paths are looked up in the working directory."""
+    """Return the scenario of a TOML text with changes applied; relative paths start at the working directory."""
     return _with_changes({"name": name, **_parsed(text, name)}, changes)
 
 
@@ -43,7 +63,7 @@ def _with_changes(given: dict[str, Any], changes: Iterable[str]) -> Scenario:
 
 
 def for_scheme(scenario: Scenario, scheme: str) -> Scenario:
-    """The scenario as one scheme sees it: with its own overrides applied."""
+    """Return the scenario with the overrides of one scheme applied."""
     overrides = scenario.overrides.get(scheme, {})
     for field in ("overrides", "name"):
         if field in overrides:
@@ -55,41 +75,42 @@ def for_scheme(scenario: Scenario, scheme: str) -> Scenario:
 
 
 def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
-    """A copy with nested changes, validated anew."""
+    """Return a copy with nested changes applied, validated again."""
     return validated(merged(scenario.model_dump(mode="python"), changes))
 
 
 def with_absolute_paths(scenario: Scenario) -> Scenario:
-    """A copy that means the same files from any working directory."""
+    """Return a copy that names the same files from any working directory."""
     changes: dict[str, Any] = {}
     for section, field in _PATH_FIELDS:
         value = getattr(getattr(scenario, section), field, None)
-        if value is not None and value not in _NO_FILES and Path(value).exists():
+        if value is not None and value not in _NO_PATHS and Path(value).exists():
             changes[section] = {field: str(Path(value).resolve())}
     return changed(scenario, changes)
 
 
 def as_toml(scenario: Scenario) -> str:
-    """All of it, to be loaded again from wherever the file comes to lie."""
+    """Return the whole scenario as TOML that can be loaded from any folder."""
     import tomli_w
 
     return tomli_w.dumps(with_absolute_paths(scenario).model_dump(mode="json", exclude_none=True))
 
 
 def preset_names() -> list[str]:
+    """Return the names of the presets, sorted."""
     folder = resources.files("airdistill") / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def preset_text(name: str) -> str:
-    """The TOML of a preset, to start a scenario from."""
+    """Return the TOML of a preset."""
     if name not in preset_names():
-        raise InputError("scenario", name, f"no such preset; there are {', '.join(preset_names())}")
+        raise InputError("scenario", name, f"no such preset; presets are {', '.join(preset_names())}")
     return (resources.files("airdistill") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def preset_summary(name: str) -> str:
-    """What a preset is for: the comment that its file opens with."""
+    """Return what a preset is for: the comment at the start of its file."""
     comment = itertools.takewhile(lambda line: line.startswith("#"), preset_text(name).splitlines())
     return " ".join(line.removeprefix("#").strip() for line in comment)
 
@@ -109,9 +130,9 @@ def _read(source: str | Path) -> dict[str, Any]:
     for section, field in _PATH_FIELDS:
         table = given.get(section)
         if isinstance(table, dict) and isinstance(table.get(field), str):
-            beside = path.parent / table[field]
-            if table[field] not in _NO_FILES and beside.exists():
-                given[section] = {**table, field: str(beside)}
+            from_here = path.parent / table[field]
+            if table[field] not in _NO_PATHS and from_here.exists():
+                given[section] = {**table, field: str(from_here)}
     return given
 
 
@@ -125,16 +146,16 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
 def _parse_float(text: str) -> float:
     number = float(text)
     if math.isinf(number) and "inf" not in text:
-        raise ValueError(f"{text} is too large a number; write inf if you mean it")
+        raise ValueError(f"{text} is too large; write inf for infinity")
     return number
 
 
 def parse_change(change: str) -> dict[str, Any]:
-    """`radio.peak_power=10 mW` as a nested table; the value is TOML where it reads as TOML, else a text."""
+    """Return `radio.peak_power=10 mW` as a nested table; a value that is not valid TOML is taken as text."""
     field, sign, text = change.partition("=")
     keys = field.strip().split(".")
     if not sign or not all(keys):
-        raise InputError("--set", change, "must read section.field=value")
+        raise InputError("--set", change, "must have the form section.field=value")
     try:
         given = tomllib.loads(f"value = {text}", parse_float=_parse_float)
         value: Any = given["value"] if len(given) == 1 else text
@@ -149,7 +170,7 @@ def parse_change(change: str) -> dict[str, Any]:
 
 
 def merged(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables merged; a change wins, and what is no table is replaced whole."""
+    """Return nested tables merged: the changes win, and values other than tables are replaced whole."""
     result = dict(given)
     for key, value in changes.items():
         both_tables = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
@@ -158,7 +179,7 @@ def merged(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def validated(given: Mapping[str, Any]) -> Scenario:
-    """A scenario, or one line that names the first field that breaks a rule."""
+    """Return the scenario, or raise an error of one line that names the first invalid field."""
     try:
         return Scenario.model_validate(dict(given))
     except ValidationError as invalid:
@@ -184,9 +205,10 @@ def _first_error(invalid: ValidationError) -> InputError:
 
 
 def _unknown_key_rule(location: list[int | str]) -> str:
+    """Return the rule for an unknown key: the closest known key, or all of them."""
     known = _known_keys(location[:-1])
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are {', '.join(known)}"
+    return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known keys are {', '.join(known)}"
 
 
 def _known_keys(section: list[int | str]) -> list[str]:

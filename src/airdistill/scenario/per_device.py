@@ -1,4 +1,4 @@
-"""Values that may differ from device to device: one for all, a range to draw from, or a list."""
+"""Values per device: one for all devices, a range to draw from, or a list."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from airdistill.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class PerDevice:
-    """`same`: one number for every device; `range`: drawn uniformly from [low, high]; `list`: one each."""
+    """`same`: one number for all devices; `range`: drawn uniformly from [low, high]; `list`: one number per device."""
 
     kind: Literal["same", "range", "list"]
     numbers: tuple[float, ...]
 
     def draw(self, num_devices: int, rng: np.random.Generator) -> FloatArray:
-        """The value of every device, `[device]`."""
+        """Return the value of every device, `[device]`."""
         if self.kind == "range":
             return rng.uniform(self.numbers[0], self.numbers[1], size=num_devices)
         return np.broadcast_to(np.array(self.numbers, dtype=np.float64), (num_devices,)).copy()
 
     def draw_integers(self, num_devices: int, rng: np.random.Generator) -> IntArray:
-        """The same for counts: a range includes both of its ends."""
+        """Return a count for every device, `[device]`; a range includes both ends."""
         if self.kind == "range":
             low, high = (int(number) for number in self.numbers)
             return rng.integers(low, high, size=num_devices, endpoint=True)
         return self.draw(num_devices, rng).astype(np.int64)
 
     def as_given(self) -> Any:
-        """What a scenario file would say; infinity is the text "inf", which JSON can carry."""
+        """Return the value as in a scenario file; infinity is the text "inf", because JSON has no infinity."""
         written = ["inf" if math.isinf(number) else number for number in self.numbers]
         if self.kind == "same":
             return written[0]
@@ -41,7 +41,7 @@ class PerDevice:
 
 
 def parse_per_device(value: Any, parse_one: Callable[[Any], float]) -> PerDevice:
-    """Reads `5`, `[1, 5]` (a range: two numbers always are), `[1, 2, 5]` or `{values = [1, 5]}` (a list).
+    """Parse `5`, `[1, 5]` (two numbers are always a range), `[1, 2, 5]` or `{values = [1, 5]}` (a list).
 
     Raises ValueError with the rule that the value breaks.
     """
@@ -49,7 +49,7 @@ def parse_per_device(value: Any, parse_one: Callable[[Any], float]) -> PerDevice
         return value
     if isinstance(value, dict):
         if set(value) != {"values"} or not isinstance(value["values"], list):
-            raise ValueError("a table here has one key, `values`, with a list of one entry per device")
+            raise ValueError("must have one key, `values`, with a list of one entry per device")
         return PerDevice("list", _parse_entries(value["values"], parse_one))
     if not isinstance(value, (list, tuple)):
         return PerDevice("same", (parse_one(value),))

@@ -1,4 +1,4 @@
-"""Every field of a scenario in words, read off the model: the manual, the command line and the web page show these."""
+"""Descriptions of every scenario field, generated from the model, for the manual, command line and web page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN_KINDS = {bool: "true or false", int: "whole number", float: "number", str
 
 @dataclass(frozen=True)
 class ScenarioField:
-    """`name` with its section; `default` as a scenario file would say it, or that there is none."""
+    """A field: `name` includes the section; `default` is as in a scenario file, or says that there is none."""
 
     name: str
     kind: str
@@ -33,12 +33,12 @@ class ScenarioField:
 
 
 def scenario_fields(model: type[BaseModel] = Scenario) -> tuple[ScenarioField, ...]:
-    """In the order of the model, sections in the place where they stand in it."""
+    """Return all fields in the order of the model."""
     return tuple(_fields_of(model, ""))
 
 
 def fields_by_section(model: type[BaseModel] = Scenario) -> dict[str, tuple[ScenarioField, ...]]:
-    """Each under its section's name; what stands in none, under the empty one."""
+    """Return the fields by section; fields outside a section have the empty name."""
     sections: dict[str, tuple[ScenarioField, ...]] = {}
     for field in scenario_fields(model):
         section = field.name.partition(".")[0] if "." in field.name else ""
@@ -47,12 +47,12 @@ def fields_by_section(model: type[BaseModel] = Scenario) -> dict[str, tuple[Scen
 
 
 def fields_of_section(section: str) -> tuple[ScenarioField, ...]:
-    """Of `radio`, say; all for an empty name."""
+    """Return the fields of a section such as `radio`; an empty name returns all fields."""
     if not section:
         return scenario_fields()
     known = fields_by_section()
     if section not in known:
-        raise InputError("section", section, f"no such section; there are {', '.join(filter(None, known))}")
+        raise InputError("section", section, f"no such section; sections are {', '.join(filter(None, known))}")
     return known[section]
 
 
@@ -77,7 +77,7 @@ def _is_section(hint: Any) -> bool:
 
 
 def _given(hint: Any) -> Any:
-    """Of what may be left out: what it is when it is given."""
+    """Return the type of an optional field when it is given."""
     if get_origin(hint) in (Union, types.UnionType):
         kept = [part for part in get_args(hint) if part is not type(None)]
         return kept[0] if len(kept) == 1 else hint
@@ -108,7 +108,7 @@ def _kind_of_alias(hint: Any) -> Kind | None:
 
 
 def _limits(rules: list[annotated_types.BaseMetadata]) -> str:
-    """Of a number; a range where both ends belong to it."""
+    """Return the bounds of a number in words; a range if both ends are included."""
     bounds = {type(rule): getattr(rule, type(rule).__name__.lower()) for rule in rules if _is_bound(rule)}
     lowest, highest = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
     if lowest is not None and highest is not None:

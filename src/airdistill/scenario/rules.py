@@ -1,10 +1,8 @@
-"""The rules that a scenario must keep for who takes part, what hides its signals, and whoever adds them up.
+"""Rules that involve several fields of a scenario, one function per subject.
 
-What 3GPP TR 38.901 covers: the fadings that it defines, and the rules that a scenario with one of them must keep.
-
-The rules that a scenario must keep for a server with several antennas.
-
-The rules that a scenario must keep for the transceiver as the paper prints it.
+Fleet, data, lists of one entry per device, participation, noise, medium, 3GPP TR 38.901 channels, several antennas,
+and the transceiver as printed in the paper.
+Each function raises `InputError` with the field, its value, the rule, and what to change.
 """
 
 from __future__ import annotations
@@ -12,80 +10,134 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airdistill.errors import InputError
+from airdistill.errors import NOT_GIVEN, Described, InputError
 
 if TYPE_CHECKING:
     from airdistill.scenario.model import Radio, Scenario
 
 
+def check_fleet(scenario: Scenario) -> None:
+    """Check the number of devices and of draws."""
+    fleet, num_devices = scenario.fleet, scenario.num_devices
+    grouped = sum(group.count for group in fleet.groups)
+    if num_devices == 0:
+        raise InputError("fleet.devices", NOT_GIVEN, "a fleet needs devices, or groups with counts")
+    if grouped not in (0, num_devices):
+        rule = f"the groups hold {grouped} devices; leave out fleet.devices, or make both agree"
+        raise InputError("fleet.devices", fleet.devices, rule)
+    if fleet.min_devices > num_devices:
+        raise InputError("fleet.min_devices", fleet.min_devices, f"the fleet has only {num_devices} devices")
+    if fleet.sampling == "with_replacement" and fleet.sampled_devices is None:
+        raise InputError("fleet.sampled_devices", NOT_GIVEN, 'sampling "with_replacement" needs a number of draws')
+
+
+def check_partition(scenario: Scenario) -> None:
+    """Check how the data is split over devices."""
+    data, counts = scenario.data, scenario.data.class_counts
+    if counts is not None:
+        if len(counts) != scenario.num_devices:
+            shape = Described(f"{len(counts)} rows × {len(counts[0])} columns")
+            rule = f"must have one row for each of the {scenario.num_devices} devices"
+            raise InputError("data.class_counts", shape, rule)
+    elif data.partition == "dirichlet" and data.alpha is None:
+        raise InputError("data.alpha", NOT_GIVEN, 'partition "dirichlet" needs a concentration')
+    elif data.partition == "shards" and data.classes_per_device is None:
+        raise InputError("data.classes_per_device", NOT_GIVEN, 'partition "shards" needs a number of classes')
+
+
+def check_device_lists(scenario: Scenario) -> None:
+    """Check that every list of values per device has as many entries as there are devices."""
+    lists: dict[str, int] = {}
+    for section, field in [
+        ("radio", "peak_power"), ("radio", "distance"), ("privacy", "epsilon"), ("privacy", "delta"),
+        ("data", "samples_per_device"),
+    ]:  # fmt: skip
+        value = getattr(getattr(scenario, section), field)
+        if value is not None and value.kind == "list":
+            lists[f"{section}.{field}"] = len(value.numbers)
+    if scenario.radio.gains is not None:
+        lists["radio.gains"] = len(scenario.radio.gains)
+    for field, length in lists.items():
+        if length != scenario.num_devices:
+            rule = f"must have one entry for each of the {scenario.num_devices} devices"
+            raise InputError(field, Described(f"{length} entries"), rule)
+    if scenario.radio.gains is not None and scenario.radio.trace is not None:
+        raise InputError("radio.trace", scenario.radio.trace, "give gains or a trace, not both")
+
+
 def check_participation(scenario: Scenario) -> None:
-    chance = scenario.fleet.participation
-    if chance == 1:
+    """Check Poisson sampling of devices (`fleet.participation` below 1)."""
+    probability = scenario.fleet.participation
+    if probability == 1:
         if scenario.fleet.participation_hidden:
-            rule = "everybody takes part, which cannot be hidden; give fleet.participation below 1"
+            rule = "all devices participate in every round, which is not secret; set fleet.participation below 1"
             raise InputError("fleet.participation_hidden", True, rule)
         return
     if scenario.fleet.participation_hidden:
-        _check_hidden(scenario)
+        _check_secret_participation(scenario)
     if scenario.fleet.sampling != "none":
-        rule = f"devices are drawn already, sampling {scenario.fleet.sampling}; give one of the two"
-        raise InputError("fleet.participation", chance, rule)
+        rule = f"devices are drawn already by fleet.sampling = {scenario.fleet.sampling}; use one of the two"
+        raise InputError("fleet.participation", probability, rule)
     if scenario.air.medium == "secure_sum":
-        raise InputError("fleet.participation", chance, "a secure sum asks every device in every round")
+        rule = "a secure sum asks every device in every round; set fleet.participation = 1"
+        raise InputError("fleet.participation", probability, rule)
 
 
-def _check_hidden(scenario: Scenario) -> None:
+def _check_secret_participation(scenario: Scenario) -> None:
     privacy = scenario.privacy
     if privacy.sensitivity != "device":
         rule = (
-            "a hidden coin hides whether a device takes part, and not one record of a device that is heard; declare "
-            'sensitivity = "device"'
+            "secret participation amplifies the privacy of whole devices, not that of one record of a participating "
+            'device; set privacy.sensitivity = "device"'
         )
         raise InputError("privacy.sensitivity", privacy.sensitivity, rule)
     if privacy.carry_over:
-        raise InputError("privacy.carry_over", True, "amplified rounds are planned to be alike: not with hidden coins")
+        rule = "with secret participation all rounds have the same privacy budget; set privacy.carry_over = false"
+        raise InputError("privacy.carry_over", True, rule)
     if privacy.noise == "secure":
-        rule = "hidden coins are accounted for Gaussian noise, not for sums of discrete ones; use seeded noise"
+        rule = "secret participation is accounted for Gaussian noise only, not for discrete noise; use seeded noise"
         raise InputError("privacy.noise", privacy.noise, rule)
 
 
 def check_medium(scenario: Scenario) -> None:
+    """Check the medium, which for a secure sum needs enough devices and counts their noise."""
     dropouts, num_devices, medium = scenario.fleet.expected_dropouts, scenario.num_devices, scenario.air.medium
     if medium != "secure_sum":
         if dropouts:
-            rule = f"noise for drop-outs is planned for in a secure_sum alone, and the medium is {medium}"
+            rule = f"noise for drop-outs is planned only for air.medium = secure_sum, and the medium is {medium}"
             raise InputError("fleet.expected_dropouts", dropouts, rule)
         return
     if 2 * dropouts >= num_devices or num_devices < 2:
-        rule = f"a secure sum needs more than half of the {num_devices} devices, and at least 2"
+        rule = f"a secure sum needs more than half of the {num_devices} devices, and at least 2; expect fewer drop-outs"
         raise InputError("fleet.expected_dropouts", dropouts, rule)
     if scenario.privacy.trust != "fleet_noise":
-        rule = "a secure sum is hidden by the devices' noise together: trust fleet_noise"
+        rule = "a secure sum is protected by the noise of all devices together; use fleet_noise"
         raise InputError("privacy.trust", scenario.privacy.trust, rule)
 
 
 def check_noise(scenario: Scenario) -> None:
+    """Check that the counted noise protects what is transmitted, also with channel estimation errors."""
     privacy, radio = scenario.privacy, scenario.radio
     if privacy.noise == "secure" and privacy.trust == "receiver_noise":
-        rule = 'under trust "receiver_noise" the devices make no noise; trust fleet_noise or own_noise'
+        rule = 'with privacy.trust = "receiver_noise" devices add no noise; use fleet_noise or own_noise'
         raise InputError("privacy.noise", privacy.noise, rule)
     if radio.csi_error_db is None:
         return
     if privacy.noise == "secure" and privacy.trust != "own_noise":
-        rule = "signals that slip leave the common grid of secure noise; trust own_noise, or use seeded noise"
+        rule = "misaligned signals leave the common grid of secure noise; use privacy.trust = own_noise or seeded noise"
         raise InputError("radio.csi_error_db", radio.csi_error_db, rule)
     if privacy.trust == "receiver_noise" and radio.noise == "real":
-        rule = 'a signal that slips leaves the real axis, and noise = "real" has no noise there to count'
+        rule = 'a misaligned signal leaves the real axis, on which all of the noise = "real" is; use noise = "complex"'
         raise InputError("radio.csi_error_db", radio.csi_error_db, rule)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a path-loss model holds, table 7.4.1-1: heights in metres, each as (least, most)."""
+    """Validity of a path-loss model, table 7.4.1-1: heights in m, as (smallest, largest); carrier in Hz."""
 
     name: str
     server_height: tuple[float, float]
-    usual_server_height: float
+    default_server_height: float
     device_height: tuple[float, float]
     highest_carrier: float
 
@@ -99,18 +151,19 @@ TAPPED_DELAY_LINES = ("tdl-a", "tdl-b", "tdl-c", "tdl-d", "tdl-e")
 
 LOWEST_CARRIER, HIGHEST_CARRIER = 0.5e9, 100e9
 NEAREST_M, FARTHEST_M = 10.0, 5000.0
-# Shadowing is correlated between every two devices: a table of seven numbers for each pair.
+# Shadowing is correlated between devices: a table of seven numbers for every pair.
 MOST_DEVICES = 2000
-# The usual rule for flat fading; then one coefficient describes a slot.
+# The common rule for flat fading, under which one coefficient describes a slot.
 SLOT_PER_DELAY_SPREAD = 10.0
 
 
 def is_threegpp(fading: str) -> bool:
+    """Return whether a fading model is one of 3GPP TR 38.901."""
     return fading in CELLS or fading in TAPPED_DELAY_LINES
 
 
 def check_threegpp(radio: Radio, num_devices: int) -> None:
-    """Refuses what the standard does not cover; with gains or a trace the fading is not used."""
+    """Reject what the standard does not cover; gains or a trace replace the fading model."""
     if not is_threegpp(radio.fading) or radio.gains is not None or radio.trace is not None:
         return
     if num_devices > MOST_DEVICES:
@@ -122,7 +175,7 @@ def check_threegpp(radio: Radio, num_devices: int) -> None:
         _check_between("radio.carrier", radio.carrier, (LOWEST_CARRIER, HIGHEST_CARRIER), "Hz", "TDL")
         longest = radio.slot / SLOT_PER_DELAY_SPREAD
         if radio.delay_spread > longest:
-            rule = f"must be at most a tenth of radio.slot, {longest:g} s: one coefficient stands for a slot"
+            rule = f"must be at most a tenth of radio.slot, {longest:g} s, because one coefficient describes a slot"
             raise InputError("radio.delay_spread", radio.delay_spread, rule)
 
 
@@ -143,35 +196,38 @@ def _check_between(field: str, value: float, limits: tuple[float, float], unit: 
 
 
 def check_antennas(scenario: Scenario) -> None:
-    """With one antenna everything goes; with more, what has not been worked out is refused."""
+    """Reject features that are not available for several antennas."""
     radio, num_antennas = scenario.radio, scenario.radio.antennas
     if num_antennas == 1:
         return
-    refused: list[tuple[bool, str, Any, str]] = [
-        (radio.gains is not None, "radio.gains", "given", "has one gain for every device"),
-        (radio.trace is not None, "radio.trace", radio.trace, "has one gain for every device"),
-        (is_threegpp(radio.fading), "radio.fading", radio.fading, "is drawn for one antenna"),
-        (radio.csi_error_db is not None, "radio.csi_error_db", radio.csi_error_db, "is for one antenna"),
-        (radio.truncation != 0, "radio.truncation", radio.truncation, "is for one antenna"),
+    one_gain, one_antenna = "has one gain per device", "is available for one antenna only"
+    fleet, privacy, air = scenario.fleet, scenario.privacy, scenario.air
+    rejected: list[tuple[bool, str, Any, str]] = [
+        (radio.gains is not None, "radio.gains", "given", one_gain),
+        (radio.trace is not None, "radio.trace", radio.trace, one_gain),
+        (is_threegpp(radio.fading), "radio.fading", radio.fading, one_antenna),
+        (radio.csi_error_db is not None, "radio.csi_error_db", radio.csi_error_db, one_antenna),
+        (radio.truncation != 0, "radio.truncation", radio.truncation, one_antenna),
         (radio.transceiver == "paper", "radio.transceiver", "paper", "eqs. (18)-(20) are for one antenna"),
-        (radio.noise == "real", "radio.noise", "real", "would hide nothing on the antennas' other axes: complex"),
-        (scenario.fleet.participation < 1, "fleet.participation", scenario.fleet.participation, "is for one antenna"),
-        (scenario.privacy.noise == "secure", "privacy.noise", "secure", "has a grid for one antenna"),
-        (scenario.air.medium != "emulated", "air.medium", scenario.air.medium, "adds up for one antenna"),
+        (radio.noise == "real", "radio.noise", "real", "does not protect the imaginary parts; use complex"),
+        (fleet.participation < 1, "fleet.participation", fleet.participation, one_antenna),
+        (privacy.noise == "secure", "privacy.noise", "secure", one_antenna),
+        (air.medium != "emulated", "air.medium", air.medium, one_antenna),
     ]
-    for applies, field, value, rule in refused:
+    for applies, field, value, rule in rejected:
         if applies:
             raise InputError(field, value, f"{rule}; radio.antennas = {num_antennas}")
 
 
 def check_paper_transceiver(scenario: Scenario) -> None:
+    """Reject features that eqs. (18)-(20) as printed in the paper do not include."""
     privacy, radio = scenario.privacy, scenario.radio
     if radio.transceiver != "paper":
         return
     needed = {"sensitivity": "paper", "accountant": "paper", "trust": "receiver_noise", "relabel": False}
     for field, value in needed.items():
         if getattr(privacy, field) != value:
-            rule = f"the paper's transceiver is built for {field} = {value} alone"
+            rule = f"the paper's transceiver is defined only for privacy.{field} = {value}"
             raise InputError(f"privacy.{field}", getattr(privacy, field), rule)
     for name, given, wanted in [
         ("radio.truncation", radio.truncation, 0),
@@ -180,4 +236,5 @@ def check_paper_transceiver(scenario: Scenario) -> None:
         ("fleet.participation", scenario.fleet.participation, 1),
     ]:
         if given != wanted:
-            raise InputError(name, given, "the paper's transceiver knows nothing of it")
+            rule = "the paper's transceiver does not include this; use radio.transceiver = optimal"
+            raise InputError(name, given, rule)

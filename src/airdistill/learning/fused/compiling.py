@@ -1,4 +1,4 @@
-"""Compiling with Numba, kept on disk between runs."""
+"""Compilation by Numba with a cache on disk."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from airdistill.data.datasets import cache_folder
 
 
 def _digest() -> str:
-    """Of all kernels, for Numba itself looks at the file of a function alone; and of the processor: machines of several
-    kinds may share a folder, and the kernels' lanes are not the same on all."""
+    """A digest of all kernels and of the processor.
+
+    Numba's own cache key covers only the file of a function, and not the files of the functions that it calls. Machines
+    of different types may share a cache folder, and the number of SIMD lanes depends on the processor.
+    """
     features = sorted(name for name, has in llvm.get_host_cpu_features().items() if has)
     chosen = [getattr(config, name, None) for name in ("CPU_NAME", "CPU_FEATURES")]
     digest = hashlib.sha256(repr((llvm.get_host_cpu_name(), features, chosen)).encode())
@@ -28,12 +31,12 @@ _FOLDER = cache_folder() / f"kernels-{_digest()}"
 
 
 def are_compiled() -> bool:
-    """Whether an earlier run left the kernels on disk, or part of them."""
+    """Whether an earlier run has cached the kernels, or some of them."""
     return _FOLDER.is_dir()
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """The function as machine code: made when first called, without the interpreter's lock, cached for later runs."""
+    """Compile a function at its first call, without the global interpreter lock, and cache it on disk."""
     settings: Any = config
     before, settings.CACHE_DIR = settings.CACHE_DIR, str(_FOLDER)
     try:

@@ -1,27 +1,27 @@
-// ReLU of the 2x2 maximum of a convolution, forward and backward, for many devices with weights of their own.
+// Convolution, 2x2 max-pooling and ReLU, forward and backward, for many devices with different weights.
 //
-// A thread works on one sample, and neighbouring threads on neighbouring samples: features lie as
-// [device][channel, row, column][sample], so that reads and writes are whole lines of memory and every thread of a
-// warp needs the same weight at the same time. A "cell" is a 2x2 square of the convolution's output, of which the
-// maximum stays. All sums are made in an order that depends on the sizes alone: no two runs differ in a bit.
+// Each thread processes one sample, and adjacent threads adjacent samples. Features are stored as
+// [device][channel, row, column][sample], and so memory accesses are coalesced and all threads of a warp need the same
+// weight at the same time. A "cell" is a 2x2 pooling window of the convolution's output. The order of all sums depends
+// only on the sizes, and so results are reproducible bit by bit. In the names, "slopes" are gradients.
 //
-// Sizes are compile-time constants, which the launching code puts in front of this file, with the name of the one
-// kernel to compile:
+// Sizes are compile-time constants. The launching code defines them in front of this file, with the name of the kernel
+// to compile:
 //   CIN, H, W, COUT, KH, KW   channels and size of the input, channels of the output, size of the kernel
-//   WARPS, RESIDENT           warps in a block, and blocks that a multiprocessor's registers must hold at once
+//   WARPS, RESIDENT           warps in a block, and blocks that must be resident on a multiprocessor at once
 //   CELLS, CO_TILE, CI_CHUNK  forward: cells and output channels of a thread, input channels in shared memory at once
-//   CO_SLOPES, CELLS_AT_ONCE  weight slopes: output channels of a thread, cells that its loop is unrolled for
-//   HELD                      sparse weight slopes: samples in shared memory at once
-//   TILE_W, CO_CHUNK          input slopes: columns of a thread, output channels in shared memory at once
+//   CO_SLOPES, CELLS_AT_ONCE  weight gradients: output channels of a thread, cells that its loop is unrolled for
+//   HELD                      sparse weight gradients: samples in shared memory at once
+//   TILE_W, CO_CHUNK          input gradients: columns of a thread, output channels in shared memory at once
 
 #define PH ((H - KH + 1) / 2)
 #define PW ((W - KW + 1) / 2)
 #define K (KH * KW)
 #define THREADS (32 * WARPS)
 #define UP(number, multiple) (((number) + (multiple) - 1) / (multiple) * (multiple))
-#define NOT_KEPT 4  // the ReLU let nothing through, and no slope comes back
+#define NOT_KEPT 4  // the ReLU was inactive, and the gradient is zero
 
-typedef unsigned char Kept;  // which of a cell's four was the maximum: 2 * row + column, or NOT_KEPT
+typedef unsigned char Kept;  // position of a cell's maximum: 2 * row + column, or NOT_KEPT
 
 #ifdef BLOCK_FORWARD
 // grid: (tiles of cells and of output channels, samples / 32, devices)
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) block_forward(
 #pragma unroll
       for (int other = 1; other < 4; ++other) {
         const float value = sums[other / 2][2 * cell + other % 2][channel];
-        if (value > largest || value != value) largest = value, place = other;  // what is no number stays one
+        if (value > largest || value != value) largest = value, place = other;  // NaN is propagated
       }
       const size_t at =
           device_start + (size_t)(((first_channel + channel) * PH + py) * PW + first_px + cell) * num_samples;
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) block_forward(
 #endif
 
 #ifdef WEIGHT_SLOPES
-// A part of the sums: of all pairs of 32 samples and a row of cells, every `gridDim.y`-th from the part's own on.
+// A partial sum: over every `gridDim.y`-th of all pairs of 32 samples and a row of cells, starting at the part's index.
 // grid: (input channels and tiles of output channels, parts, devices)
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_slopes(
     const float* __restrict__ samples, const float* __restrict__ slopes, const Kept* __restrict__ kept,
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_slopes(
 #endif
 
 #ifdef SPARSE_WEIGHT_SLOPES
-// From global to shared memory without waiting: `wait_for_copies` does.
+// Copies from global to shared memory asynchronously; `wait_for_copies` waits for completion.
 __device__ __forceinline__ void copy_later(float* to, const float* from) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from));
@@ -201,19 +201,19 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// The same sums as weight_slopes, where a warp's threads take the taps of a kernel: it works on one output of the block
-// at a time, reaches into the image only where that output came from, and passes over outputs without a slope.
-// A part of the sums: of all HELD samples in turn, every `gridDim.x`-th from the part's own on.
+// The same sums as weight_slopes, but the threads of a warp share the taps of a kernel. A warp processes one output of
+// the block at a time, reads only the input at that output's maximum, and skips outputs with zero gradient.
+// A partial sum: over every `gridDim.x`-th group of HELD samples, starting at the part's index.
 // grid: (parts, devices)
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sparse_weight_slopes(
     const float* __restrict__ samples, const float* __restrict__ slopes, const Kept* __restrict__ kept,
     float* __restrict__ of_weights, float* __restrict__ of_biases, int num_samples, int same_samples) {
-  constexpr int TOGETHER = K < 32 ? 32 / K : 1, TURNS = (K + 31) / 32;  // input channels of a warp at once, or its turns
+  constexpr int TOGETHER = K < 32 ? 32 / K : 1, TURNS = (K + 31) / 32;  // input channels of a warp at once, or turns per channel
   constexpr int GROUPS = (CIN + TOGETHER - 1) / TOGETHER, CHANNELS = (COUT + WARPS - 1) / WARPS;
   constexpr int PAIRS = (CHANNELS + 1) / 2, STRIDE = 2 * PAIRS * WARPS;
-  constexpr int PITCH = UP(CIN * H * W, 32) + 32 / HELD;  // so that writing them meets every bank of memory
+  constexpr int PITCH = UP(CIN * H * W, 32) + 32 / HELD;  // avoids bank conflicts when writing
   __shared__ float images[HELD * PITCH + TOGETHER * H * W];
-  __shared__ float4 entries[HELD * PH * PW * STRIDE / 2];  // of two channels each: slope and place
+  __shared__ float4 entries[HELD * PH * PW * STRIDE / 2];  // of two channels each: gradient and position
   const int device = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float* own = samples + (same_samples ? 0 : (size_t)device * (CIN * H * W) * num_samples);
   const size_t cells = (size_t)device * (COUT * PH * PW) * num_samples;
@@ -288,13 +288,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sparse_weight_sl
 #endif
 
 #ifdef INPUT_SLOPES
-// A thread goes down the image with a band of KH + 1 rows of the slope, which a row of cells reaches.
+// A thread moves down the image with a band of KH + 1 rows of the gradient, the rows that a row of cells affects.
 // grid: (tiles of columns and input channels / WARPS, samples / 32, devices)
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) input_slopes(
     const float* __restrict__ weights, const float* __restrict__ slopes, const Kept* __restrict__ kept,
     float* __restrict__ of_inputs, int num_samples) {
   constexpr int TILES = (W + TILE_W - 1) / TILE_W, ROW = UP(K, 4), CHUNKS = (COUT + CO_CHUNK - 1) / CO_CHUNK;
-  constexpr int LEFT = TILES == 1 ? 0 : KW / 2;  // cells left of the tile that reach into it
+  constexpr int LEFT = TILES == 1 ? 0 : KW / 2;  // cells left of the tile that affect it
   constexpr int NEAR = (TILE_W + 1) / 2 + LEFT;
   constexpr int CELLS_NEAR = TILES == 1 && PW < NEAR ? PW : NEAR;
   __shared__ __align__(16) float shared[CO_CHUNK * WARPS * ROW];
@@ -362,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) input_slopes(
       }
   }
   if (!works) return;
-  for (int y = 2 * PH + KH - 1; y < H; ++y)  // no cell reaches the last row of some images
+  for (int y = 2 * PH + KH - 1; y < H; ++y)  // no cell affects the last row of some images
     for (int x = first_column; x < min(first_column + TILE_W, W); ++x) plane[(size_t)(y * W + x) * num_samples] = 0.0f;
 }
 #endif

@@ -1,6 +1,6 @@
-"""A forward pass that no backward pass follows, compiled by Numba: convolutions go by tiles where that is wanted.
+"""Forward passes for evaluation, compiled by Numba: convolutions by Winograd's algorithm if a tiling is given.
 
-Arrays and their places are those of `layout`; `values` are the kernels' values at the points of `winograd`.
+Arrays and indices are those of `layout`; `values` are the transformed kernels of `winograd`.
 """
 
 from __future__ import annotations
@@ -39,48 +39,48 @@ _pooled_3, _pooled_4, _pooled_5 = (pooled_lines(output_transform(size)) for size
 
 
 @compiled
-def evaluate(net, tilings, weights, values, work, kept, tiles):
-    """From the input's place to the logits."""
-    num_blocks, nothing = len(net.blocks), np.empty(0, dtype=np.uint8)
+def evaluate(net, tilings, weights, values, work, saved, tiles):
+    """Compute the logits from the input."""
+    num_blocks, unused = len(net.blocks), np.empty(0, dtype=np.uint8)
     for number in range(num_blocks):
-        block, tiling, out = net.blocks[number], tilings.table[number], kept if number == num_blocks - 1 else work
+        block, tiling, out = net.blocks[number], tilings.table[number], saved if number == num_blocks - 1 else work
         if tiling[TILE_ROWS] == 0:
-            convolve(block, weights, net.offsets, work, out, False, nothing)
+            convolve(block, weights, net.offsets, work, out, False, unused)
             continue
         for first in range(0, tiling[TILE_ROWS], tiling[STRIP_ROWS]):
             last = min(first + tiling[STRIP_ROWS], tiling[TILE_ROWS])
             _transform_strip(block, tiling, tilings, first, last, work, tiles)
             _multiply_strip(block, tiling, tilings, first, last, weights, values, out, tiles)
-    multiply(net, weights, kept)
+    multiply(net, weights, saved)
 
 
 @compiled
 def _start(tile, pooled):
-    """Of a tile's results along an axis; the last tile overlaps the one before."""
+    """The first result of a tile along an axis; the last tile overlaps the preceding one."""
     return min(tile * OUTPUTS, 2 * pooled - OUTPUTS)
 
 
 @compiled
-def _tiles_of_strip(tiling):
+def _strip_tiles(tiling):
     return tiling[STRIP_ROWS] * tiling[TILE_COLUMNS]
 
 
 @compiled
 def _transform_strip(block, tiling, tilings, first, last, x, tiles):
-    """All channels of the input, for the rows of tiles from `first` until `last`."""
+    """Transform all channels of the input for the rows of tiles from `first` until `last`."""
     height, width, lines = block[KERNEL_HEIGHT], block[KERNEL_WIDTH], tilings.line_points
-    down, right, seen = height + OUTPUTS - 1, width + OUTPUTS - 1, 2 * block[COLUMNS] + width - 1
-    channel_step, line, next_down = _tiles_of_strip(tiling) * LANES, block[WIDTH] * LANES, seen * LANES
+    down, right, line_length = height + OUTPUTS - 1, width + OUTPUTS - 1, 2 * block[COLUMNS] + width - 1
+    channel_step, line, next_down = _strip_tiles(tiling) * LANES, block[WIDTH] * LANES, line_length * LANES
     point_step = block[CHANNELS_IN] * channel_step
     for channel in range(block[CHANNELS_IN]):
-        place = tilings.input_points + channel * channel_step
+        target = tilings.input_points + channel * channel_step
         for tile_row in range(first, last):
             source = block[INPUT] + (channel * block[HEIGHT] + _start(tile_row, block[ROWS])) * line
-            _transform_input(height, x, source, line, LANES, tiles, lines, next_down, LANES, seen)
+            _transform_input(height, x, source, line, LANES, tiles, lines, next_down, LANES, line_length)
             for column in range(tiling[TILE_COLUMNS]):
                 source, next_point = lines + _start(column, block[COLUMNS]) * LANES, right * point_step
-                _transform_input(width, tiles, source, LANES, next_down, tiles, place, point_step, next_point, down)
-                place += LANES
+                _transform_input(width, tiles, source, LANES, next_down, tiles, target, point_step, next_point, down)
+                target += LANES
 
 
 @compiled
@@ -95,14 +95,14 @@ def _transform_input(size, x, x_start, x_step, x_next, out, o_start, o_step, o_n
 
 @compiled
 def _multiply_strip(block, tiling, tilings, first, last, weights, values, out, tiles):
-    """From the transformed input of a strip to the block's output there, a few channels at a time."""
-    size, right, num_tiles = block[KERNEL_HEIGHT], block[KERNEL_WIDTH] + OUTPUTS - 1, _tiles_of_strip(tiling)
+    """Compute the block's output in a strip from the transformed input, a few channels at a time."""
+    size, right, num_tiles = block[KERNEL_HEIGHT], block[KERNEL_WIDTH] + OUTPUTS - 1, _strip_tiles(tiling)
     step, line, tile_size = LARGE * num_tiles * LANES, right * LANES, OUTPUTS * right * LANES
     channel = 0
     while channel < block[CHANNELS_OUT]:
         taken = rows_of_tile(block[CHANNELS_OUT] - channel)
         needed = (last - first) * tiling[TILE_COLUMNS]
-        # The products of all points would leave the first-level cache before they are read again.
+        # Point by point: the products of all points would not fit into the first-level cache.
         for point in range(right):
             _multiply_points(block, tiling, tilings, point, channel, taken, needed, values, tiles)
             x, o = tilings.products, tilings.column_points + point * LANES
@@ -118,8 +118,8 @@ def _multiply_strip(block, tiling, tilings, first, last, weights, values, out, t
 
 @compiled
 def _multiply_points(block, tiling, tilings, column, channel, taken, num_tiles, values, tiles):
-    """Adds up all input channels for the `taken` output channels from `channel` on, at the points of one column."""
-    terms, tile_step = block[CHANNELS_IN], _tiles_of_strip(tiling) * LANES
+    """Sum over input channels for `taken` output channels, starting at `channel`, at the points of one column."""
+    terms, tile_step = block[CHANNELS_IN], _strip_tiles(tiling) * LANES
     steps, right = tilings.offsets[tiling[CHANNEL_OFFSETS] :], block[KERNEL_WIDTH] + OUTPUTS - 1
     columns = 4 if num_tiles >= 4 else 1
     for row in range(block[KERNEL_HEIGHT] + OUTPUTS - 1):
@@ -156,7 +156,7 @@ def _transform_products(size, x, x_start, x_step, x_next, out, o_start, o_step, 
 
 @compiled
 def _pool_tile(block, channel, tile_row, tile_column, x, start, weights, out):
-    """A tile of one channel, `[row, point]` from `start` on, to the pooled output."""
+    """Pool a tile `[row, point]` of one channel, which starts at `start`."""
     row, column = _start(tile_row, block[ROWS]) // 2, _start(tile_column, block[COLUMNS]) // 2
     o = block[OUTPUT] + ((channel * block[ROWS] + row) * block[COLUMNS] + column) * LANES
     size, b = block[KERNEL_WIDTH], block[BIAS] + channel

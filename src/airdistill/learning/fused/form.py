@@ -1,7 +1,7 @@
-"""Whether a model is of the form that the fused kernels compute, and of which sizes.
+"""Whether a model has the form that the fused kernels support, and with which sizes.
 
-The form: blocks of convolution, 2×2 max-pooling and ReLU (the last two in either order), then dense layers with or
-without ReLU between them. No block at all is fine; a dense layer gives the logits.
+The form: any number of blocks of convolution, 2×2 max-pooling and ReLU (the last two in either order), then dense
+layers with or without ReLU between them. The last dense layer returns the logits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.nn import functional
 from airdistill.learning.models import draws_at_random
 
 logger = logging.getLogger(__name__)
-_AGREEMENT = 1e-4  # relative to the largest logit; a form misread would be off by far more
+_TOLERANCE = 1e-4  # relative to the largest logit; a misread form would deviate by far more
 
 
 @dataclass(frozen=True)
 class ConvBlock:
-    """ReLU of the 2×2 maximum of a convolution; `weight` and `bias` are names of the model's parameters."""
+    """Convolution, 2×2 max-pooling and ReLU; `weight` and `bias` are names of the model's parameters."""
 
     weight: str
     bias: str | None
@@ -50,7 +50,7 @@ class ConvBlock:
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A matrix product, and ReLU if said so."""
+    """A dense layer, with or without ReLU."""
 
     weight: str
     bias: str | None
@@ -61,14 +61,14 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class NetworkForm:
-    """Blocks, then layers; the features of a block go to a layer in the order channel, row, column."""
+    """Blocks, then dense layers; the output of the last block is flattened in the order channel, row, column."""
 
     blocks: tuple[ConvBlock, ...]
     layers: tuple[DenseLayer, ...]
 
 
 def form_of(model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | None:
-    """The form of a model on samples of that shape, or None if it has another."""
+    """The form of a model for samples of this shape, or None if the kernels do not support it."""
     if draws_at_random(model) or list(model.buffers()):
         return None
     if not all(parameter.requires_grad for parameter in model.parameters()):
@@ -78,8 +78,8 @@ def form_of(model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | Non
         form = _read(model.train(), input_shape)
         if form is None or form != _read(model.eval(), input_shape) or not _agrees(form, model, input_shape):
             return None
-    except Exception as error:  # the user's own code can fail in any way, and most of it cannot be traced
-        logger.info("the fused kernels are not used, for the model cannot be traced: %s", error)
+    except Exception as error:  # a user's model may raise anything, and not every model can be traced
+        logger.info("the fused kernels are not used, because the model cannot be traced: %s", error)
         return None
     finally:
         model.train(was_training)
@@ -87,7 +87,7 @@ def form_of(model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | Non
 
 
 def logits_by_form(form: NetworkForm, parameters: dict[str, Tensor], samples: Tensor) -> Tensor:
-    """What the form says that the model computes, in plain operations."""
+    """The logits of a network of this form by PyTorch's operations, as a reference."""
     features = samples
     for block in form.blocks:
         bias = None if block.bias is None else parameters[block.bias]
@@ -104,76 +104,79 @@ def logits_by_form(form: NetworkForm, parameters: dict[str, Tensor], samples: Te
 
 @torch.no_grad()
 def _agrees(form: NetworkForm, model: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Whether the form reproduces the model's logits on random samples."""
     first = next(model.parameters())
     generator = torch.Generator().manual_seed(0)
     samples = torch.randn(4, *input_shape, generator=generator, dtype=torch.float32).to(first.device, first.dtype)
-    expected, read = model(samples), logits_by_form(form, dict(model.named_parameters()), samples)
-    return bool((expected - read).abs().max() <= _AGREEMENT * (1 + expected.abs().max()))
+    expected, found = model(samples), logits_by_form(form, dict(model.named_parameters()), samples)
+    return bool((expected - found).abs().max() <= _TOLERANCE * (1 + expected.abs().max()))
 
 
 def _read(model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | None:
-    steps = _steps(model)
-    return None if steps is None else _Reader(input_shape).read(steps)
+    operations = _operations(model)
+    return None if operations is None else _Reader(input_shape).read(operations)
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Operation:
+    """One operation of the traced model."""
+
     kind: str  # "conv", "pool", "relu", "flatten" or "dense"
     layer: Any = None
     name: str = ""
 
 
-def _steps(model: nn.Module) -> list[_Step] | None:
-    """The model's operations one after another; None where they are no chain, or another kind is among them."""
+def _operations(model: nn.Module) -> list[_Operation] | None:
+    """The model's operations in order, or None if they are not a chain or one of them is not supported."""
     graph = fx.Tracer().trace(model)
     layers, nodes = dict(model.named_modules()), list(graph.nodes)
-    steps: list[_Step] = []
+    operations: list[_Operation] = []
     if [node.op for node in nodes].count("placeholder") != 1 or nodes[0].op != "placeholder":
         return None
     for before, node in pairwise(nodes):
         if node.all_input_nodes != [before]:
             return None
         if node.op == "output":
-            return steps if node is nodes[-1] and node.args == (before,) else None
-        step = _step_of(node, layers)
-        if step is None:
+            return operations if node is nodes[-1] and node.args == (before,) else None
+        operation = _operation_of(node, layers)
+        if operation is None:
             return None
-        if step.kind:
-            steps.append(step)
+        if operation.kind:
+            operations.append(operation)
     return None
 
 
 _RELU: set[Any] = {functional.relu, torch.relu, functional.relu_, "relu", "relu_"}
 _FLATTEN: set[Any] = {torch.flatten, "flatten"}
 _POOL: set[Any] = {functional.max_pool2d, torch.max_pool2d}
-_NOTHING = _Step("")
+_IDENTITY = _Operation("")
 
 
-def _step_of(node: fx.Node, layers: dict[str, nn.Module]) -> _Step | None:
+def _operation_of(node: fx.Node, layers: dict[str, nn.Module]) -> _Operation | None:
     if node.op == "call_module":
-        return _layer_step(str(node.target), layers[str(node.target)])
+        return _layer_operation(str(node.target), layers[str(node.target)])
     if node.op not in ("call_function", "call_method"):
         return None
     rest: tuple[Any, ...] = node.args[1:]
     named: dict[str, Any] = dict(node.kwargs)
     if node.target in _RELU:
         named.pop("inplace", None)
-        return _Step("relu") if not rest and not named else None
+        return _Operation("relu") if not rest and not named else None
     if node.target in _FLATTEN:
-        return _Step("flatten") if (*rest, *named.items()) in ((1,), (("start_dim", 1),), (1, -1)) else None
+        return _Operation("flatten") if (*rest, *named.items()) in ((1,), (("start_dim", 1),), (1, -1)) else None
     if node.target in _POOL:
-        return _Step("pool") if _pools_by_two(*rest, **named) else None
+        return _Operation("pool") if _is_two_by_two_pooling(*rest, **named) else None
     return None
 
 
-def _layer_step(name: str, layer: nn.Module) -> _Step | None:
+def _layer_operation(name: str, layer: nn.Module) -> _Operation | None:
     kind = _LAYERS.get(type(layer))
     if kind is None or not kind[1](layer):
         return None
-    return _Step(kind[0], layer, name) if kind[0] else _NOTHING
+    return _Operation(kind[0], layer, name) if kind[0] else _IDENTITY
 
 
-def _pools_by_two(
+def _is_two_by_two_pooling(
     kernel_size: Any,
     stride: Any = None,
     padding: Any = 0,
@@ -182,12 +185,12 @@ def _pools_by_two(
     return_indices: bool = False,
 ) -> bool:
     two, none, one = (2, (2, 2), [2, 2]), (0, (0, 0), [0, 0]), (1, (1, 1), [1, 1])
-    apart = stride is None or stride == [] or stride in two
+    strided = stride is None or stride == [] or stride in two
     plain = padding in none and dilation in one and not ceil_mode and not return_indices
-    return kernel_size in two and apart and plain
+    return kernel_size in two and strided and plain
 
 
-def _convolves_plainly(layer: nn.Conv2d) -> bool:
+def _is_plain_convolution(layer: nn.Conv2d) -> bool:
     return (
         layer.groups == 1
         and layer.stride == layer.dilation == (1, 1)
@@ -196,10 +199,10 @@ def _convolves_plainly(layer: nn.Conv2d) -> bool:
 
 
 _LAYERS: dict[type, tuple[str, Callable[[Any], bool]]] = {
-    nn.Conv2d: ("conv", _convolves_plainly),
+    nn.Conv2d: ("conv", _is_plain_convolution),
     nn.MaxPool2d: (
         "pool",
-        lambda pool: _pools_by_two(
+        lambda pool: _is_two_by_two_pooling(
             pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode, pool.return_indices
         ),
     ),
@@ -212,24 +215,24 @@ _LAYERS: dict[type, tuple[str, Callable[[Any], bool]]] = {
 
 @dataclass
 class _Reader:
-    """Goes along the steps with the shape of the features."""
+    """Matches a chain of operations with the form, tracking the shape of the features."""
 
     shape: tuple[int, ...]
     blocks: list[ConvBlock] = field(default_factory=list)
     layers: list[DenseLayer] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
 
-    def read(self, steps: list[_Step]) -> NetworkForm | None:
-        kinds = [step.kind for step in steps]
+    def read(self, operations: list[_Operation]) -> NetworkForm | None:
+        kinds = [operation.kind for operation in operations]
         at = 0
-        while at < len(steps):
+        while at < len(operations):
             if kinds[at] == "conv" and sorted(kinds[at + 1 : at + 3]) == ["pool", "relu"]:
-                taken = 3 if self._block(steps[at]) else 0
+                taken = 3 if self._block(operations[at]) else 0
             elif kinds[at] == "flatten":
                 self.shape, taken = (_product(self.shape),), 1
             elif kinds[at] == "dense":
                 relu = kinds[at + 1 : at + 2] == ["relu"]
-                taken = 1 + relu if self._layer(steps[at], relu) else 0
+                taken = 1 + relu if self._layer(operations[at], relu) else 0
             else:
                 taken = 0
             if taken == 0:
@@ -239,30 +242,30 @@ class _Reader:
             return None
         return NetworkForm(tuple(self.blocks), tuple(self.layers))
 
-    def _block(self, step: _Step) -> bool:
-        layer: nn.Conv2d = step.layer
-        if len(self.shape) != 3 or step.name in self.seen or layer.in_channels != self.shape[0]:
+    def _block(self, operation: _Operation) -> bool:
+        layer: nn.Conv2d = operation.layer
+        if len(self.shape) != 3 or operation.name in self.seen or layer.in_channels != self.shape[0]:
             return False
         block = ConvBlock(
-            f"{step.name}.weight",
-            None if layer.bias is None else f"{step.name}.bias",
+            f"{operation.name}.weight",
+            None if layer.bias is None else f"{operation.name}.bias",
             *self.shape,
             layer.out_channels,
             *layer.kernel_size,
         )
         self.shape = (block.channels_out, block.pooled_height, block.pooled_width)
-        self.seen.add(step.name)
+        self.seen.add(operation.name)
         self.blocks.append(block)
         return min(self.shape) > 0
 
-    def _layer(self, step: _Step, relu: bool) -> bool:
-        layer: nn.Linear = step.layer
-        if self.shape != (layer.in_features,) or step.name in self.seen:
+    def _layer(self, operation: _Operation, relu: bool) -> bool:
+        layer: nn.Linear = operation.layer
+        if self.shape != (layer.in_features,) or operation.name in self.seen:
             return False
-        bias = None if layer.bias is None else f"{step.name}.bias"
-        self.layers.append(DenseLayer(f"{step.name}.weight", bias, layer.in_features, layer.out_features, relu))
+        bias = None if layer.bias is None else f"{operation.name}.bias"
+        self.layers.append(DenseLayer(f"{operation.name}.weight", bias, layer.in_features, layer.out_features, relu))
         self.shape = (layer.out_features,)
-        self.seen.add(step.name)
+        self.seen.add(operation.name)
         return True
 
 

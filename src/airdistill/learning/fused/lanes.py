@@ -1,8 +1,8 @@
-"""The innermost loops, written as vectors of samples: a lane is a sample, or a column of a matrix.
+"""The innermost loops as SIMD instructions: a lane is a sample, or a column of a matrix.
 
-A tile of results stays in the processor's vector registers while its terms are added up; which and how many are decided
-here, for a compiler left alone keeps them in memory and takes several times as long. Everything is indexed from the
-start of flat arrays; no index is checked.
+A tile of results stays in the processor's vector registers while its terms are accumulated. The tile sizes are indices
+here, because the compiler by itself would keep the results in memory and take several times as long. All indices are
+from the start of flat arrays, and are not checked.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from airdistill.learning.fused.winograd import Transform
 
 
 def _has_wide_registers() -> bool:
-    """32 registers of 16 numbers (AVX-512), rather than 16 of 8."""
-    chosen: str | None = getattr(config, "CPU_FEATURES", None)  # set by a user who compiles for another processor
-    if chosen is not None:
-        return "+avx512f" in chosen.split(",")
+    """Whether the processor has 32 registers of 16 floats (AVX-512), and not 16 of 8."""
+    features: str | None = getattr(config, "CPU_FEATURES", None)  # set to compile for another processor
+    if features is not None:
+        return "+avx512f" in features.split(",")
     return bool(llvm.get_host_cpu_features().get("avx512f", False))
 
 
 WIDE = _has_wide_registers()
 LANES = 16 if WIDE else 8
-# Rows of a tile: as many as registers hold with four columns, and what remains of a matrix in smaller ones.
+# Rows of a tile: as many as fit into the registers with four columns, and fewer for the rest of a matrix.
 LARGE, MIDDLE = (5, 4) if WIDE else (3, 2)
 
 _INDEX, _FLOAT, _BYTE = ir.IntType(64), ir.FloatType(), ir.IntType(8)
@@ -45,7 +45,7 @@ def _constant(number: Fraction) -> Any:
 
 
 class _Code:
-    """Writes vector instructions into a function."""
+    """Emits vector instructions into a function."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> None:
         self.builder = builder
@@ -63,24 +63,24 @@ class _Code:
         return start
 
     def load(self, array: Any, index: Any) -> Any:
-        place = self.builder.bitcast(self.builder.gep(array, [index]), _VECTOR.as_pointer())
-        return self.builder.load(place, align=4)
+        address = self.builder.bitcast(self.builder.gep(array, [index]), _VECTOR.as_pointer())
+        return self.builder.load(address, align=4)
 
     def load_bytes(self, array: Any, index: Any) -> Any:
-        place = self.builder.bitcast(self.builder.gep(array, [index]), _BYTES.as_pointer())
-        return self.builder.load(place, align=1)
+        address = self.builder.bitcast(self.builder.gep(array, [index]), _BYTES.as_pointer())
+        return self.builder.load(address, align=1)
 
     def store(self, vector: Any, array: Any, index: Any) -> None:
-        place = self.builder.bitcast(self.builder.gep(array, [index]), vector.type.as_pointer())
-        self.builder.store(vector, place, align=1 if vector.type == _BYTES else 4)
+        address = self.builder.bitcast(self.builder.gep(array, [index]), vector.type.as_pointer())
+        self.builder.store(vector, address, align=1 if vector.type == _BYTES else 4)
 
     def number(self, array: Any, index: Any) -> Any:
-        """One number in every lane."""
-        nothing = ir.Constant(_VECTOR, ir.Undefined)
-        alone = self.builder.load(self.builder.gep(array, [index]))
-        first = self.builder.insert_element(nothing, alone, ir.Constant(ir.IntType(32), 0))
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        return self.builder.shuffle_vector(first, nothing, everywhere)
+        """One number, broadcast to all lanes."""
+        undefined = ir.Constant(_VECTOR, ir.Undefined)
+        scalar = self.builder.load(self.builder.gep(array, [index]))
+        first = self.builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        return self.builder.shuffle_vector(first, undefined, zeros)
 
     def multiply_add(self, factor: Any, other: Any, addend: Any) -> Any:
         kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
@@ -89,17 +89,17 @@ class _Code:
         return self.builder.call(function, [factor, other, addend])
 
     def registers(self, rows: int, columns: int) -> _Tile:
-        """A tile of zeros; the compiler's first pass turns it into registers."""
+        """A tile of zeros; the compiler's first pass promotes it to registers."""
         tile = [[cgutils.alloca_once(self.builder, _VECTOR) for _ in range(columns)] for _ in range(rows)]
-        for place in (place for row in tile for place in row):
-            self.builder.store(_ZEROS, place)
+        for address in (address for row in tile for address in row):
+            self.builder.store(_ZEROS, address)
         return tile
 
     def values(self, tile: _Tile) -> _Tile:
-        return [[self.builder.load(place) for place in row] for row in tile]
+        return [[self.builder.load(address) for address in row] for row in tile]
 
-    def add_product(self, factor: Any, other: Any, place: Any) -> None:
-        self.builder.store(self.multiply_add(factor, other, self.builder.load(place)), place)
+    def add_product(self, factor: Any, other: Any, address: Any) -> None:
+        self.builder.store(self.multiply_add(factor, other, self.builder.load(address)), address)
 
     def repeat(self, count: Any) -> Any:
         return cgutils.for_range(self.builder, count, intp=_INDEX)
@@ -108,23 +108,24 @@ class _Code:
         return self.builder.load(self.builder.gep(offsets, [ir.Constant(_INDEX, number)]))
 
     def transpose(self, rows: list[Any]) -> list[Any]:
-        """Swaps ever larger blocks on both sides of the diagonal."""
+        """Transpose LANES vectors by swapping blocks of increasing size across the diagonal."""
         for size in (2**power for power in range(LANES.bit_length() - 1)):
             for number in range(LANES):
                 if not number & size:
                     first, second = rows[number], rows[number | size]
-                    rows[number] = self._mixed(
+                    rows[number] = self._shuffle(
                         first, second, [n if not n & size else LANES + n - size for n in range(LANES)]
                     )
-                    rows[number | size] = self._mixed(
+                    rows[number | size] = self._shuffle(
                         first, second, [n + size if not n & size else LANES + n for n in range(LANES)]
                     )
         return rows
 
     def transformed(self, transform: Transform, vectors: Sequence[Any]) -> list[Any]:
+        """Apply a transform of `winograd` to vectors."""
         values = list(vectors)
         for terms in transform.sums:
-            # A value that is taken as it is comes first, and needs no instruction.
+            # A term with factor 1 comes first, and takes no instruction.
             (factor, number), *others = sorted(terms, key=lambda term: term[0] != 1)
             total = values[number] if factor == 1 else self.builder.fmul(_constant(factor), values[number])
             for factor, number in others:
@@ -136,7 +137,7 @@ class _Code:
         return [values[number] for number in transform.outputs]
 
     def largest(self, four: Sequence[Any]) -> tuple[Any, Any]:
-        """Of each lane, and which it is, the first of equals."""
+        """The maximum of four vectors in each lane, and its index; the first of equal ones."""
         (largest, *others), which = four, ir.Constant(_BYTES, [0] * LANES)
         for number, other in enumerate(others, 1):
             above = self.builder.fcmp_ordered(">", other, largest)
@@ -145,13 +146,13 @@ class _Code:
         return largest, which
 
     def pooled(self, four: Sequence[Any], bias: Any) -> Any:
-        """ReLU of the largest with a bias; what is not a number stays none."""
+        """ReLU of maximum plus bias; NaN stays NaN."""
         total = self.builder.fadd(self.largest(four)[0], bias)
         return self.builder.select(self.builder.fcmp_ordered("<", total, _ZEROS), _ZEROS, total)
 
-    def _mixed(self, first: Any, second: Any, places: list[int]) -> Any:
-        chosen = ir.Constant(ir.VectorType(ir.IntType(32), LANES), places)
-        return self.builder.shuffle_vector(first, second, chosen)
+    def _shuffle(self, first: Any, second: Any, lanes: list[int]) -> Any:
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes)
+        return self.builder.shuffle_vector(first, second, mask)
 
     def weighted_columns(
         self, rows: int, columns: Sequence[Any], x: Any, offsets: Any, count: Any, w: Any, w_start: Any, w_strides: Any
@@ -159,22 +160,22 @@ class _Code:
         """tile[j][p] = Σ_t w[w_start + j·stride_j + t·stride_t] · x[columns[p] + offsets[t]], a vector for each p."""
         tile, (by_row, by_term) = self.registers(rows, len(columns)), w_strides
         starts = [self.builder.gep(w, [self.index(w_start, (by_row, row))]) for row in range(rows)]
-        places = [self.builder.gep(x, [column]) for column in columns]
+        addresses = [self.builder.gep(x, [column]) for column in columns]
         with self.repeat(count) as loop:
             offset = self.builder.load(self.builder.gep(offsets, [loop.index]))
-            seen = [self.load(place, offset) for place in places]
+            loaded = [self.load(address, offset) for address in addresses]
             term = self.builder.mul(loop.index, by_term)
             for start, row in zip(starts, tile, strict=True):
                 weight = self.number(start, term)
-                for vector, place in zip(seen, row, strict=True):
-                    self.add_product(weight, vector, place)
+                for vector, address in zip(loaded, row, strict=True):
+                    self.add_product(weight, vector, address)
         return self.values(tile)
 
 
 def _kernel(write: Callable[..., None]) -> Any:
-    """A function without a result, to be called from compiled ones, whose instructions `write(code, ...)` writes.
+    """A function without a result for compiled callers, whose instructions `write(code, ...)` emits.
 
-    `write` gets all arguments of a call, arrays as pointers to their first element.
+    `write` takes all arguments of a call; arrays are pointers to their first element.
     """
 
     def typed(_typing: Any, *kinds: Any) -> Any:
@@ -185,16 +186,16 @@ def _kernel(write: Callable[..., None]) -> Any:
 
         return types.void(*kinds), generate
 
-    typed.__signature__ = inspect.signature(write)  # type: ignore[attr-defined]  # Numba wants the names
+    typed.__signature__ = inspect.signature(write)  # type: ignore[attr-defined]  # Numba needs the parameter names
     return intrinsic(typed)
 
 
 def pooled_tile(rows: int) -> Any:
-    """ReLU of the 2×2 maximum of a convolution, for `rows` output channels at one pooled place of all lanes.
+    """Convolution, 2×2 max-pooling and ReLU for `rows` output channels at one pooled position of all lanes.
 
-    The four places are `base`, one to the `right`, one `down`, and both; terms lie at `offsets` from there, the first
-    channel's bias at `bias` in `w`. Row j goes to `out` at o_start + j·o_row; if `to_learn`, which of the four was the
-    largest, the first of equals, goes to `picks` likewise.
+    The pooling window is at `base`, one step `right`, one step `down`, and both. Terms are at `offsets` from there, and
+    the first channel's bias is at `bias` in `w`. Row j is stored to `out` at o_start + j·o_row. With `training`, the
+    index of the maximum, the first of equal ones, is stored to `argmax` at p_start + j·o_row.
     """
 
     @_kernel
@@ -213,21 +214,21 @@ def pooled_tile(rows: int) -> Any:
         out,
         o_start,
         o_row,
-        to_learn,
-        picks,
+        training,
+        argmax,
         p_start,
     ):
         builder = code.builder
         below = builder.add(base, down)
-        places = [base, builder.add(base, right), below, builder.add(below, right)]
+        addresses = [base, builder.add(base, right), below, builder.add(below, right)]
         one = ir.Constant(_INDEX, 1)
-        tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, one))
+        tile = code.weighted_columns(rows, addresses, x, offsets, count, w, w_start, (w_row, one))
         for row, four in enumerate(tile):
             added = code.number(w, code.index(bias, (one, row)))
             code.store(code.pooled(four, added), out, code.index(o_start, (o_row, row)))
-        with builder.if_then(to_learn):
+        with builder.if_then(training):
             for row, four in enumerate(tile):
-                code.store(code.largest(four)[1], picks, code.index(p_start, (o_row, row)))
+                code.store(code.largest(four)[1], argmax, code.index(p_start, (o_row, row)))
 
     return kernel
 
@@ -238,20 +239,20 @@ def added_tile(rows: int, columns: int) -> Any:
     @_kernel
     def kernel(code, x, x_start, offsets, count, w, w_start, w_row, w_term, out, o_start, o_row):
         lanes = ir.Constant(_INDEX, LANES)
-        places = [code.index(x_start, (lanes, column)) for column in range(columns)]
-        tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, w_term))
+        addresses = [code.index(x_start, (lanes, column)) for column in range(columns)]
+        tile = code.weighted_columns(rows, addresses, x, offsets, count, w, w_start, (w_row, w_term))
         for row, vectors in enumerate(tile):
             for column, vector in enumerate(vectors):
-                place = code.index(o_start, (o_row, row), (lanes, column))
-                code.store(code.builder.fadd(code.load(out, place), vector), out, place)
+                address = code.index(o_start, (o_row, row), (lanes, column))
+                code.store(code.builder.fadd(code.load(out, address), vector), out, address)
 
     return kernel
 
 
 def correlated_tile(rows: int, columns: int) -> Any:
-    """out[o_start + j·o_row + p·LANES] += Σ d[d_start + j·d_row + place] · x[x_start + p·LANES + place'] in each lane.
+    """out[o_start + j·o_row + p·LANES] += Σ d[d_start + j·d_row + i] · x[x_start + p·LANES + i'] in each lane.
 
-    The sum is over `height` lines of `width` places, a line being `d_line` and `x_line` long.
+    The sum is over `height` lines of `width` positions; lines are `d_line` and `x_line` long.
     """
 
     @_kernel
@@ -261,19 +262,19 @@ def correlated_tile(rows: int, columns: int) -> Any:
         with code.repeat(height) as lines:
             d_first = builder.add(d_start, builder.mul(lines.index, d_line))
             x_first = builder.add(x_start, builder.mul(lines.index, x_line))
-            with code.repeat(width) as places:
-                along = builder.mul(places.index, lanes)
-                seen = [
+            with code.repeat(width) as addresses:
+                along = builder.mul(addresses.index, lanes)
+                loaded = [
                     code.load(x, builder.add(code.index(x_first, (lanes, column)), along)) for column in range(columns)
                 ]
                 for row in range(rows):
-                    slope = code.load(d, builder.add(code.index(d_first, (d_row, row)), along))
+                    gradient = code.load(d, builder.add(code.index(d_first, (d_row, row)), along))
                     for column in range(columns):
-                        code.add_product(slope, seen[column], tile[row][column])
+                        code.add_product(gradient, loaded[column], tile[row][column])
         for row, vectors in enumerate(code.values(tile)):
             for column, vector in enumerate(vectors):
-                place = code.index(o_start, (o_row, row), (lanes, column))
-                code.store(builder.fadd(code.load(out, place), vector), out, place)
+                address = code.index(o_start, (o_row, row), (lanes, column))
+                code.store(builder.fadd(code.load(out, address), vector), out, address)
 
     return kernel
 
@@ -284,7 +285,7 @@ def scattered_rows(columns: int) -> Any:
     @_kernel
     def kernel(code, out, o_start, o_line, offsets, values, count, w, w_start, w_line, height):
         builder, lanes = code.builder, ir.Constant(_INDEX, LANES)
-        # Lines innermost: the next term may touch numbers that this one stored, which by then have arrived.
+        # Lines are innermost: the next term may load what this one stored, and the stores have completed by then.
         with code.repeat(count) as terms:
             o_term = builder.add(o_start, builder.load(builder.gep(offsets, [terms.index])))
             value = code.number(values, terms.index)
@@ -292,32 +293,31 @@ def scattered_rows(columns: int) -> Any:
                 w_first = builder.add(w_start, builder.mul(lines.index, w_line))
                 o_first = builder.add(o_term, builder.mul(lines.index, o_line))
                 for column in range(columns):
-                    weight, place = (
+                    weight, address = (
                         code.load(w, code.index(w_first, (lanes, column))),
                         code.index(o_first, (lanes, column)),
                     )
-                    code.store(code.multiply_add(value, weight, code.load(out, place)), out, place)
+                    code.store(code.multiply_add(value, weight, code.load(out, address)), out, address)
 
     return kernel
 
 
 @_kernel
-def unpooled(code, d, d_start, picks, p_start, out, o_start, right, down):
-    """Puts each lane's number to that of the four places which the pooling kept, and zeros to the others."""
+def unpooled(code, d, d_start, argmax, p_start, out, o_start, right, down):
+    """Store each lane's number to the winner of the pooling window, and zeros to the other three positions."""
     builder = code.builder
-    slope, which = code.load(d, d_start), code.load_bytes(picks, p_start)
+    gradient, which = code.load(d, d_start), code.load_bytes(argmax, p_start)
     below = builder.add(o_start, down)
-    places = [o_start, builder.add(o_start, right), below, builder.add(below, right)]
-    for number, place in enumerate(places):
-        kept = builder.icmp_unsigned("==", which, ir.Constant(_BYTES, [number] * LANES))
-        code.store(builder.select(kept, slope, _ZEROS), out, place)
+    addresses = [o_start, builder.add(o_start, right), below, builder.add(below, right)]
+    for number, address in enumerate(addresses):
+        is_winner = builder.icmp_unsigned("==", which, ir.Constant(_BYTES, [number] * LANES))
+        code.store(builder.select(is_winner, gradient, _ZEROS), out, address)
 
 
 def transposed(masked: bool) -> Any:
-    """LANES vectors of x, at x_start + x_offsets[i], become LANES vectors of out, at o_start + o_offsets[i].
+    """Transpose LANES vectors of x, at x_start + x_offsets[i], to LANES vectors of out, at o_start + o_offsets[i].
 
-    Number j of the i-th goes to place i of the j-th. If `masked`, zeros stand for those whose number in `mask`, at
-    m_start + x_offsets[i], is not above zero.
+    With `masked`, elements are zero if the element of `mask`, at m_start + x_offsets[i], is not positive.
     """
 
     @_kernel
@@ -342,8 +342,8 @@ def product_tile(rows: int, columns: int) -> Any:
     @_kernel
     def kernel(code, x, x_start, offsets, count, w, w_start, w_row, out, o_start, o_row):
         lanes, one = ir.Constant(_INDEX, LANES), ir.Constant(_INDEX, 1)
-        places = [code.index(x_start, (lanes, column)) for column in range(columns)]
-        tile = code.weighted_columns(rows, places, x, offsets, count, w, w_start, (w_row, one))
+        addresses = [code.index(x_start, (lanes, column)) for column in range(columns)]
+        tile = code.weighted_columns(rows, addresses, x, offsets, count, w, w_start, (w_row, one))
         for row, vectors in enumerate(tile):
             for column, vector in enumerate(vectors):
                 code.store(vector, out, code.index(o_start, (o_row, row), (lanes, column)))
@@ -352,7 +352,10 @@ def product_tile(rows: int, columns: int) -> Any:
 
 
 def transformed_lines(transform: Transform) -> Any:
-    """Vectors at x_start + i·x_step become vectors at o_start + j·o_step, `count` times, x_next and o_next farther."""
+    """Transform vectors at x_start + i·x_step to vectors at o_start + j·o_step, `count` times.
+
+    Each repetition is x_next and o_next farther.
+    """
 
     @_kernel
     def kernel(code, x, x_start, x_step, x_next, out, o_start, o_step, o_next, count):
@@ -360,17 +363,17 @@ def transformed_lines(transform: Transform) -> Any:
         with code.repeat(count) as lines:
             x_first = builder.add(x_start, builder.mul(lines.index, x_next))
             o_first = builder.add(o_start, builder.mul(lines.index, o_next))
-            seen = [code.load(x, code.index(x_first, (x_step, number))) for number in range(transform.num_inputs)]
-            for number, vector in enumerate(code.transformed(transform, seen)):
+            loaded = [code.load(x, code.index(x_first, (x_step, number))) for number in range(transform.num_inputs)]
+            for number, vector in enumerate(code.transformed(transform, loaded)):
                 code.store(vector, out, code.index(o_first, (o_step, number)))
 
     return kernel
 
 
 def pooled_lines(transform: Transform) -> Any:
-    """Two lines of vectors, x_line apart, are transformed; ReLU of the 2×2 maxima of what comes out, with b[b_start].
+    """Transform two lines of vectors at distance x_line, then 2×2 max-pooling, bias b[b_start] and ReLU.
 
-    `count` times, x_next and o_next farther.
+    This is repeated `count` times, each x_next and o_next farther.
     """
 
     @_kernel

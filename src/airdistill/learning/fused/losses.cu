@@ -1,7 +1,8 @@
-// The losses of eq. (1) of every sample, and the slopes of their weighted mean over a device's samples for its logits.
+// The losses of eq. (1) of every sample, and the gradients ("slopes") of their weighted mean over a device's samples with
+// respect to its logits.
 //
-// A thread works on one sample; logits lie as [device][class][sample]. `rows` and `known` are the target, of which a
-// sample takes the row of its label. Losses are [loss][device][sample]: cross-entropy, and distillation without its
+// Each thread processes one sample; logits are stored as [device][class][sample]. `rows` and `known` are the target; a
+// sample uses the row of its label. Losses are [loss][device][sample]: cross-entropy, and distillation without its
 // weight.
 // grid: (devices * samples / THREADS)
 extern "C" __global__ void loss_slopes(
@@ -20,7 +21,7 @@ extern "C" __global__ void loss_slopes(
   for (int each = 1; each < num_classes; ++each) largest = fmaxf(largest, own[(size_t)each * num_samples]);
   for (int each = 0; each < num_classes; ++each) sum += expf(own[(size_t)each * num_samples] - largest);
   const float log_sum = logf(sum);
-  float squares = 0.0f, pull = 0.0f;  // the distillation, and its slope along the prediction itself
+  float squares = 0.0f, pull = 0.0f;  // the distillation loss, and its gradient along the prediction
   if (has_target)
     for (int each = 0; each < num_classes; ++each) {
       const float prediction = expf(own[(size_t)each * num_samples] - largest - log_sum);

@@ -1,4 +1,4 @@
-"""What forward and backward passes share: how rows are parted into tiles, and matrix products of a group of samples."""
+"""Shared by forward and backward passes: division of rows into tiles, and matrix products of a group of samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ transposed_rows = transposed(masked=False)
 
 @compiled
 def rows_of_tile(left):
-    """How many of the `left` rows the next tile takes: rather two of the same than a large one and a rest."""
+    """The number of rows of the next tile, of `left` remaining: two equal tiles rather than a large one and a rest."""
     if left % LARGE == 0 or left > 2 * MIDDLE + LARGE:
         return LARGE
     return MIDDLE if left >= MIDDLE else 1
@@ -20,7 +20,7 @@ def rows_of_tile(left):
 
 @compiled
 def input_size(block):
-    """Of a sample as the block takes it."""
+    """The size of one sample's input to the block."""
     return block[CHANNELS_IN] * block[HEIGHT] * block[WIDTH]
 
 

@@ -1,9 +1,9 @@
-"""Convolution with fewer multiplications (Winograd's minimal filtering): its transforms, and where it pays.
+"""Winograd's minimal filtering: convolution with fewer multiplications. Its transforms, and when it is faster.
 
-OUTPUTS neighbouring results of a kernel of `size` terms come from OUTPUTS + size − 1 products, each a number of the
-input's transform times one of the kernel's: multiplying polynomials by their values at as many points, turned round.
-Along two axes 64 products make 16 results of a 5 × 5 kernel, for which 400 are needed otherwise. Input channels are
-added up between the transforms, so that the more channels there are, the less the transforms count.
+OUTPUTS adjacent results of a kernel of `size` terms take OUTPUTS + size − 1 products of the transformed input and the
+transformed kernel. The transforms are the transpose of polynomial multiplication by evaluation at as many points. In
+two dimensions, 64 products give 16 results of a 5 × 5 kernel, instead of 400. Input channels are summed between the
+transforms, and so the cost of the transforms matters less with more channels.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from airdistill.arrays import FloatArray
 from airdistill.learning.fused.form import ConvBlock
 
 OUTPUTS = 4  # of a tile along an axis: two pooling windows
-# Two terms hardly ever pay. From six on there are more than eight points, and rounding grows by an order of magnitude.
+# Kernels of two terms gain little. From six terms on there are more than eight points, and the rounding error is an
+# order of magnitude larger.
 SIZES = range(3, 6)
-# Small, for little rounding, and in pairs, for few operations; infinity is one more.
+# Small numbers for small rounding errors, and in pairs for few operations; infinity is an additional point.
 _POINTS = tuple(Fraction(*point) for point in ((0, 1), (1, 1), (-1, 1), (2, 1), (-2, 1), (1, 2), (-1, 2)))
-_STORED = 3  # instructions that storing a vector and reading it back take the time of
+_STORE_COST = 3  # of storing a vector and loading it again, in arithmetic instructions
 _Row = list[Fraction]
 _Terms = tuple[tuple[Fraction, int], ...]
 
 
 @dataclass(frozen=True)
 class Transform:
-    """A product with a constant matrix as sums one after another, of factors times earlier values.
+    """A product with a constant matrix as a sequence of sums, each of factors times earlier values.
 
-    Values are numbered: first the inputs, then each sum.
+    Values are numbered: first the inputs, then the sums.
     """
 
     num_inputs: int
@@ -43,7 +44,7 @@ class Transform:
 
     @property
     def num_operations(self) -> int:
-        """A sum takes one for each term, less one if it can begin with a value as it is."""
+        """One operation per term of a sum, or one less if a term has factor 1."""
         return sum(len(terms) - any(factor == 1 for factor, _ in terms) for terms in self.sums)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
@@ -54,17 +55,17 @@ class Transform:
 
 
 class _Builder:
-    """Puts sums together."""
+    """Collects the sums of a transform."""
 
     def __init__(self, num_inputs: int) -> None:
         self.num_inputs, self.sums = num_inputs, list[_Terms]()
 
     def add(self, *terms: tuple[Fraction, int]) -> int:
-        """The number of this sum; of a value that there is already if it is just that."""
-        needed = tuple((factor, number) for factor, number in terms if factor != 0)
-        if len(needed) == 1 and needed[0][0] == 1:
-            return needed[0][1]
-        self.sums.append(needed)
+        """Add a sum and return its number; a sum that equals an existing value is not added."""
+        nonzero = tuple((factor, number) for factor, number in terms if factor != 0)
+        if len(nonzero) == 1 and nonzero[0][0] == 1:
+            return nonzero[0][1]
+        self.sums.append(nonzero)
         return self.num_inputs + len(self.sums) - 1
 
     def done(self, outputs: Sequence[int]) -> Transform:
@@ -73,10 +74,10 @@ class _Builder:
 
 @lru_cache
 def input_transform(size: int) -> Transform:
-    """Of as many numbers as there are points.
+    """The transform of the input, with as many inputs as points.
 
-    A row holds the polynomial that is zero at all other points. At ±a those are x·R(x) ± a·R(x), with R zero at all
-    points but these two; so both are made of the same two sums.
+    The row of a point holds the coefficients of the polynomial that is zero at all other points. For ±a these are
+    x·R(x) ± a·R(x), with R zero at all points but these two, and so both are formed from the same two sums.
     """
     points, build, outputs = _points(size), _Builder(OUTPUTS + size - 1), list[int]()
     for point in points:
@@ -84,15 +85,15 @@ def input_transform(size: int) -> Transform:
         if point == 0:
             outputs.append(build.add(*_numbered(rest)))
         elif point > 0:
-            here, next_to_it = build.add(*_numbered(rest)), build.add(*_numbered([Fraction(0), *rest]))
-            outputs += [build.add((Fraction(1), next_to_it), (each, here)) for each in (point, -point)]
+            even, odd = build.add(*_numbered(rest)), build.add(*_numbered([Fraction(0), *rest]))
+            outputs += [build.add((Fraction(1), odd), (each, even)) for each in (point, -point)]
     outputs.append(build.add(*_numbered(_zero_at(points))))
     return build.done(outputs)
 
 
 @lru_cache
 def output_transform(size: int) -> Transform:
-    """From the products at all points to OUTPUTS results; sum and difference of those at ±a are made once."""
+    """The transform from the products at all points to OUTPUTS results; it shares sum and difference of those at ±a."""
     points, one = _points(size), Fraction(1)
     build, results = _Builder(len(points) + 1), [list[tuple[Fraction, int]]() for _ in range(OUTPUTS)]
     for number, point in enumerate(points):
@@ -107,7 +108,7 @@ def output_transform(size: int) -> Transform:
 
 
 def kernel_rows(size: int) -> list[_Row]:
-    """`[point, term]`: what makes of a kernel its values at all points, divided by what the input's rows are there."""
+    """The matrix `[point, term]` that evaluates a kernel at all points, scaled to match the input's transform."""
     points, rows = _points(size), list[_Row]()
     for point in points:
         scale = sum(c * point**power for power, c in enumerate(_zero_at([other for other in points if other != point])))
@@ -116,10 +117,10 @@ def kernel_rows(size: int) -> list[_Row]:
 
 
 def kernel_values(weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of kernels `[channel out, channel in, row, column]` at all points: `[point, channel out and in]`, down first."""
+    """Transform kernels `[channel out, channel in, row, column]` to `[point, channel out and in]`, row-major points."""
     height, width = weight.shape[2:]
     flat = weight.reshape(-1, height * width)
-    # einsum makes no threads, unlike a product of matrices.
+    # einsum is single-threaded, unlike a matrix product.
     return np.asarray(np.einsum("pt,ct->pc", _kernel_matrix(height, width), flat), dtype=np.float32)
 
 
@@ -130,7 +131,7 @@ def _kernel_matrix(height: int, width: int) -> FloatArray:
 
 
 def _points(size: int) -> tuple[Fraction, ...]:
-    """Without 0 where the others would not be in pairs."""
+    """The finite points; 0 is left out if the others would not be in pairs."""
     count = OUTPUTS + size - 2
     return _POINTS[:count] if count % 2 else _POINTS[1 : count + 1]
 
@@ -149,46 +150,46 @@ def _zero_at(points: Sequence[Fraction]) -> _Row:
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the results of a block are parted into tiles of OUTPUTS × OUTPUTS; the last ones overlap those before.
+    """A partition of a block's results into tiles of OUTPUTS × OUTPUTS; the last tiles overlap the preceding ones.
 
-    Some rows of tiles, a strip, are computed together: enough for the four columns of a matrix product.
+    A strip is a number of tile rows that are computed together, enough for the four columns of a matrix product.
     """
 
     rows: int
     columns: int
-    rows_of_strip: int
+    strip_rows: int
 
     @property
-    def tiles_of_strip(self) -> int:
-        return self.rows_of_strip * self.columns
+    def strip_tiles(self) -> int:
+        return self.strip_rows * self.columns
 
 
 def tiling_of(block: ConvBlock) -> Tiling | None:
-    """None where a convolution term by term takes less, or the kernel has no transforms."""
+    """The tiling of a block, or None if direct convolution is cheaper or the kernel size is not supported."""
     too_small = 2 * min(block.pooled_height, block.pooled_width) < OUTPUTS
     if block.kernel_height not in SIZES or block.kernel_width not in SIZES or too_small:
         return None
     rows, columns = (-(-2 * pooled // OUTPUTS) for pooled in (block.pooled_height, block.pooled_width))
-    tiling = Tiling(rows, columns, rows_of_strip=min(rows, -(-4 // columns)))
-    return tiling if operations_by_tiles(block, tiling) < operations_by_terms(block) else None
+    tiling = Tiling(rows, columns, strip_rows=min(rows, -(-4 // columns)))
+    return tiling if tiled_operations(block, tiling) < direct_operations(block) else None
 
 
-def operations_by_terms(block: ConvBlock) -> int:
-    """Vector instructions for a group of samples."""
+def direct_operations(block: ConvBlock) -> int:
+    """Vector instructions of a direct convolution for a group of samples."""
     return 4 * block.num_outputs * block.channels_in * block.kernel_height * block.kernel_width
 
 
-def operations_by_tiles(block: ConvBlock, tiling: Tiling) -> int:
-    """The same, with what it takes to store vectors between two steps and read them back.
+def tiled_operations(block: ConvBlock, tiling: Tiling) -> int:
+    """Vector instructions of a tiled convolution, including storing and loading vectors between steps.
 
-    So counted, it was right for 15 kinds of block that were measured, of 1 to 16 channels and kernels of 3 to 5.
+    This count predicted the faster variant for 15 measured blocks of 1 to 16 channels and kernels of 3 to 5.
     """
     down, right = (OUTPUTS + side - 1 for side in (block.kernel_height, block.kernel_width))
-    num_tiles, seen = tiling.rows * tiling.columns, 2 * block.pooled_width + block.kernel_width - 1
+    num_tiles, line = tiling.rows * tiling.columns, 2 * block.pooled_width + block.kernel_width - 1
     into = [input_transform(side).num_operations for side in (block.kernel_height, block.kernel_width)]
     back = [output_transform(side).num_operations for side in (block.kernel_height, block.kernel_width)]
-    columns_in, rows_in = into[0] + _STORED * down, into[1] + _STORED * right
-    inputs = tiling.rows * seen * columns_in + num_tiles * down * rows_in
-    products = num_tiles * down * right * (block.channels_in + _STORED)
-    outputs = num_tiles * (right * (back[0] + _STORED * OUTPUTS) + OUTPUTS * back[1])
+    columns_in, rows_in = into[0] + _STORE_COST * down, into[1] + _STORE_COST * right
+    inputs = tiling.rows * line * columns_in + num_tiles * down * rows_in
+    products = num_tiles * down * right * (block.channels_in + _STORE_COST)
+    outputs = num_tiles * (right * (back[0] + _STORE_COST * OUTPUTS) + OUTPUTS * back[1])
     return block.channels_in * inputs + block.channels_out * (products + outputs)
