@@ -85,7 +85,7 @@ class Endpoint:
 
     def engine(self) -> Engine:
         """One thread: a device is alone in its process, and others may share the machine."""
-        return RunOptions(threads=1, kernels="torch").engine()
+        return RunOptions(threads=1, engine="torch").learning_engine()
 
     def charge_through(self, round_index: int) -> ChargedRound:
         """Charge a round, and return it when the ledger is on disk.

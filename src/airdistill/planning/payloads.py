@@ -30,12 +30,16 @@ from airdistill.privacy.sensitivity import (
     TrajectoryDynamics,
     aggregation_weights,
     gradient_sensitivity,
+    knowledge_sensitivity,
     public_rows_sensitivity,
 )
 from airdistill.scenario.model import Public, Scenario
 
 if TYPE_CHECKING:
     from airdistill.planning.plan import Plan
+
+
+LEMMA_1, CLASS_MEAN_BOUND, RECORD_GRADIENT = "Lemma 1, √2/B_i", "class mean, √2/B_i^k", "one record, 2C/B_i"
 
 
 class Payload(ABC):
@@ -113,6 +117,10 @@ class Payload(ABC):
         """The factor of the received noise in the convergence gap."""
         return constants.noise_factor
 
+    def reference_bounds(self, device: int) -> dict[str, FloatArray]:  # noqa: ARG002
+        """Bounds on one record's shift that an audit compares with, by name, `[row]` each."""
+        return {}
+
     def header(self) -> dict[str, Any]:
         """Facts of it that a ledger's header must record."""
         return self.neighbours.to_header()
@@ -176,7 +184,7 @@ class ClassMeans(Payload):
     diameter = SIMPLEX_DIAMETER
     row_name = "class"
     rounds_unit = "class-rounds"
-    error_label = "Error of class means Φ2"
+    error_label = "Class-mean error Φ2"
     paper_rounds_label = "paper, eq. (21)"
     has_gap = True
     words = "class means"
@@ -206,6 +214,10 @@ class ClassMeans(Payload):
 
     def over_fleet(self, of_row: FloatArray) -> FloatArray:
         return over_fleet(self.fleet.class_counts, of_row)
+
+    def reference_bounds(self, device: int) -> dict[str, FloatArray]:
+        models = {LEMMA_1: "paper", CLASS_MEAN_BOUND: "class_mean"}
+        return {name: knowledge_sensitivity(self.fleet.class_counts, model)[device] for name, model in models.items()}
 
     def paper_rounds(self, constants: LearningConstants) -> float:
         return paper_rounds(self.fleet.class_counts, self.fleet.epsilon, self.fleet.delta, constants)
@@ -280,7 +292,7 @@ class Gradient(Payload):
     num_rows = 1
     needs_model_size = True
     is_knowledge = False
-    error_label = "Error of the gradient"
+    error_label = "Gradient error Φ"
     has_gap = True
     words = "gradient"
 
@@ -326,6 +338,9 @@ class Gradient(Payload):
 
     def over_fleet(self, of_row: FloatArray) -> FloatArray:
         return np.asarray(self.fleet.num_devices * of_row[..., 0])
+
+    def reference_bounds(self, device: int) -> dict[str, FloatArray]:
+        return {RECORD_GRADIENT: np.array([2 * self.clip_norm / self.samples_per_device[device]])}
 
     def noise_factor(self, constants: LearningConstants) -> float:
         return constants.gradient_noise_factor

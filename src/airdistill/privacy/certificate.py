@@ -80,6 +80,11 @@ class Certificate:
         earlier = f", {self.num_earlier} of them by earlier runs" if self.num_earlier else ""
         return f"{self.num_releases} release{'' if self.num_releases == 1 else 's'}{earlier}"
 
+    @property
+    def trust_names(self) -> tuple[str, ...]:
+        """The trust models that releases are counted under."""
+        return tuple(next(iter(self.devices[0].by_model.values())))
+
     def worst(self, model: str, trust: str) -> float:
         """ε of the worst device."""
         return max(account.by_model[model][trust] for account in self.devices)

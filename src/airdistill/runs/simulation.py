@@ -40,7 +40,7 @@ class Simulation:
         scenario = plan.scenario
         check_has_data(scenario)
         self.plan, self.scheme, self.options = plan, scheme, options
-        engine, (dataset, self._public) = options.engine(), load_data(scenario)
+        engine, (dataset, self._public) = options.learning_engine(), load_data(scenario)
         shares = assign_samples(scenario, dataset.y_train)
         self.fleet = LearningFleet.of(
             dataset, shares.indices, scenario.model_names, scenario.seed, engine, scheme.one_model, public=self._public

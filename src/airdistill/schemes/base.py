@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,12 +29,22 @@ if TYPE_CHECKING:  # PyTorch is loaded when a round is played: a plan needs sche
     from airdistill.schemes.payloads import PayloadProtocol
 
 
+# The colours of Okabe and Ito.
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE, GREY = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#767676",
+)  # fmt: skip
+
+
 class Look(NamedTuple):
     """How a scheme's curve looks in figures: Matplotlib's colour, line style and marker."""
 
     colour: str
     line: str
     mark: str
+
+    def style(self) -> dict[str, Any]:
+        """The arguments of Matplotlib's `plot`."""
+        return {"color": self.colour, "linestyle": self.line, "marker": self.mark, "linewidth": 1.8, "markersize": 5}
 
 
 @dataclass(frozen=True)

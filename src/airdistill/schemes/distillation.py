@@ -5,7 +5,7 @@ from __future__ import annotations
 from airdistill.radio.superposition import ideal_knowledge
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import Look, Outcome, Round, Scheme
+from airdistill.schemes.base import BLUE, GREEN, GREY, PURPLE, SKY, Look, Outcome, Round, Scheme
 from airdistill.schemes.planning import truncation_threshold, with_fixed_rounds
 
 
@@ -14,7 +14,7 @@ class LocalOnly(Scheme):
 
     name = "local_only"
     releases = "nothing"
-    look = Look("#767676", ":", "")
+    look = Look(GREY, ":", "")
 
     def play(self, this: Round) -> Outcome:
         return Outcome(this.learn(None))
@@ -24,7 +24,7 @@ class OtaFd(Scheme):
     """Over-the-air federated distillation with differential privacy for the planned number of rounds: the paper's."""
 
     name = "ota_fd"
-    look = Look("#0072B2", "-", "o")
+    look = Look(BLUE, "-", "o")
 
     def play(self, this: Round) -> Outcome:
         reception = this.transmit(this.vectors())
@@ -36,7 +36,7 @@ class OtaFdFixed(OtaFd):
 
     name = "ota_fd_fixed"
     inherits = ("ota_fd",)
-    look = Look("#56B4E9", "-", "s")
+    look = Look(SKY, "-", "s")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         return with_fixed_rounds(scenario)
@@ -47,7 +47,7 @@ class OtaFdAntennas(OtaFd):
 
     name = "ota_fd_antennas"
     inherits = ("ota_fd",)
-    look = Look("#56B4E9", "--", "p")
+    look = Look(SKY, "--", "p")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         return changed(scenario, {"privacy": {"epsilon": float("inf")}})
@@ -59,7 +59,7 @@ class AirDistill(OtaFd):
 
     name = "airdistill"
     inherits = ("ota_fd",)
-    look = Look("#009E73", "-", "D")
+    look = Look(GREEN, "-", "D")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         """Take every step; a truncation threshold and a receiver that the scenario chooses stay."""
@@ -84,7 +84,7 @@ class OrthogonalFd(OtaFd):
     name = "orthogonal_fd"
     tdma = True
     inherits = ("ota_fd",)
-    look = Look("#CC79A7", "-", "P")
+    look = Look(PURPLE, "-", "P")
 
 
 class FdErrorFree(Scheme):
@@ -92,7 +92,7 @@ class FdErrorFree(Scheme):
 
     name = "fd_error_free"
     releases = "bare"
-    look = Look("#009E73", "--", "^")
+    look = Look(GREEN, "--", "^")
 
     def play(self, this: Round) -> Outcome:
         reception = this.release_without_privacy(ideal_knowledge(this.plan.fleet.class_counts, this.vectors()))

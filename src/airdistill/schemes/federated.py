@@ -10,7 +10,7 @@ from airdistill.arrays import FloatArray
 from airdistill.planning.payloads import Gradient
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import Look, Outcome, Round, Scheme
+from airdistill.schemes.base import BLACK, ORANGE, PURPLE, RED, Look, Outcome, Round, Scheme
 from airdistill.schemes.planning import with_fixed_rounds
 
 
@@ -40,7 +40,7 @@ class FedSgd(FederatedLearning):
 
     name = "fedsgd"
     releases = "bare"
-    look = Look("#000000", "--", "x")
+    look = Look(BLACK, "--", "x")
 
     def play(self, this: Round) -> Outcome:
         gradients, losses = this.fleet.gradients(clip_norm=None)
@@ -54,7 +54,7 @@ class FedAvg(FederatedLearning):
 
     name = "fedavg"
     releases = "bare"
-    look = Look("#000000", "-.", "*")
+    look = Look(BLACK, "-.", "*")
 
     def play(self, this: Round) -> Outcome:
         losses, weights = this.learn(None), shares_of_data(this)
@@ -69,7 +69,7 @@ class OtaFl(FederatedLearning):
 
     name = "ota_fl"
     inherits: ClassVar[tuple[str, ...]] = ()
-    look = Look("#D55E00", "--", "D")
+    look = Look(RED, "--", "D")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         return without_distillation(scenario)
@@ -86,7 +86,7 @@ class OtaFlFixed(OtaFl):
 
     name = "ota_fl_fixed"
     inherits = ("ota_fl",)
-    look = Look("#E69F00", "--", "v")
+    look = Look(ORANGE, "--", "v")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         return with_fixed_rounds(super().adapt(scenario))
@@ -98,7 +98,7 @@ class OtaFlSampled(OtaFl):
 
     name = "ota_fl_sampled"
     inherits = ("ota_fl",)
-    look = Look("#CC79A7", ":", "d")
+    look = Look(PURPLE, ":", "d")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         given = scenario.fleet.participation

@@ -11,7 +11,7 @@ from airdistill.radio.receivers import Estimate
 from airdistill.radio.superposition import mean_of_answers
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import Look, Outcome, Round, Scheme
+from airdistill.schemes.base import BLUE, ORANGE, PURPLE, SKY, Look, Outcome, Round, Scheme
 from airdistill.schemes.distillation import OtaFd
 from airdistill.schemes.planning import for_public_set, refuse_server_selector, truncation_threshold
 
@@ -24,7 +24,7 @@ class ProxyFd(Scheme):
     name = "proxy_fd"
     payload = PublicPredictions
     releases = "bare"
-    look = Look("#CC79A7", "--", "^")
+    look = Look(PURPLE, "--", "^")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         return for_public_set(scenario, abstain=False)
@@ -49,7 +49,7 @@ class SelectiveFd(ProxyFd):
 
     name = "selective_fd"
     inherits = ("proxy_fd",)
-    look = Look("#56B4E9", "-.", "^")
+    look = Look(SKY, "-.", "^")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         adapted = super().adapt(scenario)
@@ -64,7 +64,7 @@ class OtaProxyFd(OtaFd):
 
     name = "ota_proxy_fd"
     payload = PublicPredictions
-    look = Look("#0072B2", "-.", "o")
+    look = Look(BLUE, "-.", "o")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         adapted = for_public_set(scenario, abstain=False)
@@ -78,7 +78,7 @@ class AirDistillProxy(OtaProxyFd):
 
     name = "airdistill_proxy"
     inherits = ("ota_proxy_fd",)
-    look = Look("#E69F00", "-", "D")
+    look = Look(ORANGE, "-", "D")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         """Take every step; a truncation threshold and a receiver that the scenario chooses stay."""
