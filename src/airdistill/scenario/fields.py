@@ -102,7 +102,7 @@ def _truncation(value: Any) -> float | str:
     return "optimal" if value == "optimal" else _not_negative(_bounded(power_gain))(value)
 
 
-def _named(*names: str) -> Parser:
+def _named(*names: str) -> Callable[[Any], str]:
     """A parser for one of these names, or for a user's own class as `package.module:Class`."""
 
     def check(value: Any) -> Any:
