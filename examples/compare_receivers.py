@@ -23,7 +23,7 @@ def broadcast_error(record: ad.RunRecord) -> float:
 
 def main(rounds: int, changes: list[str]) -> None:
     scenario = ad.load("quick", changes)
-    planned = ad.what_if(ad.plan_run(scenario, "ota_fd", rounds), with_steps=False)
+    planned = ad.what_if(ad.plan(scenario, "ota_fd", rounds), with_steps=False)
     alone = ad.run(scenario, "local_only", rounds).summary["accuracy"]["mean"]
     print(f"{scenario.num_devices} devices, {rounds} rounds; devices alone reach {alone:.1%} (mean over devices).")
     print("receiver    planned error  measured error  accuracy    over alone   ε spent")

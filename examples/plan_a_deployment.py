@@ -22,7 +22,7 @@ def plan_for(devices: int, power: str, epsilon: str, changes: list[str]) -> ad.P
         'radio.distance=["50 m", "300 m"]',
         f"privacy.epsilon={epsilon}",
     ]
-    return ad.plan_run(ad.load("device-level", [*scenario, *changes]))
+    return ad.plan(ad.load("device-level", [*scenario, *changes]))
 
 
 def row(plan: ad.Plan, power: str) -> tuple[str, ...]:

@@ -4,10 +4,9 @@ import subprocess
 import sys
 import tomllib
 
-import numpy as np
 import pytest
 import tomli_w
-from in_process import exit_code
+from in_process import exit_code, runs_in_this_process
 from small_worlds import small_scenario
 
 from airdistill import __version__
@@ -16,7 +15,7 @@ from airdistill.scenario import load
 
 @pytest.fixture
 def run(capsys):
-    """Runs the command line in this process: exit code, standard output, standard error."""
+    """Run the command line in this process; returns exit code, standard output and standard error."""
 
     def call(*arguments):
         code = exit_code(*arguments)
@@ -30,6 +29,7 @@ def test_plan_prints_a_table(run):
     code, out, err = run("plan", "quick")
     assert (code, err) == (0, "")
     assert "Plan of quick" in out
+    assert "This plans --scheme airdistill; the paper's scheme is ota_fd." in out
 
 
 def test_plan_prints_json_and_nothing_else(run):
@@ -40,16 +40,29 @@ def test_plan_prints_json_and_nothing_else(run):
     assert made["scenario"]["radio"]["peak_power"] == 0.01
 
 
-def test_plan_draws(run, tmp_path):
-    code, _, _ = run("plan", "quick", "--plot", tmp_path / "gap.png")
+def test_plan_draws_the_gap(run, tmp_path):
+    code, _, _ = run("plan", "quick", "--scheme", "ota_fd", "--plot", tmp_path / "gap.png")
     assert code == 0
     assert (tmp_path / "gap.png").stat().st_size > 1000
 
 
 def test_plan_can_follow_a_rule_by_name(run):
-    _, out, _ = run("plan", "quick", "--rounds", "optimal", "--json")
+    _, out, _ = run("plan", "quick", "--scheme", "ota_fd_fixed", "--rounds", "optimal", "--json")
     rounds = json.loads(out)["rounds"]
     assert rounds["chosen"] == rounds["exact"]
+    code, _, err = run("plan", "quick", "--rounds", "soon")
+    assert code == 2
+    assert "learning.rounds" in err
+
+
+def test_plan_plans_what_run_runs(run, small_file, tmp_path):
+    """The plan that is printed is the plan that the run with the same options stores."""
+    for scheme in ([], ["--scheme", "ota_fd"], ["--scheme", "fd_error_free"]):
+        _, out, _ = run("plan", small_file, *scheme, "--rounds", 3, "--json")
+        planned, folder = json.loads(out), tmp_path / "-".join(["run", *scheme[1:]])
+        assert run("run", small_file, *scheme, "--rounds", 3, "--out", folder)[0] == 0
+        stored = json.loads((folder / "plan.json").read_text())
+        assert {key: planned[key] for key in stored} == stored
 
 
 def test_a_printed_preset_is_a_scenario_to_start_from(run, tmp_path):
@@ -81,7 +94,7 @@ def test_version_and_help(run):
             assert "\\[" not in out
 
 
-def test_help_says_what_arguments_are(run):
+def test_help_describes_arguments(run):
     _, out, _ = run("plan", "--help")
     assert "A preset's name or a TOML file.  [required]" in out
     assert out.count("SCENARIO") == 2  # in the usage and in the list: once each
@@ -106,7 +119,7 @@ def test_help_says_what_arguments_are(run):
         (["data.samples_per_device=99999"], "data.samples_per_device"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_exit_code_two(run, changes, words):
+def test_invalid_input_is_one_line_and_exit_code_two(run, changes, words):
     code, out, err = run("plan", "quick", *(part for change in changes for part in ("--set", change)))
     assert (code, out) == (2, "")
     assert words in err
@@ -114,7 +127,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_two(run, changes, words):
     assert err.count("\n") == 1
 
 
-def test_a_missing_scenario_and_a_bad_file_are_refused(run, tmp_path):
+def test_a_missing_scenario_and_an_invalid_file_are_rejected(run, tmp_path):
     bad = tmp_path / "bad.toml"
     bad.write_text("fleet = \n")
     for source, words in [("nowhere.toml", "no such file"), (bad, "not valid TOML"), (tmp_path, "cannot be read")]:
@@ -124,7 +137,7 @@ def test_a_missing_scenario_and_a_bad_file_are_refused(run, tmp_path):
         assert err.count("\n") == 1
 
 
-def test_a_truncated_mnist_file_is_refused(run, tmp_path):
+def test_a_truncated_mnist_file_is_rejected(run, tmp_path):
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"):
         (tmp_path / name).write_bytes(b"\0\0\x08\x01\0\0\0\x09abc")
     code, _, err = run("plan", "quick", "--set", f"data.dataset={tmp_path}")
@@ -143,40 +156,40 @@ def test_a_truncated_mnist_file_is_refused(run, tmp_path):
         ["run", "quick", "--rounds", "0"],
     ],
 )
-def test_wrong_usage_is_one_line_too(run, arguments):
+def test_wrong_usage_is_one_line(run, arguments):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
 
 
-def test_nothing_asked_is_answered_with_help(run):
+def test_no_arguments_print_the_help(run):
     code, out, _ = run()
     assert code == 2
     assert "Usage" in out
 
 
-def test_a_figure_that_cannot_be_written_is_one_line(run, tmp_path):
+def test_a_figure_that_cannot_be_written_is_an_error_of_one_line(run, tmp_path):
     (tmp_path / "folder.png").mkdir()
     for target in (tmp_path / "folder.png", tmp_path / ("x" * 300 + ".png"), tmp_path / "no" / "gap.png"):
-        code, _, err = run("plan", "quick", "--plot", target)
+        code, _, err = run("plan", "quick", "--scheme", "ota_fd", "--plot", target)
         assert code == 2
         assert err.startswith("error: --plot")
         assert err.count("\n") == 1
 
 
-def test_a_name_in_letters_that_the_font_lacks_can_be_drawn(run, tmp_path):
+def test_a_name_with_characters_that_the_font_lacks_can_be_drawn(run, tmp_path):
     changes = ["--set", "name=日本語"]
-    assert run("plan", "quick", *changes, "--plot", tmp_path / "gap.png")[0] == 0
+    assert run("plan", "quick", "--scheme", "ota_fd", *changes, "--plot", tmp_path / "gap.png")[0] == 0
 
 
 def test_plans_do_not_warn(run, recwarn):
     for changes in (["privacy.epsilon=1e-12"], ["learning.rounds=100000"], ["learning.batch_size=1"]):
-        assert run("plan", "quick", "--set", *changes, "--json")[0] == 0
+        assert run("plan", "quick", "--scheme", "ota_fd", "--set", *changes, "--json")[0] == 0
     assert [str(warning.message) for warning in recwarn if "Click" not in str(warning.message)] == []
 
 
-def test_a_class_nobody_holds_is_a_warning(run):
+def test_a_class_that_no_device_holds_is_a_warning(run):
     changes = ["--set", "fleet.devices=2", "--set", "data.class_counts=[[5, 0], [5, 0]]"]
     code, out, _ = run("plan", "quick", *changes)
     assert code == 0
@@ -219,13 +232,13 @@ def test_a_pilot_writes_a_scenario_that_can_be_planned(run, small_file, tmp_path
         (["--set", "constants.source=guessed"], "constants.source"),
     ],
 )
-def test_a_pilot_refuses_bad_input_in_one_line(run, small_file, arguments, words):
+def test_a_pilot_rejects_invalid_input_in_one_line(run, small_file, arguments, words):
     code, out, err = run("pilot", small_file, *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
 
 
-def test_a_pilot_that_is_stopped_leaves_nothing(run, small_file, tmp_path, monkeypatch):
+def test_a_pilot_that_is_stopped_writes_nothing(run, small_file, tmp_path, monkeypatch):
     from airdistill.runs import piloting
 
     def stop(*_arguments):
@@ -237,7 +250,7 @@ def test_a_pilot_that_is_stopped_leaves_nothing(run, small_file, tmp_path, monke
     assert not list(tmp_path.glob("*measured*"))
 
 
-def test_run_trains_and_says_where_the_record_lies(run, small_file, tmp_path):
+def test_run_trains_and_prints_the_folder_of_the_record(run, small_file, tmp_path):
     code, out, err = run("run", small_file, "--out", tmp_path / "one", "--rounds", 3)
     assert (code, err) == (0, "")
     assert "Accuracy" in out
@@ -254,7 +267,7 @@ def test_run_trains_and_says_where_the_record_lies(run, small_file, tmp_path):
     assert json.loads(out) == summary
 
 
-def test_certify_says_what_a_run_guarantees(run, small_file, tmp_path):
+def test_certify_shows_what_a_run_guarantees(run, small_file, tmp_path):
     run("run", small_file, "--out", tmp_path / "one")
     code, out, err = run("certify", tmp_path / "one", "--second-opinion")
     assert (code, err) == (0, "")
@@ -269,7 +282,7 @@ def test_certify_says_what_a_run_guarantees(run, small_file, tmp_path):
     assert "is not a run folder" in err
 
 
-def test_a_second_run_goes_on_from_the_ledger_given(run, small_file, tmp_path):
+def test_a_second_run_continues_the_given_ledger(run, small_file, tmp_path):
     run("run", small_file, "--out", tmp_path / "one", "--set", "privacy.epsilon=4")
     code, out, _ = run("plan", small_file, "--ledger", tmp_path / "one")
     assert code == 0
@@ -304,7 +317,7 @@ def test_an_audit_that_finds_a_violation_exits_with_one(run, small_file, tmp_pat
     assert "An audit found" in (tmp_path / "paper" / "report.html").read_text()
 
 
-def test_an_audit_written_elsewhere_is_noted_where_the_run_lies(run, small_file, tmp_path):
+def test_an_audit_written_to_another_folder_is_recorded_with_the_run(run, small_file, tmp_path):
     changes = ["--set", "privacy.sensitivity=paper", "--set", "privacy.trust=receiver_noise"]
     run("run", small_file, "--out", tmp_path / "one", *changes, "--set", "learning.initial_lr=2")
     fast = ["--transcripts", 2, "--candidates", 4, "--parts", "exact"]
@@ -316,13 +329,13 @@ def test_an_audit_written_elsewhere_is_noted_where_the_run_lies(run, small_file,
     assert "is the folder of another run" in err
 
 
-def test_a_reader_that_goes_away_is_no_violation(run, small_file, tmp_path):
+def test_a_broken_pipe_is_not_reported_as_a_violation(run, small_file, tmp_path):
     assert run("run", small_file, "--out", tmp_path / "one")[0] == 0
     command = [sys.executable, "-m", "airdistill", "certify", tmp_path / "one"]
     with (tmp_path / "errors").open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
         process.stdout.close()
-        assert process.wait(timeout=60) == 141
+        assert process.wait(timeout=600) == 141
     assert (tmp_path / "errors").read_bytes() == b""
 
 
@@ -345,7 +358,7 @@ def test_a_scenario_is_audited_without_a_run(run, small_file, tmp_path):
         (["--rounds", "99"], "must lie between 1 and the plan's 6"),
     ],
 )
-def test_an_audit_that_makes_no_sense_is_one_clear_line(run, small_file, tmp_path, arguments, words):
+def test_invalid_options_of_an_audit_are_one_line(run, small_file, tmp_path, arguments, words):
     code, _, err = run("audit", small_file, *arguments, "--out", tmp_path / "audit")
     assert code == 2
     assert words in err
@@ -362,7 +375,7 @@ def test_schemes_are_listed(run):
     ]  # fmt: skip
 
 
-def test_a_scheme_of_the_users_own_is_one_file(run, small_file, tmp_path, monkeypatch):
+def test_a_users_own_scheme_is_one_file(run, small_file, tmp_path, monkeypatch):
     (tmp_path / "own_scheme_in_a_file.py").write_text(  # a name that no other test expects to be missing
         "from airdistill.schemes import Outcome, Scheme\n"
         "class Mine(Scheme):\n    name = 'mine'\n    def play(self, this):\n        return Outcome(this.learn(None))\n"
@@ -392,7 +405,7 @@ def test_a_scheme_of_the_users_own_is_one_file(run, small_file, tmp_path, monkey
         assert words in err
 
 
-def test_the_bench_measures_engines_side_by_side(run, tmp_path):
+def test_bench_measures_all_engines(run, tmp_path):
     path = tmp_path / "few.toml"
     few = load("quick", ["fleet.devices=2", "data.samples_per_device=60"])
     path.write_text(tomli_w.dumps(few.model_dump(mode="json", exclude_none=True)))
@@ -407,26 +420,49 @@ def test_the_bench_measures_engines_side_by_side(run, tmp_path):
     assert measured["sgemm_floor_seconds"] > 0
 
 
-def loaded_by(*arguments):
+def loaded_by(*commands):
+    """The names of all modules that a process has imported after these commands."""
     script = (
-        f"import sys; sys.argv = ['airdistill', *{list(arguments)!r}]\n"
-        "from airdistill.cli import main\n"
-        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "import sys\nfrom airdistill.cli import main\n"
+        f"for arguments in {[list(map(str, arguments)) for arguments in commands]!r}:\n"
+        "    sys.argv = ['airdistill', *arguments]\n"
+        "    try:\n        main()\n    except SystemExit as stop:\n        assert not stop.code, stop.code\n"
         "print('LOADED', *sys.modules, file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return set(done.stderr.split("LOADED")[1].split())
 
 
+def test_help_needs_not_even_numpy():
+    assert not loaded_by(["--help"]) & {"torch", "numpy", "scipy", "pydantic", "matplotlib"}
+
+
 def test_planning_needs_no_heavy_library():
-    assert importlib.util.find_spec("torch")  # it is there to be loaded
-    loaded = loaded_by("plan", "paper")
+    assert importlib.util.find_spec("torch")  # it is installed and could be loaded
+    loaded = loaded_by(["plan", "paper"])
     assert "numpy" in loaded
     assert not loaded & {"torch", "dp_accounting", "numba", "matplotlib", "pandas", "scipy.stats"}
 
 
-def test_help_needs_not_even_numpy():
-    assert not loaded_by("--help") & {"torch", "numpy", "scipy", "pydantic", "matplotlib"}
+def test_planning_a_scheme_needs_torch_only_to_count_parameters(small_file):
+    """Schemes that transmit gradients count the parameters of a model, which PyTorch has to build."""
+    from airdistill.schemes.registry import SCHEMES
+
+    schemes = [name for name, scheme in SCHEMES.items() if scheme.uplink != "gradient"]
+    assert {"airdistill", "ota_fd", "orthogonal_fd", "airdistill_proxy", "local_only"} <= set(schemes)
+    public = ["--set", "public.samples=10"]
+    loaded = loaded_by(*(["plan", small_file, *public, "--scheme", scheme, "--json"] for scheme in schemes))
+    assert "torch" not in loaded
+
+
+def test_certificates_and_reports_need_no_torch(run, small_file, tmp_path):
+    assert run("run", small_file, "--rounds", 2, "--out", tmp_path / "run")[0] == 0
+    with runs_in_this_process():
+        compared = ["--schemes", "ota_fd,local_only", "--rounds", 2, "--out", tmp_path / "compared"]
+        assert run("compare", small_file, *compared)[0] == 0
+    commands = [["certify", tmp_path / "run"], ["report", tmp_path / "run"], ["report", tmp_path / "compared"]]
+    assert "torch" not in loaded_by(*commands)
 
 
 def test_python_m_airdistill_is_the_command_line():
@@ -435,17 +471,7 @@ def test_python_m_airdistill_is_the_command_line():
     assert done.stderr.startswith('error: scenario = "nope"')
 
 
-def test_python_does_the_same():
-    import airdistill as ad
-
-    plan = ad.plan(ad.load("quick"))
-    assert plan.num_rounds == 60
-    assert np.isfinite(plan.convergence_gap)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = ad.nothing
-
-
-def test_a_federations_folders_are_prepared_with_noise_that_protects(run, tmp_path):
+def test_the_folders_of_a_federation_are_prepared_with_secure_noise(run, tmp_path):
     pytest.importorskip("flwr")
     from cryptography import x509
 
@@ -470,7 +496,7 @@ def test_a_federations_folders_are_prepared_with_noise_that_protects(run, tmp_pa
     assert "is not empty" in err
 
 
-def test_a_federation_without_flower_says_what_to_install(run, monkeypatch):
+def test_without_flower_an_error_says_what_to_install(run, monkeypatch):
     from airdistill.cli import federating
 
     monkeypatch.setattr(federating, "find_spec", lambda _: None)

@@ -20,6 +20,6 @@ def test_streams_of_different_keys_are_independent():
     assert np.abs(correlation - np.eye(len(keys))).max() < 5 / np.sqrt(1000)
 
 
-def test_a_stream_does_not_run_into_its_neighbour():
+def test_a_stream_does_not_overlap_with_the_next_one():
     long = stream(0, "noise", 0, 0).standard_normal(100_000)
     assert not np.isin(stream(0, "noise", 0, 1).standard_normal(100), long).any()

@@ -48,7 +48,7 @@ def test_a_quantity_becomes_its_si_value(parse, text, expected):
         (watts, "4000 dBm", "outside the range of any radio"),
     ],
 )
-def test_a_bad_quantity_is_refused_with_its_rule(parse, value, rule):
+def test_an_invalid_quantity_is_rejected_with_its_rule(parse, value, rule):
     with pytest.raises(ValueError, match=rule):
         parse(value)
 

@@ -27,10 +27,10 @@ class Picture:
 
 
 PICTURES = (
-    Picture("plan-device-level.png", ("airdistill plan device-level --plot gap.png",), "gap.png"),
+    Picture("plan-device-level.png", ("airdistill plan device-level --scheme ota_fd --plot gap.png",), "gap.png"),
     Picture(
         "plan-warehouse.png",
-        ("airdistill plan warehouse.toml --scheme airdistill --plot gap.png",),
+        ("airdistill plan warehouse.toml --plot gap.png",),
         "gap.png",
     ),
     Picture(

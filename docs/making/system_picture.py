@@ -50,7 +50,7 @@ class Watched(SCHEMES["airdistill"]):
 def last_heard(rounds: int, changes: Sequence[str] = ()) -> Reception:
     """Of the last round of a run of `quick` with three kinds of models."""
     scheme = Watched()
-    plan = ad.plan_run(ad.load("quick", [f"fleet.groups=[{GROUPS}]", *changes]), scheme.name, rounds)
+    plan = ad.plan(ad.load("quick", [f"fleet.groups=[{GROUPS}]", *changes]), scheme.name, rounds)
     simulation = Simulation(plan, scheme, ad.RunOptions())
     for _ in range(rounds):
         simulation.advance()

@@ -21,15 +21,15 @@ def test_scores_are_log_likelihood_ratios_of_the_broadcast():
     assert found[0] == 0
     for record in range(1, 40):
         klass, expected = labels[record], 0.0
-        who = np.arange(6) if klass == 0 else np.arange(5)
-        own = holds[record, who]
+        chosen = np.arange(6) if klass == 0 else np.arange(5)
+        own = holds[record, chosen]
         if own.all() or not own.any():
             assert found[record] == 0
             continue
         for t in range(3):
             if np.isnan(received[t, klass]).any():
                 continue
-            known = knowledge[who, t, klass]
+            known = knowledge[chosen, t, klass]
             spread = np.sqrt(share * known.var(axis=0, ddof=1) + noise_var[t, klass])
             without = known[~own].mean(axis=0)
             with_it = (1 - share) * without + share * known[own].mean(axis=0)
@@ -64,7 +64,7 @@ def test_a_fleet_that_broadcasts_its_members_is_detected():
 def test_shadow_fleets_are_complementary_and_of_the_requested_size(tmp_path):
     context = small_context(tmp_path, rounds=2)
     pool = pool_of(context, seed=0)
-    shares = [np.bincount(pool.labels[who], minlength=3) for who in (pool.is_member, ~pool.is_member)]
+    shares = [np.bincount(pool.labels[chosen], minlength=3) for chosen in (pool.is_member, ~pool.is_member)]
     assert shares == [pytest.approx([20, 20, 20]), pytest.approx([10, 10, 10])]
     train = {sample.tobytes() for sample in context.dataset.x_train}
     assert [sample.tobytes() in train for sample in pool.samples] == pool.is_member.tolist()
@@ -84,7 +84,7 @@ def test_unused_training_records_are_non_members(tmp_path):
     held = {context.dataset.x_train[place].tobytes() for own in context.indices for place in own}
     assert [sample.tobytes() in held for sample in pool.samples] == pool.is_member.tolist()
     assert pool.is_member.sum() == 30
-    counts = [np.bincount(pool.labels[who], minlength=3) for who in (pool.is_member, ~pool.is_member)]
+    counts = [np.bincount(pool.labels[chosen], minlength=3) for chosen in (pool.is_member, ~pool.is_member)]
     # The members' class proportions, up to whole records: class counts are public.
     assert counts[1] / counts[1].sum() == pytest.approx(counts[0] / 30, abs=1 / counts[1].sum())
 

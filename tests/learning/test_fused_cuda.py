@@ -29,7 +29,7 @@ RNG = np.random.default_rng(0)
 DATASET = Dataset(
     "noise",
     RNG.integers(0, 256, (DEVICES * SAMPLES, 16, 14)).astype(np.uint8),
-    np.sort(np.arange(DEVICES * SAMPLES) % CLASSES),  # sorted, so that devices lack classes
+    np.sort(np.arange(DEVICES * SAMPLES) % CLASSES),  # sorted: devices lack classes
     RNG.integers(0, 256, (131, 16, 14)).astype(np.uint8),
     RNG.integers(0, CLASSES, 131),
 )

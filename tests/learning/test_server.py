@@ -61,7 +61,7 @@ def test_the_same_rows_give_the_same_predictions(digits):
 def test_training_stops_after_the_epoch_with_the_best_agreement(digits, monkeypatch):
     """If the last epoch is significantly worse; here the third epoch has the best agreement."""
     samples, labels = digits
-    rows, noise, told = votes(labels, 0.05), np.full(COUNT, 0.05**2), []
+    rows, noise, progress = votes(labels, 0.05), np.full(COUNT, 0.05**2), []
     evaluated = []
 
     def agreement(_held_out, predictions):
@@ -70,9 +70,9 @@ def test_training_stops_after_the_epoch_with_the_best_agreement(digits, monkeypa
 
     monkeypatch.setattr(HeldOutRows, "agreement", agreement)
     monkeypatch.setattr(HeldOutRows, "prefers", lambda _held_out, one, other: not np.array_equal(one, other))
-    with listening(lambda *news: told.append(news)):
+    with listening(lambda *update: progress.append(update)):
         server_of(samples).read(rows, noise)
-    assert told[-3:] == [("server epochs", number, 3) for number in (1, 2, 3)]
+    assert progress[-3:] == [("server epochs", number, 3) for number in (1, 2, 3)]
     assert len(evaluated) == 20
 
 

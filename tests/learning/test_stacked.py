@@ -25,7 +25,7 @@ RNG = np.random.default_rng(0)
 DATASET = Dataset(
     "noise",
     RNG.integers(0, 256, (DEVICES * SAMPLES, 16, 14)).astype(np.uint8),
-    np.sort(np.arange(DEVICES * SAMPLES) % CLASSES),  # sorted, so that devices lack classes
+    np.sort(np.arange(DEVICES * SAMPLES) % CLASSES),  # sorted: devices lack classes
     RNG.integers(0, 256, (31, 16, 14)).astype(np.uint8),
     RNG.integers(0, CLASSES, 31),
 )
@@ -280,7 +280,7 @@ def test_a_stacked_run_gives_the_same_records(tmp_path, monkeypatch, epochs):
             RunOptions, "learning_engine", lambda self, stacked=stacked: replace(unstacked(self), stacked=stacked)
         )
         options = RunOptions(dtype="float64", chunk_samples=7, eval_every=1)
-        simulation = Simulation(ad.plan(scenario), load_scheme("ota_fd"), options)
+        simulation = Simulation(ad.plan(scenario, "ota_fd"), load_scheme("ota_fd"), options)
         assert (simulation.fleet.stacked is not None) == stacked
         runs.append(([simulation.advance() for _ in range(3)], simulation.iterate_accuracy()))
     (records, iterate), (stacked_records, stacked_iterate) = runs

@@ -142,18 +142,18 @@ def test_a_block_without_tiles_gives_identical_logits():
 def test_only_accuracy_is_computed_by_tiles(monkeypatch):
     """Transmitted predictions, on private or public samples, are computed by direct convolution."""
 
-    def refused(*_):
-        raise AssertionError("must not be called")
+    def must_not_be_called(*_):
+        raise AssertionError("not by this path")
 
     samples, fused, double = two_learners("the paper's network", 37)
     fleet, tests = (LearningFleet([fused], Engine(), public=samples), np.zeros(37, dtype=np.int64))
     with monkeypatch.context() as patched:
-        patched.setattr(FusedLearner, "approximate_logits", refused)
+        patched.setattr(FusedLearner, "approximate_logits", must_not_be_called)
         assert fleet.knowledge(for_full_batch=False)[0] == pytest.approx(double.knowledge(), abs=1e-6, nan_ok=True)
         expected = double.logits([samples.to(F64)]).softmax(dim=1).numpy()
         assert fleet.public_predictions(np.arange(37))[0] == pytest.approx(expected, abs=1e-6)
     with monkeypatch.context() as patched:
-        patched.setattr(FusedLearner, "logits", refused)
+        patched.setattr(FusedLearner, "logits", must_not_be_called)
         EvaluationSet.of(samples, tests, CLASSES, 16).evaluate(fleet, np.ones((1, CLASSES), dtype=np.int64))
 
 

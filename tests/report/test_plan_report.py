@@ -19,7 +19,7 @@ def printed(plan, width=100, **options):
 
 
 def test_the_terminal_shows_every_part_of_the_plan():
-    plan = ad.plan(ad.load("paper"))
+    plan = ad.plan("paper", "ota_fd")
     text = printed(plan)
     for words in ["Rounds", str(plan.num_rounds), "eq. (21)", str(plan.rounds.paper), "720 ms in all"]:
         assert words in text
@@ -39,19 +39,19 @@ def test_the_limiting_factor_of_a_mixed_regime_names_both():
 
 
 def test_devices_are_summarised_or_listed():
-    plan = ad.plan(ad.load("quick"))
+    plan = ad.plan("quick", "ota_fd")
     assert "median" in printed(plan)
     assert "│ 19 " in printed(plan, all_devices=True)
 
 
 def test_the_table_fits_a_terminal_of_eighty_columns():
     for name in ["paper", "quick", "paper-literal"]:
-        assert max(len(line) for line in printed(ad.plan(ad.load(name)), width=80).splitlines()) <= 80
+        assert max(len(line) for line in printed(ad.plan(name, "ota_fd"), width=80).splitlines()) <= 80
 
 
 def test_many_classes_are_summarised():
     counts = str([[1] * 40, [2] * 40])
-    text = printed(ad.plan(ad.load("quick", ["fleet.devices=2", f"data.class_counts={counts}"])))
+    text = printed(ad.plan(ad.load("quick", ["fleet.devices=2", f"data.class_counts={counts}"]), "ota_fd"))
     assert "least" in text
     assert "│ 39 " not in text
 
@@ -59,14 +59,14 @@ def test_many_classes_are_summarised():
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_the_gap_is_drawn(tmp_path, suffix, magic):
     path = tmp_path / f"gap.{suffix}"
-    plot_gap(ad.plan(ad.load("quick")), path)
+    plot_gap(ad.plan("quick", "ota_fd"), path)
     assert path.read_bytes().startswith(magic)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
 def test_the_drawing_marks_the_optimum_and_the_choice(tmp_path):
     path = tmp_path / "gap.svg"
-    plan = ad.plan(ad.load("quick"))
+    plan = ad.plan("quick", "ota_fd")
     plot_gap(plan, path)
     text = path.read_text()
     assert f"optimum, T = {plan.rounds.exact}" in text
@@ -76,4 +76,4 @@ def test_the_drawing_marks_the_optimum_and_the_choice(tmp_path):
 @pytest.mark.parametrize(("name", "rule"), [("gap.bmp", "must end in"), ("none/gap.png", "folder does not exist")])
 def test_a_figure_that_cannot_be_written_is_rejected(tmp_path, name, rule):
     with pytest.raises(InputError, match=rule):
-        plot_gap(ad.plan(ad.load("quick")), tmp_path / name)
+        plot_gap(ad.plan("quick", "ota_fd"), tmp_path / name)

@@ -152,7 +152,7 @@ def test_every_scheme_shows_antennas_participation_and_noise(tmp_path):
 
 
 def test_a_plan_with_antennas_shows_the_time_to_design_a_round():
-    rows = dict(summary_rows(ad.plan(ad.load("quick", ["radio.antennas=2", "fleet.devices=4"]))))
+    rows = dict(summary_rows(ad.plan(ad.load("quick", ["radio.antennas=2", "fleet.devices=4"]), "ota_fd")))
     assert re.search(r"designing a round took [\d.]+ m?s here", rows["Antennas"])
 
 

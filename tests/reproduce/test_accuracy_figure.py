@@ -11,7 +11,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_both_steps_run_draw_and_judge_and_a_second_call_trains_what_is_missing(tmp_path, few_digits, capsys):
+def test_both_steps_train_and_draw_and_a_second_call_trains_only_what_is_missing(tmp_path, few_digits, capsys):
     changes = [word for change in [*SMALL, f"data.dataset={few_digits}"] for word in ("--set", change)]
     command = [
         "reproduce",
@@ -37,7 +37,7 @@ def test_both_steps_run_draw_and_judge_and_a_second_call_trains_what_is_missing(
     assert (tmp_path / "fig2b.html").read_text().count("<svg") == 2
     summaries = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*/summary.json")}
     assert len(summaries) == 20
-    # Nobody is evaluated every 50 rounds, but everybody after the last round of the proposed scheme.
+    # No run is long enough for an evaluation every 50 rounds; all are evaluated at the proposed scheme's last round.
     ends = {json.loads(path.read_text())["rounds"] for path in tmp_path.glob("*/ota_fd/*/summary.json")}
     lost = tmp_path / "paper-printed" / "local_only" / "seed-0"
     rounds = (lost / "rounds.jsonl").read_bytes()
@@ -45,7 +45,7 @@ def test_both_steps_run_draw_and_judge_and_a_second_call_trains_what_is_missing(
     assert ends <= {record["round"] for record in records if "accuracy" in record}
     assert exit_code(*command, "--redraw") == 0
     assert capsys.readouterr().out == said
-    # One run is lost: a worker, in a process of its own now, trains it anew, and only it.
+    # One run is deleted: a worker, now in a separate process, trains that run and no other.
     shutil.rmtree(lost)
     assert exit_code(*command) == 0
     assert capsys.readouterr().out == said

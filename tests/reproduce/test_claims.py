@@ -1,4 +1,4 @@
-"""Verdicts on made-up results whose answer is known."""
+"""Verdicts on constructed results with a known answer."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def verdicts(**noise):
     return noise_claims(curves)
 
 
-def test_larger_everywhere_or_not():
+def test_a_claim_about_every_epsilon_needs_all_of_them():
     claims = verdicts(ota_fl=[5, 4, 3], ota_fl_fixed=[2, 2, 2])
     assert claims[0].verdict == "holds"
     assert claims[0].numbers.startswith("T optimised: larger at 3 of 3 values of ε; FL over FD 3 to 5")
@@ -63,7 +63,7 @@ def judged(tmp_path):
             for label, values in accuracies.items()
             for position, seed in enumerate(seeds)
         }
-        record = ComparisonRecord(tmp_path, Comparison("made up", arms, tuple(seeds), RunOptions()), runs, {})
+        record = ComparisonRecord(tmp_path, Comparison("constructed", arms, tuple(seeds), RunOptions()), runs, {})
         return {claim.statement.split(" (")[0]: claim for claim in accuracy_claims(record)}
 
     return judge
@@ -76,7 +76,7 @@ BASE = {
 }  # fmt: skip
 
 
-def test_intervals_decide(judged):
+def test_the_interval_decides(judged):
     found = judged(BASE)
     beats = found["The optimised T beats T = 400 in accuracy"]
     assert beats.verdict == "holds"
@@ -85,7 +85,7 @@ def test_intervals_decide(judged):
         found["The proposed scheme comes within 1 point of error-free distillation at the same round"].verdict
         == "holds"
     )
-    assert found["It gains over every device alone"].verdict == "undecided"
+    assert found["It gains over local training"].verdict == "undecided"
     assert found["It ends above error-free FedSGD"].verdict == "does not hold"
     assert found["It ends above error-free FedSGD"].numbers.endswith("−8.0 ± 2.5 points (by seed −9.0, −8.0, −7.0)")
     assert not any("own link" in statement for statement in found)
@@ -102,21 +102,21 @@ def test_two_points_below_is_not_close(judged):
     assert found[name].verdict == "does not hold"
 
 
-def test_both_on_each_others_terms(judged):
+def test_claims_on_exchanged_terms(judged):
     found = judged({**BASE, SAME_TERMS_FL: [0.3] * 3, SAME_TERMS_FD: [0.4] * 3})
     assert found["On distillation's own link, ε and δ it ends above over-the-air federated learning"].verdict == "holds"
     other = "On federated learning's link, ε and δ it ends above over-the-air federated learning"
     assert found[other].verdict == "does not hold"
 
 
-def test_least_time_counts_who_never_gets_there(judged):
+def test_least_time_counts_rivals_that_never_reach_the_accuracy(judged):
     name = "It reaches its accuracy in the least uplink time, against the federated-learning alternatives"
     slow = {"ota_fl_fixed": {"seconds": 100.0}, "fedsgd": {"seconds": 50.0}}
     found = judged(BASE, **slow)[name]
     assert found.verdict == "holds"
-    assert "ota_fl gets there in 0 of 3 seeds" in found.numbers
+    assert "ota_fl reaches the accuracy in 0 of 3 seeds" in found.numbers
     assert judged(BASE, **{**slow, "fedsgd": {"seconds": 0.5}})[name].verdict == "does not hold"
-    # There after the second of two rounds, at 1.5 times our time, but perhaps after the first already.
+    # It reaches the accuracy after the second of two rounds, at 1.5 times our time, or possibly after the first.
     assert judged(BASE, **{**slow, "fedsgd": {"seconds": 1.5}})[name].verdict == "undecided"
     alone = {label: values for label, values in BASE.items() if label != "fedsgd"}
     assert judged(alone, **{"ota_fl_fixed": {"seconds": 100.0}})[name].verdict == "undecided"

@@ -67,7 +67,7 @@ def test_a_change_may_be_toml_or_plain_text():
     assert (scenario.learning.rounds, scenario.seed) == ("paper", 4)
 
 
-def test_a_scenario_survives_being_written_and_read():
+def test_a_scenario_can_be_written_and_read():
     scenario = load("paper", ["privacy.epsilon=inf", "fleet.devices=2", "privacy.delta={values=[0.1, 0.2]}"])
     assert changed(scenario, {}) == scenario
     assert type(scenario).model_validate_json(scenario.model_dump_json()) == scenario
@@ -82,7 +82,7 @@ def test_overrides_apply_to_their_scheme_only():
     assert federated.learning.batch_size == scenario.learning.batch_size
 
 
-def test_paths_in_a_file_are_found_beside_it(scenario_file, tmp_path):
+def test_paths_in_a_file_start_at_its_folder(scenario_file, tmp_path):
     np.savez(tmp_path / "trace.npz", channel=np.ones((2, 3)))
     path = scenario_file(MINIMAL + '[radio]\ntrace = "trace.npz"\n')
     assert load(path).radio.trace == str(tmp_path / "trace.npz")
@@ -154,7 +154,7 @@ def test_paths_in_a_file_are_found_beside_it(scenario_file, tmp_path):
         ("seed=" + "[" * 5000, "--set", "deeply"),
     ],
 )
-def test_a_bad_field_is_named_with_value_and_rule(change, field, rule):
+def test_an_invalid_field_is_named_with_value_and_rule(change, field, rule):
     base = "device-level" if "transceiver" in change else "paper"
     extra = ["privacy.sensitivity=paper", "privacy.accountant=paper"] if "transceiver" in change else []
     with pytest.raises(InputError, match=rule) as caught:
@@ -171,7 +171,7 @@ def test_a_bad_field_is_named_with_value_and_rule(change, field, rule):
         ("[fleet]\n[privacy]\nepsilon = 1\ndelta = 0.1\n", "needs devices"),
     ],
 )
-def test_a_bad_file_is_refused(scenario_file, text, rule):
+def test_an_invalid_file_is_rejected(scenario_file, text, rule):
     with pytest.raises(InputError, match=rule):
         load(scenario_file(text))
 
@@ -183,7 +183,7 @@ def test_a_missing_file_names_the_presets(tmp_path):
         preset_text("none")
 
 
-def test_every_field_says_what_it_is():
+def test_every_field_has_a_description():
     from airdistill.scenario.model import Scenario
 
     def undescribed(model, path=""):
@@ -202,14 +202,14 @@ def test_the_presets_are_those_of_the_theory():
     ]  # fmt: skip
 
 
-def test_a_folder_named_as_the_embedded_data_does_not_stand_for_them(tmp_path, monkeypatch):
+def test_a_folder_with_the_name_of_the_embedded_data_is_ignored(tmp_path, monkeypatch):
     (tmp_path / "mnist").mkdir()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(as_toml(load("quick")))
     assert load("mine.toml").data.dataset == "mnist"
 
 
-def test_a_file_as_windows_editors_write_it_is_read(tmp_path):
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path):
     path = tmp_path / "marked.toml"
     path.write_text("[fleet]\ndevices = 3\n[privacy]\nepsilon = 8\ndelta = 1e-5\n", encoding="utf-8-sig")
     assert load(path).num_devices == 3

@@ -18,7 +18,7 @@ FIELDS = {field.name: field for field in scenario_fields()}
 
 
 def leaves(value, prefix=""):
-    """Names as a scenario file has them, from a loaded one: another way than through the model's fields."""
+    """The names of all fields of a loaded scenario, without the model's field definitions."""
     for key, entry in value.items():
         if isinstance(entry, dict) and key != "overrides":
             yield from leaves(entry, f"{prefix}{key}.")
@@ -28,12 +28,12 @@ def leaves(value, prefix=""):
 
 def test_no_field_is_missing():
     given = load("quick", ["public.samples=10"]).model_dump(mode="json")
-    told = [name for name in FIELDS if "[]" not in name]
-    assert told == list(leaves(given))
+    names = [name for name in FIELDS if "[]" not in name]
+    assert names == list(leaves(given))
     assert [name for name in FIELDS if "[]" in name] == ["fleet.groups[].count", "fleet.groups[].model"]
 
 
-def test_kinds_say_unit_choice_and_limits():
+def test_kinds_contain_unit_choices_and_limits():
     assert FIELDS["radio.peak_power"].kind == "W, above 0, for each device"
     assert FIELDS["radio.carrier"].kind == "Hz, above 0"
     assert FIELDS["data.partition"].kind == "one of iid, dirichlet, shards"
@@ -46,19 +46,19 @@ def test_kinds_say_unit_choice_and_limits():
 
 
 @pytest.mark.parametrize("field", FIELDS.values(), ids=lambda field: field.name)
-def test_a_default_can_be_written_as_it_is_told(field):
-    """Given as told, it changes nothing but the last digit of 5 fW."""
+def test_a_default_can_be_written_as_it_is_described(field):
+    """Written as described, it changes nothing but the last digit of 5 fW."""
     if field.default in (REQUIRED, LEFT_OUT) or "." not in field.name:
         return
     smallest = {"fleet": {"devices": 3}, "public": {}, "privacy": {"epsilon": 8, "delta": 1e-5}}
     section, key = field.name.split(".")
     given = validated(merged(smallest, parse_change(f"{field.name}={field.default}"))).model_dump(mode="json")
     left_out = validated(smallest).model_dump(mode="json")
-    told, usual = given[section][key], left_out[section][key]
-    assert told == usual or told == pytest.approx(usual, rel=1e-12)
+    written, default = given[section][key], left_out[section][key]
+    assert written == default or written == pytest.approx(default, rel=1e-12)
 
 
-def test_what_is_required_is_told():
+def test_required_fields_are_marked():
     required = [name for name, field in FIELDS.items() if field.default == REQUIRED]
     assert required == ["fleet.groups[].count", "fleet.groups[].model", "privacy.epsilon", "privacy.delta"]
 
@@ -78,12 +78,12 @@ class WithoutWords(Scenario):
 
 
 @pytest.mark.parametrize(("model", "name"), [(WithAntenna, "antenna.tilt"), (WithoutWords, "antenna")])
-def test_a_field_without_a_description_is_refused(model, name):
+def test_a_field_without_a_description_is_rejected(model, name):
     with pytest.raises(TypeError, match=f"^{name}: a field of a scenario needs a description"):
         scenario_fields(model)
 
 
-def test_sections_are_told_one_by_one():
+def test_fields_are_listed_by_section():
     assert list(fields_by_section()) == [
         "", "fleet", "data", "public", "radio", "air", "privacy", "learning", "constants",
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_sections_are_told_one_by_one():
         fields_of_section("radios")
 
 
-def test_the_command_prints_them(capsys):
+def test_the_command_prints_the_fields(capsys):
     assert exit_code("scenarios", "fields", "constants") == 0
     printed = capsys.readouterr().out
     assert "constants.loss_bound" in printed

@@ -1,7 +1,7 @@
 """Channels of 3GPP TR 38.901, drawn by Sionna: UMi, UMa and RMa cells, and the tapped delay lines TDL-A to TDL-E.
 
 Positions, line of sight, shadowing and K-factors are drawn once, for the run and the planner alike. Small-scale fading
-is drawn anew in every round. Devices are outdoors and have one vertically polarised antenna each.
+is drawn independently in every round. Devices are outdoors and have one vertically polarised antenna each.
 """
 
 from __future__ import annotations

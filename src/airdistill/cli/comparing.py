@@ -126,13 +126,13 @@ def reproduce_command(
     folder, names = out or Path("figures"), [name.strip() for name in scenarios.split(",")]
     command = "airdistill " + " ".join(sys.argv[1:])
     if figure is Figure.FIG2A:
-        claims = reproduce_fig2a(names, quick, changes or [], folder, command, silent=as_json)
+        claims = reproduce_fig2a(names, quick, changes or [], folder, command, quiet=as_json)
     elif redraw:
-        claims = redraw_fig2b(names, folder, command, silent=as_json)
+        claims = redraw_fig2b(names, folder, command, quiet=as_json)
     else:
         options = RunOptions(device, engine, tf32=tf32, eval_every=eval_every, checkpoint_every=20)
         try:
-            claims = reproduce_fig2b(names, quick, changes or [], seeds, folder, options, jobs, command, silent=as_json)
+            claims = reproduce_fig2b(names, quick, changes or [], seeds, folder, options, jobs, command, quiet=as_json)
         except KeyboardInterrupt:
             sys.stderr.write("stopped; finished rounds are saved: continue with the same command\n")
             sys.exit(130)

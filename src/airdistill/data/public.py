@@ -71,7 +71,7 @@ def _from_file(public: Public, dataset: Dataset) -> PublicSet:
     if samples.shape[1:] != dataset.x_train.shape[1:] or (samples.dtype == np.uint8) != (
         dataset.x_train.dtype == np.uint8
     ):
-        told = [f"{each.dtype} of shape {each.shape[1:]}" for each in (samples, dataset.x_train)]
-        raise InputError("public.source", public.source, f"its samples are {told[0]}, the devices' {told[1]}")
+        formats = [f"{each.dtype} of shape {each.shape[1:]}" for each in (samples, dataset.x_train)]
+        raise InputError("public.source", public.source, f"its samples are {formats[0]}, the devices' {formats[1]}")
     _check_enough(public.samples, len(samples), public.source)
     return PublicSet(samples[: public.samples])

@@ -58,8 +58,8 @@ def client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
     return app
 
 
-def _reply(message: Message, said: Record) -> Message:
-    return Message(RecordDict({"said": ConfigRecord(said)}), reply_to=message)
+def _reply(message: Message, fields: Record) -> Message:
+    return Message(RecordDict({"said": ConfigRecord(fields)}), reply_to=message)
 
 
 @contextmanager

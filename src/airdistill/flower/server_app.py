@@ -125,17 +125,17 @@ def _answer_in(reply: Message | None, device: int, round_index: int) -> Record |
         return NO_ANSWER
     if reply.has_error():
         return f"failed: {reply.error.reason}"
-    said = reply.content.config_records.get("said", ConfigRecord())
-    if (said.get("device"), said.get("round")) != (device, round_index):
-        return f"replied as device {said.get('device')!r} in round {said.get('round')!r}"
-    return dict(said)
+    fields = reply.content.config_records.get("said", ConfigRecord())
+    if (fields.get("device"), fields.get("round")) != (device, round_index):
+        return f"replied as device {fields.get('device')!r} in round {fields.get('round')!r}"
+    return dict(fields)
 
 
 def _introduction_in(reply: Message) -> Introduction | str:
     if reply.has_error():
         return f"failed: {reply.error.reason}"
-    said = reply.content.config_records.get("said", ConfigRecord())
-    device, terms = said.get("device"), said.get("terms")
+    fields = reply.content.config_records.get("said", ConfigRecord())
+    device, terms = fields.get("device"), fields.get("terms")
     if not (isinstance(device, int) and isinstance(terms, str)):
         return "a device did not send its number and its terms when it was asked to identify itself"
     return Introduction(device, terms)

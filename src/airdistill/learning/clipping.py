@@ -57,7 +57,7 @@ def gradient_norms(model: nn.Module, samples: Tensor, labels: Tensor, losses_of:
 
 @torch.no_grad()
 def check_independent_samples(model: nn.Module, samples: Tensor) -> None:
-    """Reject a model whose output for a sample depends on the rest of the batch: clipping would then bound nothing."""
+    """Reject a model whose output for a sample depends on its batch: clipping could not bound its effect."""
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise AirDistillError(
             "learning.model: batch normalisation mixes samples, and so per-sample gradients do not exist; "

@@ -98,7 +98,7 @@ class MinibatchStep:
             self._target.known.copy_(target.known)
 
     def run(self, batch: Tensor | None = None, lr: float | None = None) -> None:
-        """Make one step on this batch, with a learning rate of its own if given."""
+        """Make one step on this batch, with this learning rate if given."""
         if lr is not None:
             self._lr.fill_(lr)
         if batch is not None:

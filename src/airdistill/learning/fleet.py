@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 CPU = torch.device("cpu")
-KERNELS = ("auto", "torch", "fused")
 _KEPT_BYTES, _KEPT_BYTES_FUSED = 4 << 30, 1 << 30
 # From malloc.h of the GNU C library.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8

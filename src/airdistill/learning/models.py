@@ -113,7 +113,7 @@ def _accepted_arguments(factory: Callable[..., Any], offered: dict[str, Any]) ->
 def _check_output(
     model: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int, dtype: torch.dtype, field: str
 ) -> None:
-    """Check the output shape by one pass in evaluation mode, which draws nothing and updates no statistics."""
+    """Check the output shape by one pass in evaluation mode, without random draws and statistics."""
     model.eval()
     try:
         with torch.no_grad():

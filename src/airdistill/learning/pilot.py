@@ -109,7 +109,7 @@ class ConstantEstimator:
         return max(float(gradient_norms(self._learner.model, *chunk, self._losses_of).max()) for chunk in chunks)
 
     def _largest_jacobian_norm(self) -> float:
-        """The largest Jacobian norm over samples that are drawn anew each time."""
+        """The largest Jacobian norm over randomly selected samples."""
         samples, labels = self._learner.samples_and_labels()
         chosen = self._rng.permutation(len(labels))[:_JACOBIAN_SAMPLES]
         drawn = self._rng.standard_normal((len(chosen), self._learner.num_classes))

@@ -64,10 +64,10 @@ _ACCURACY_TEXT = (
 
 
 def reproduce_fig2a(
-    names: list[str], quick: bool, changes: list[str], folder: Path, command: str, silent: bool
+    names: list[str], quick: bool, changes: list[str], folder: Path, command: str, quiet: bool
 ) -> dict[str, list[Checked]]:
     """Reproduce Figure 2(a) of these scenarios, and return the claims by scenario."""
-    console = Console(quiet=silent)
+    console = Console(quiet=quiet)
     figures = {name: noise_figure(name, quick, changes) for name in names}
     folder.mkdir(parents=True, exist_ok=True)
     page = write_noise_page(figures, folder, command)
@@ -86,22 +86,22 @@ def reproduce_fig2b(
     options: RunOptions,
     jobs: int,
     command: str,
-    silent: bool,
+    quiet: bool,
 ) -> dict[str, list[Checked]]:
     """Reproduce Figure 2(b) of these scenarios, and return the claims by scenario and step sizes."""
     folder.mkdir(parents=True, exist_ok=True)
     with comparison_bar(Console(stderr=True)) as bar:
         figures = {name: accuracy_figure(name, quick, changes, seeds, folder, options, jobs, bar) for name in names}
-    return _written(figures, folder, command, silent)
+    return _written(figures, folder, command, quiet)
 
 
-def redraw_fig2b(names: list[str], folder: Path, command: str, silent: bool) -> dict[str, list[Checked]]:
+def redraw_fig2b(names: list[str], folder: Path, command: str, quiet: bool) -> dict[str, list[Checked]]:
     """Draw Figure 2(b) from the runs in the folder, without training."""
-    return _written({name: recorded_accuracy_figure(name, folder) for name in names}, folder, command, silent)
+    return _written({name: recorded_accuracy_figure(name, folder) for name in names}, folder, command, quiet)
 
 
-def _written(figures: dict[str, AccuracyFigure], folder: Path, command: str, silent: bool) -> dict[str, list[Checked]]:
-    console = Console(quiet=silent)
+def _written(figures: dict[str, AccuracyFigure], folder: Path, command: str, quiet: bool) -> dict[str, list[Checked]]:
+    console = Console(quiet=quiet)
     page = write_accuracy_page(figures, folder, command)
     claims = {}
     for name, figure in figures.items():

@@ -1,1 +1,1 @@
-"""The paper's figures computed anew, and its claims checked against them."""
+"""Recompute the paper's figures and check its claims against them."""

@@ -1,7 +1,8 @@
-"""The paper's statements, and those that it leaves out, each with the measurement that decides it.
+"""Check the paper's claims, and claims that it does not make, against measurements.
 
-"Does not hold" is a result like any other. Where a difference over seeds decides, its 95 % interval does: above zero it
-holds, below zero it does not, and around zero it is undecided, as it is with a single seed, which has no interval.
+A claim about a difference over seeds is decided by the 95 % interval of the difference. It holds if the interval is
+above zero, and does not hold if the interval is below zero. It is undecided otherwise, and with a single seed, which
+has no interval.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from airdistill.runs.record import RunRecord
 from airdistill.runs.results import Interval, accuracy_at, accuracy_curve, runs_of
 
 Word = Literal["holds", "does not hold", "undecided"]
-PAPER, LEFT_OUT, OURS = "the paper, Fig. 2", "left out by the paper", "this project's own"
-# "Approaches" needs a number: within one point of accuracy.
+PAPER, LEFT_OUT, OURS = "the paper, Fig. 2", "not in the paper", "this project"
+# The paper says "approaches"; we take it to mean within one point of accuracy.
 CLOSE = 0.01
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A statement, who made it, what was found, and the numbers."""
+    """A claim with its source, the verdict, and the numbers behind it."""
 
     statement: str
     source: str
@@ -36,7 +37,7 @@ class Checked:
 
 
 def noise_claims(curves: dict[str, NoiseCurve]) -> list[Checked]:
-    """Of Figure 2(a)."""
+    """Check the claims about Figure 2(a)."""
     fd, fl = curves["ota_fd"], curves["ota_fl"]
     fd_fixed, fl_fixed = curves["ota_fd_fixed"], curves["ota_fl_fixed"]
     optimised, constant = "T optimised", "T constant"
@@ -49,7 +50,7 @@ def noise_claims(curves: dict[str, NoiseCurve]) -> list[Checked]:
             "FL over FD",
         ),
         _everywhere(
-            "It does so in one unit, too: noise as it enters the gradient",
+            "It also exceeds it in one unit: noise as it enters the gradient",
             LEFT_OUT,
             {
                 optimised: (fl.gradient_noise, fd.gradient_noise),
@@ -59,7 +60,7 @@ def noise_claims(curves: dict[str, NoiseCurve]) -> list[Checked]:
             "FL over FD",
         ),
         _everywhere(
-            "It does so in one unit and on the same link",
+            "It also exceeds it in one unit and on the same link",
             LEFT_OUT,
             {
                 optimised: (curves["ota_fl_same_link"].gradient_noise, fd.gradient_noise),
@@ -76,18 +77,18 @@ def noise_claims(curves: dict[str, NoiseCurve]) -> list[Checked]:
             "constant over optimised",
         ),
         _everywhere(
-            "Sharing the air lowers the noise at every ε, against one device after the other",
+            "Superposition lowers the noise at every ε, compared with TDMA",
             LEFT_OUT,
             {constant: (curves["orthogonal_fd_fixed"].noise, fd_fixed.noise)},
             fd.epsilon,
-            "apart over shared",
+            "TDMA over superposition",
         ),
         _everywhere(
-            "Counting all noise at the receiver lowers it at every ε, against each device's own alone",
+            "Counting all noise at the receiver lowers it at every ε, compared with own noise only",
             LEFT_OUT,
             {constant: (curves["own_noise_fixed"].noise, fd_fixed.noise)},
             fd.epsilon,
-            "own over shared",
+            "own noise over all noise",
         ),
         _tracked(curves),
     ]
@@ -107,8 +108,8 @@ def _tracked(curves: dict[str, NoiseCurve]) -> Checked:
 def _everywhere(
     statement: str, source: str, pairs: dict[str, tuple[FloatArray, FloatArray]], epsilon: FloatArray, ratio_of: str
 ) -> Checked:
-    """Whether the first of each pair is the larger one at every ε."""
-    said, held = [], True
+    """Check whether the first of each pair is larger at every ε."""
+    found, held = [], True
     for name, (larger, smaller) in pairs.items():
         ratio = larger / smaller
         wins = ratio > 1
@@ -117,12 +118,12 @@ def _everywhere(
         if wins.any() and not wins.all():
             where += f" (ε from {epsilon[wins].min():.3g} to {epsilon[wins].max():.3g})"
         label = f"{name}: " if name else ""
-        said.append(f"{label}larger {where}; {ratio_of} {ratio.min():.3g} to {ratio.max():.3g}")
-    return Checked(statement, source, "holds" if held else "does not hold", "; ".join(said))
+        found.append(f"{label}larger {where}; {ratio_of} {ratio.min():.3g} to {ratio.max():.3g}")
+    return Checked(statement, source, "holds" if held else "does not hold", "; ".join(found))
 
 
 def accuracy_claims(record: ComparisonRecord) -> list[Checked]:
-    """Of Figure 2(b), for the arms that ended."""
+    """Check the claims about Figure 2(b) for the arms with finished runs."""
     labels = {arm.label for arm in record.comparison.arms}
     fixed = record.comparison.arm("ota_fd_fixed").scenario.learning.fixed_rounds
     claims = _claims(fixed)
@@ -130,7 +131,7 @@ def accuracy_claims(record: ComparisonRecord) -> list[Checked]:
 
 
 def claims_about(record: ComparisonRecord) -> list[Checked]:
-    """Those of Figure 2(b) that the arms of any comparison can decide."""
+    """Check the claims about Figure 2(b) that the arms of a comparison can decide."""
     ended = {arm.label for arm in record.comparison.arms if runs_of(record, arm.label)}
     claims = _claims(_only(_lengths(record, "ota_fd_fixed")))
     decided = [claim for claim in claims if {claim.ours, *claim.others} <= ended]
@@ -151,9 +152,9 @@ def _equally_long(record: ComparisonRecord, claim: _Claim) -> bool:
 
 @dataclass(frozen=True)
 class _Claim:
-    """That one arm is better than others: in accuracy less a margin, or, where `by` is None, in uplink time.
+    """A claim that one arm is better than others: in accuracy up to a margin, or in uplink time if `by` is None.
 
-    `equal_rounds` says whether it is about runs of the same length, or of different ones.
+    `equal_rounds` is True for a claim about runs of equal length, False for one about different lengths.
     """
 
     statement: str
@@ -184,17 +185,17 @@ def _claims(fixed: int | None = None) -> list[_Claim]:
         ),
         _Claim("It ends above over-the-air federated learning", printed, ours, ("ota_fl",), final),
         _Claim("It ends above error-free FedSGD", printed, ours, ("fedsgd",), final),
-        _Claim("It gains over every device alone (at the same round)", LEFT_OUT, ours, ("local_only",), same_round),
+        _Claim("It gains over local training (at the same round)", LEFT_OUT, ours, ("local_only",), same_round),
         _Claim(
-            "Error-free distillation gains over every device alone",
+            "Error-free distillation gains over local training",
             LEFT_OUT, "fd_error_free", ("local_only",), same_round,
         ),
-        _Claim("Sharing the air ends above one device after the other", LEFT_OUT, ours, ("orthogonal_fd",), final),
+        _Claim("Superposition ends above TDMA", LEFT_OUT, ours, ("orthogonal_fd",), final),
         _Claim(
             f"airdistill ends above the paper's design with its linear receiver, both with {constant}",
             OURS, OWN, ("ota_fd_fixed",), final, equal_rounds=True,
         ),
-        _Claim("airdistill gains over every device alone (at the same round)", OURS, OWN, ("local_only",), same_round),
+        _Claim("airdistill gains over local training (at the same round)", OURS, OWN, ("local_only",), same_round),
         _Claim(
             "On distillation's own link, ε and δ it ends above over-the-air federated learning",
             LEFT_OUT, ours, (SAME_TERMS_FL,), final, same_terms=True,
@@ -212,12 +213,12 @@ def _checked(record: ComparisonRecord, claims: list[_Claim]) -> list[Checked]:
 
 
 def final(ours: RunRecord, other: RunRecord) -> tuple[float, float]:
-    """Accuracies at each one's own end."""
+    """Return the accuracies at the end of each run."""
     return ours.summary["accuracy"]["mean"], other.summary["accuracy"]["mean"]
 
 
 def same_round(ours: RunRecord, other: RunRecord) -> tuple[float, float | None]:
-    """Accuracies after our last round; None if the other was not yet evaluated by then."""
+    """Return the accuracies after our last round; None if the other run was not evaluated before it."""
     return ours.summary["accuracy"]["mean"], accuracy_at(other, ours.summary["rounds"])
 
 
@@ -226,11 +227,11 @@ def _above(
     accuracies: Callable[[RunRecord, RunRecord], tuple[float, float | None]],
     runs: dict[str, dict[int, RunRecord]],
 ) -> Checked:
-    """Whether our accuracy is above the other's, less a margin, seed by seed."""
+    """Check whether our accuracy is above the other's minus a margin, seed by seed."""
     statement, source, ours, (other,) = claim.statement, claim.source, claim.ours, claim.others
     seeds = runs.get(ours, {}).keys() & runs.get(other, {}).keys()
     if not seeds:
-        return Checked(statement, source, "undecided", f"{ours} or {other} did not end")
+        return Checked(statement, source, "undecided", f"{ours} or {other} has no finished run")
     found = [accuracies(runs[ours][seed], runs[other][seed]) for seed in sorted(seeds)]
     pairs = np.array([pair for pair in found if pair[1] is not None], dtype=np.float64)
     if not len(pairs):
@@ -246,7 +247,7 @@ def _above(
 
 
 def _verdict(gap: Interval, least: float) -> Word:
-    if gap.half is None:  # one seed says nothing about another
+    if gap.half is None:  # one seed has no interval
         return "undecided"
     if gap.low > least:
         return "holds"
@@ -254,44 +255,45 @@ def _verdict(gap: Interval, least: float) -> Word:
 
 
 def _least_time(claim: _Claim, runs: dict[str, dict[int, RunRecord]]) -> Checked:
-    """Whether the federated-learning rivals take longer, or never get there, in every seed of two at least.
+    """Check whether the federated-learning rivals need more time, or never reach our accuracy, in two or more seeds.
 
-    A rival gets there between two evaluations: only if the earlier one is later than our end has it lost for sure.
+    A rival reaches the accuracy between two evaluations. It is slower for certain only if the earlier of the two is
+    after our end.
     """
     statement, source, ours = claim.statement, claim.source, claim.ours
-    said, verdicts = [], []
+    found, verdicts = [], []
     for rival in claim.others:
         seeds = sorted(runs.get(ours, {}).keys() & runs.get(rival, {}).keys())
         if not seeds:
-            return Checked(statement, source, "undecided", f"{ours} or {rival} did not end")
+            return Checked(statement, source, "undecided", f"{ours} or {rival} has no finished run")
         spans = [_relative_time(runs[ours][seed], runs[rival][seed]) for seed in seeds]
-        lost = all(low > 1 for low, _ in spans)
-        won = any(high <= 1 for _, high in spans)
-        verdicts.append("does not hold" if won else "holds" if lost and len(seeds) > 1 else "undecided")
+        slower = all(low > 1 for low, _ in spans)
+        faster_once = any(high <= 1 for _, high in spans)
+        verdicts.append("does not hold" if faster_once else "holds" if slower and len(seeds) > 1 else "undecided")
         reached = [high for _, high in spans if np.isfinite(high)]
         least = min(low for low, _ in spans)
         times = f", in {least:.3g} to {max(reached):.3g} times our time" if reached else ""
-        said.append(f"{rival} gets there in {len(reached)} of {len(seeds)} seeds{times}")
+        found.append(f"{rival} reaches the accuracy in {len(reached)} of {len(seeds)} seeds{times}")
     level = Interval.of([run.summary["accuracy"]["mean"] for run in runs[ours].values()])
-    said.append(f"the accuracy is {100 * level.mean:.1f} %")
+    found.append(f"the accuracy is {100 * level.mean:.1f} %")
     order: tuple[Word, ...] = ("does not hold", "undecided", "holds")
-    return Checked(statement, source, next(word for word in order if word in verdicts), "; ".join(said))
+    return Checked(statement, source, next(word for word in order if word in verdicts), "; ".join(found))
 
 
 def _relative_time(ours: RunRecord, rival: RunRecord) -> tuple[float, float]:
-    """Between which multiples of our uplink time a rival first reaches our accuracy."""
+    """Return the multiples of our uplink time between which a rival first reaches our accuracy."""
     low, high = seconds_to(rival, ours.summary["accuracy"]["mean"])
     return low / ours.summary["uplink_seconds"], high / ours.summary["uplink_seconds"]
 
 
 def seconds_to(run: RunRecord, accuracy: float) -> tuple[float, float]:
-    """Between which uplink times an accuracy is first reached, as far as evaluations tell; infinite if never."""
-    rounds, seen = accuracy_curve(run)
+    """Return the uplink times of the two evaluations between which an accuracy is first reached; infinite if never."""
+    rounds, measured = accuracy_curve(run)
     seconds_a_round = run.summary["uplink_seconds"] / run.summary["rounds"]
-    there = np.flatnonzero(seen >= accuracy)
-    if not len(there):
+    reached = np.flatnonzero(measured >= accuracy)
+    if not len(reached):
         return float("inf"), float("inf")
-    first = there[0]
-    # After the evaluation before it, or after the first round.
+    first = reached[0]
+    # At the earliest after the evaluation before it, or after the first round.
     earliest = rounds[first - 1] if first else 1.0
     return float(earliest * seconds_a_round), float(rounds[first] * seconds_a_round)

@@ -1,4 +1,4 @@
-"""The two figures: what each needs, computed and kept in one folder."""
+"""Compute the data and the claims of the paper's two figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NoiseFigure:
 
 
 def noise_figure(name: str, quick: bool, changes: list[str]) -> NoiseFigure:
-    """Seconds, for nothing is trained."""
+    """Compute Figure 2(a) of a scenario. This takes seconds because nothing is trained."""
     scenario = figure_scenario(name, "printed", quick, changes)
     curves = noise_curves(scenario)
     return NoiseFigure(scenario, curves, noise_claims(curves))
@@ -50,7 +50,7 @@ def accuracy_figure(
     jobs: int,
     on_progress: OnProgress,
 ) -> AccuracyFigure:
-    """Trains what is not there yet; the same call goes on where one was stopped."""
+    """Train the runs that the folder does not hold yet. Repeating a stopped call resumes it."""
     for step in STEPS:
         scenario = with_absolute_paths(figure_scenario(name, step, quick, changes))
         comparison = _comparison(f"{name}-{step}", scenario, step, seeds, options.resolved())
@@ -59,7 +59,7 @@ def accuracy_figure(
 
 
 def _comparison(name: str, scenario: Scenario, step: str, seeds: int, options: RunOptions) -> Comparison:
-    """Everybody is evaluated after the rounds that the proposed scheme ends with, too: there it is compared."""
+    """Build the comparison. All schemes are also evaluated at the last round of the proposed scheme."""
     numbers = tuple(range(scenario.seed, scenario.seed + seeds))
     planned = [plan_run(changed(scenario, {"seed": seed}), PROPOSED) for seed in numbers]
     ends = {plan.num_rounds for plan in planned}
@@ -68,6 +68,6 @@ def _comparison(name: str, scenario: Scenario, step: str, seeds: int, options: R
 
 
 def recorded_accuracy_figure(name: str, out: Path) -> AccuracyFigure:
-    """From what a folder holds, without training."""
+    """Read the figure from the runs in a folder, without training."""
     records = {step: ComparisonRecord.read(out / f"{name}-{step}") for step in STEPS}
     return AccuracyFigure(name, records, {step: accuracy_claims(record) for step, record in records.items()})

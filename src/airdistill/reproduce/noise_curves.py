@@ -1,7 +1,8 @@
-"""Figure 2(a): the noise of what the server receives, against the privacy that every device asks for.
+"""Figure 2(a): the noise of the received payload against the target ε of every device.
 
-No training: only the planner. Raw, as the paper plots it, Φ2 of knowledge and Φ of a gradient are not in one unit:
-noise of knowledge enters the gradient times 2γL2, so that its variance counts (2γL2)² times there.
+The curves come from the planner, without training. The raw quantities that the paper plots, Φ2 of knowledge and Φ of a
+gradient, have different units: noise of knowledge enters the gradient multiplied by 2γL2, and so its variance is
+multiplied by (2γL2)².
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ EPSILONS = np.geomspace(1e-3, 1e2, 26)
 
 @dataclass(frozen=True)
 class NoiseCurve:
-    """Noise at every ε `[epsilon]`: T, Φ as it is, and Φ in units of the gradient; T̂, and how often privacy binds."""
+    """At every ε, `[epsilon]`: T, raw Φ, Φ in units of the gradient, T̂, and the share of rows that privacy limits."""
 
     label: str
     epsilon: FloatArray
@@ -41,7 +42,7 @@ class NoiseCurve:
 
 
 def noise_curves(scenario: Scenario) -> dict[str, NoiseCurve]:
-    """The paper's four curves, the same on one link for all, noise that is not shared, and our own answer; by label."""
+    """Return, by label, the paper's four curves, those on one common link, TDMA, own noise only, and `airdistill`."""
     one_link = on_fd_terms(scenario)
     own_noise = changed(scenario, {"privacy": {"trust": "own_noise"}})
     wanted = {
@@ -63,14 +64,14 @@ def _at_fixed_rounds(scenario: Scenario) -> Scenario:
 
 
 def noise_curve(label: str, scheme: str, scenario: Scenario, epsilons: FloatArray = EPSILONS) -> NoiseCurve:
-    """One scheme over the grid of ε, with ε_i = ε and δ_i = 1e-11 for all devices."""
+    """Plan one scheme over the grid of ε, with ε_i = ε and δ_i = 1e-11 for all devices."""
     chosen = load_scheme(scheme)
     adapted = as_run_by(chosen, scenario)
     size = num_parameters(adapted) if chosen.payload.needs_model_size else None
     channels = planning_draws(adapted)
     fleet, points = realise_fleet(adapted), []
     for epsilon in epsilons:
-        sent = choose_uplink(adapted, _asking(fleet, float(epsilon), adapted), chosen.uplink_kind, size, channels)
+        sent = choose_uplink(adapted, _with_target(fleet, float(epsilon), adapted), chosen.uplink_kind, size, channels)
         points.append(_point(gap_objective(adapted, sent, channels), adapted, channels))
     rounds, noise, limited, binds = np.array(points).T
     constants = LearningConstants.of_scenario(adapted)
@@ -79,14 +80,14 @@ def noise_curve(label: str, scheme: str, scenario: Scenario, epsilons: FloatArra
     return NoiseCurve(label, np.asarray(epsilons), rounds, noise, factor * noise, limited, binds)
 
 
-def _asking(fleet: RealisedFleet, epsilon: float, scenario: Scenario) -> RealisedFleet:
-    """The same fleet if every device asked for this ε."""
+def _with_target(fleet: RealisedFleet, epsilon: float, scenario: Scenario) -> RealisedFleet:
+    """Return the same fleet with this target ε for every device."""
     asked, delta = np.full(fleet.num_devices, epsilon), np.full(fleet.num_devices, DELTA)
     return replace(fleet, epsilon=asked, delta=delta, mu=target_mu(asked, delta, scenario.privacy.accountant))
 
 
 def _point(objective: GapObjective, scenario: Scenario, channels: ComplexArray) -> tuple[float, float, float, float]:
-    """T, a device's mean Φ below the outage (or what a receiver leaves of it), T̂, and how often privacy binds."""
+    """Return T, the mean Φ of a device below the outage (after its receiver), T̂, and the share that privacy limits."""
     uplink, asked = objective.uplink, scenario.learning.rounds
     num_rounds = asked if isinstance(asked, int) else objective.best_rounds(scenario.learning.max_rounds)
     noise = objective.squared_error(num_rounds)
@@ -95,7 +96,7 @@ def _point(objective: GapObjective, scenario: Scenario, channels: ComplexArray) 
 
 
 def curves_as_rows(curves: dict[str, NoiseCurve]) -> Iterator[list[str | float]]:
-    """For a CSV file, its heading first."""
+    """Yield the rows of a CSV file, the heading first."""
     names = ("epsilon", "rounds", "noise", "gradient_noise", "privacy_limited_rounds", "privacy_binds")
     yield ["curve", *names]
     for curve in curves.values():

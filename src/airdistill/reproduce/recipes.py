@@ -1,4 +1,7 @@
-"""What the figures are made of: which scenarios, which step sizes, which schemes on whose terms."""
+"""The recipes of the figures: scenarios, step sizes and schemes.
+
+A scheme "on the terms of" another has the link, ε and δ of the other.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +21,31 @@ SAME_TERMS_FL, SAME_TERMS_FD = "ota_fl_on_fd_terms", "ota_fd_on_fl_terms"
 
 @dataclass(frozen=True)
 class StepSizes:
-    """η0 of knowledge schemes, of over-the-air gradients (clipped) and of FedSGD (not clipped)."""
+    """Initial step sizes η0 of distillation, of over-the-air gradients (clipped) and of FedSGD (not clipped)."""
 
     knowledge: float
     ota_fl: float
     fedsgd: float
 
 
-# The best of a grid on a seed of its own, error-free or with the paper's privacy: docs/results.md has the grid.
+# The best of a grid on a separate seed, error-free or with the paper's privacy.
 TUNED = {
     "paper": StepSizes(knowledge=0.1, ota_fl=10.0, fedsgd=1.0),
     "paper-literal": StepSizes(knowledge=0.3, ota_fl=10.0, fedsgd=1.0),
 }
 STEPS = ("printed", "tuned")
-# Rounds after which distillation with tuned steps gains no more: its plan would run into max_rounds.
+# Distillation with tuned steps gains nothing after this many rounds; its plan would reach max_rounds.
 _SETTLED = 100
 _QUICK = {"devices": 20, "samples": 60, "max_rounds": 40, "fixed_rounds": 60}
 
 
 def figure_scenario(name: str, step: str, quick: bool, changes: list[str]) -> Scenario:
-    """The scenario of a figure, with its step sizes as printed or tuned, at full size or small."""
+    """Return the scenario of a figure, with printed or tuned step sizes, at full or reduced size."""
     if name not in FIGURE_SCENARIOS:
         raise InputError("--scenarios", name, f"must be one of {', '.join(FIGURE_SCENARIOS)}")
     scenario = load(name, changes)
     if scenario.learning.rounds != "optimal":
-        raise InputError("learning.rounds", scenario.learning.rounds, "the figures optimise T, and set it, themselves")
+        raise InputError("learning.rounds", scenario.learning.rounds, "the figures optimise T; leave the field out")
     if step == "tuned":
         scenario = changed(scenario, _step_sizes(TUNED[name]))
     return scaled_down(scenario) if quick else scenario
@@ -59,7 +62,7 @@ def _step_sizes(tuned: StepSizes) -> dict[str, Any]:
 
 
 def scaled_down(scenario: Scenario) -> Scenario:
-    """Fewer devices, samples and rounds. ε grows by as much as the data shrinks: a round costs about as much noise."""
+    """Reduce devices, samples and rounds. ε grows as the data shrinks, and so a round needs about the same noise."""
     samples = scenario.data.samples_per_device
     if samples is None or samples.kind != "same":
         raise InputError("data.samples_per_device", samples, "--quick needs one number for all devices")
@@ -75,7 +78,7 @@ def scaled_down(scenario: Scenario) -> Scenario:
 
 
 def _times(factor: float, scenario: Scenario) -> float | list[float]:
-    """A scenario's ε so many times as large: one for all devices, or a range."""
+    """Multiply a scenario's ε, which is one number or a range."""
     epsilon = scenario.privacy.epsilon
     if epsilon.kind == "list":
         raise InputError("privacy.epsilon", "a list", "--quick needs one number or a range")
@@ -84,10 +87,10 @@ def _times(factor: float, scenario: Scenario) -> float | list[float]:
 
 
 def accuracy_arms(scenario: Scenario, step: str, baseline_rounds: int) -> tuple[Arm, ...]:
-    """The paper's systems, our own, what the paper leaves out, and with tuned steps both sides on each other's terms.
+    """Return the paper's schemes, `airdistill` and further baselines; with tuned steps also both on each other's terms.
 
-    Every device passes once over its samples a round in all of them. What has no privacy to plan for runs for
-    `baseline_rounds`. On the other's terms nobody's printed step size was meant.
+    In all arms each device passes over its samples once a round. Arms without privacy run for `baseline_rounds`. The
+    printed step sizes were not meant for the other scheme's terms.
     """
     arms = (
         Arm.of(PROPOSED, scenario),
@@ -111,13 +114,13 @@ def accuracy_arms(scenario: Scenario, step: str, baseline_rounds: int) -> tuple[
 
 
 def on_fd_terms(scenario: Scenario) -> Scenario:
-    """Federated learning with distillation's link and privacy: of its overrides only what it learns with is left."""
+    """Give federated learning the link and privacy of distillation; of its overrides only the learning ones remain."""
     own = scenario.overrides.get("ota_fl", {})
     kept = {"ota_fl": {"learning": own["learning"]}} if "learning" in own else {}
     return scenario.model_copy(update={"overrides": kept})
 
 
 def on_fl_terms(scenario: Scenario) -> Scenario:
-    """Distillation with federated learning's link and privacy."""
+    """Give distillation the link and privacy of federated learning."""
     own = scenario.overrides.get("ota_fl", {})
     return changed(scenario, {section: own[section] for section in ("radio", "privacy") if section in own})

@@ -103,7 +103,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now, drawn at random so that two callers get different ones."""
+    """A port of the loopback interface that is free now, drawn at random because two callers may look at once."""
     while True:
         port = secrets.choice(_SERVER_PORTS)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
