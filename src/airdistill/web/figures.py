@@ -1,9 +1,4 @@
-"""What all pictures on the page have in common.
-
-A plan in pictures that answer to the pointer.
-
-A run in pictures, as far as it has come.
-"""
+"""Interactive figures of plans, runs and comparisons."""
 
 from __future__ import annotations
 
@@ -15,18 +10,19 @@ import numpy as np
 import plotly.graph_objects as go
 
 from airdistill.planning.plan import Plan
-from airdistill.report.drawing import looks_for
+from airdistill.report.drawing import BLUE, GREEN, GREY, ORANGE, RED, SKY, looks_for
 from airdistill.report.plan_figure import gap_curve, shows_choice
-from airdistill.report.words import number
+from airdistill.report.wording import number
 from airdistill.runs.record import RunRecord
-from airdistill.schemes.base import BLUE, GREEN, GREY, ORANGE, RED, SKY
 
-METRIC_PX = 170  # two of them stand beside each other on a phone
 CHART: dict[str, Any] = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
+_MOST_BARS = 30  # more classes than this are drawn as a line
+_FEW_ROUNDS = 12  # up to this many, each round has a tick
+_DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 
 
 def new_figure(height: int = 330) -> go.Figure:
-    """Narrow margins, the legend below: there is room on a phone, too."""
+    """An empty figure with narrow margins and the legend below, which fits on a phone."""
     return go.Figure(
         layout={
             "height": height,
@@ -37,16 +33,13 @@ def new_figure(height: int = 330) -> go.Figure:
     )
 
 
-_MOST_BARS = 30
-
-
 def gap_figure(plan: Plan) -> go.Figure:
-    """ΣΩ against T, the optimum, and the plan's own T if it is another."""
+    """The convergence gap ΣΩ against T, with the optimum and, if it differs, the plan's T."""
     curve, best = gap_curve(plan), plan.rounds.exact
     figure = new_figure()
     figure.add_scatter(x=curve.num_rounds, y=curve.gaps, name="gap ΣΩ", line={"color": BLUE, "width": 3})
     figure.add_scatter(
-        x=curve.num_rounds, y=curve.without_noise, name="without any noise", line={"color": ORANGE, "dash": "dash"}
+        x=curve.num_rounds, y=curve.without_noise, name="without noise", line={"color": ORANGE, "dash": "dash"}
     )
     figure.add_scatter(
         x=[best], y=[curve.gap_at(best)], name=f"optimum, T = {best}", mode="markers",
@@ -63,18 +56,18 @@ def gap_figure(plan: Plan) -> go.Figure:
 
 
 def noise_figure(plan: Plan) -> go.Figure:
-    """Noise variance per entry of every class: what privacy requires, and what is got."""
+    """Required and achieved noise variance per entry of every class."""
     figure, forecast = new_figure(), plan.forecast
     names = [str(row) for row in range(len(forecast.required_noise_var))]
     for values, name, colour in [
         (forecast.required_noise_var, "required by privacy", ORANGE),
-        (forecast.effective_noise_var, "got", BLUE),
+        (forecast.effective_noise_var, "achieved", BLUE),
     ]:
         if len(names) <= _MOST_BARS:
             figure.add_bar(x=names, y=values, name=name, marker={"color": colour})
         else:
             figure.add_scatter(x=names, y=values, name=name, line={"color": colour})
-    rows = plan.uplink.payload.row_name
+    rows = "class" if plan.uplink.payload == "knowledge" else "vector"
     figure.update_xaxes(title=rows, type="category")
     positive = bool((forecast.effective_noise_var > 0).any())
     figure.update_yaxes(type="log" if positive else "linear", title="noise variance per entry", exponentformat="power")
@@ -82,7 +75,7 @@ def noise_figure(plan: Plan) -> go.Figure:
 
 
 def epsilon_figure(plan: Plan) -> go.Figure | None:
-    """The worst device's ε at the end under every sensitivity model, and what was asked; None if none is finite."""
+    """The worst device's ε at the end under every sensitivity model, and the target; None if no ε is finite."""
     declared = plan.scenario.privacy.sensitivity
     worst = {model: float(np.max(values)) for model, values in plan.epsilon_by_model.items()}
     finite = {model: value for model, value in worst.items() if np.isfinite(value) and value > 0}
@@ -99,59 +92,56 @@ def epsilon_figure(plan: Plan) -> go.Figure | None:
         name="ε of the worst device",
         showlegend=False,
     )
-    asked = float(plan.fleet.epsilon.max())
-    if np.isfinite(asked):
-        figure.add_vline(x=asked, line={"color": RED, "dash": "dot"})
-        # On a logarithmic axis a note's place is its logarithm.
-        words = f" asked at most {number(asked)}"
-        figure.add_annotation(x=math.log10(asked), y=1.12, yref="paper", text=words, showarrow=False, xanchor="left")
+    target = float(plan.fleet.epsilon.max())
+    if np.isfinite(target):
+        figure.add_vline(x=target, line={"color": RED, "dash": "dot"})
+        # Plotly places an annotation on a logarithmic axis by the logarithm.
+        note = f" target at most {number(target)}"
+        figure.add_annotation(x=math.log10(target), y=1.12, yref="paper", text=note, showarrow=False, xanchor="left")
     figure.update_xaxes(type="log", title="ε of the worst device at the end", exponentformat="power")
     figure.update_yaxes(autorange="reversed")
     return figure
 
 
-_FEW_ROUNDS = 12  # of so many each has its mark on the axis
-
-
 def accuracy_figure(record: RunRecord, num_rounds: int) -> go.Figure:
-    """Mean over devices, with the span from the worst to the best."""
+    """Mean accuracy over devices, with the range from the worst to the best."""
     lines = [line for line in record.rounds if "accuracy" in line]
     rounds = [line["round"] for line in lines]
-    spans = {name: [100 * line["accuracy"][name] for line in lines] for name in ("mean", "worst", "best")}
+    accuracy = {name: [100 * line["accuracy"][name] for line in lines] for name in ("mean", "worst", "best")}
     figure = new_figure()
     edge = {"mode": "lines", "line": {"width": 0, "color": SKY}}
-    figure.add_scatter(x=rounds, y=spans["best"], **edge, showlegend=False, name="best device")
+    figure.add_scatter(x=rounds, y=accuracy["best"], **edge, showlegend=False, name="best device")
     figure.add_scatter(
-        x=rounds, y=spans["worst"], **edge, fill="tonexty", name="worst to best device",
+        x=rounds, y=accuracy["worst"], **edge, fill="tonexty", name="worst to best device",
         fillcolor="rgba(86,180,233,0.25)",
     )  # fmt: skip
     figure.add_scatter(
-        x=rounds, y=spans["mean"], mode="lines+markers", name="mean over devices", line={"color": BLUE, "width": 3}
+        x=rounds, y=accuracy["mean"], mode="lines+markers", name="mean over devices", line={"color": BLUE, "width": 3}
     )
-    _count_rounds(figure, num_rounds)
+    _set_round_axis(figure, num_rounds)
     figure.update_yaxes(title="test accuracy (%)")
     return figure
 
 
 def privacy_figure(record: RunRecord, plan: Plan) -> go.Figure | None:
-    """The worst device's ε so far, against what was asked; None where nothing is hidden or nothing sent."""
-    told = [(line["round"], line["epsilon_spent"]) for line in record.rounds if line["epsilon_spent"]]
-    if not told:
+    """The worst device's ε so far, and the target; None if the run spends no ε that can be drawn."""
+    points = [(line["round"], line["epsilon_spent"]) for line in record.rounds if line["epsilon_spent"]]
+    if not points:
         return None
     figure = new_figure()
-    rounds, spent = zip(*told, strict=True)
+    rounds, spent = zip(*points, strict=True)
     figure.add_scatter(x=rounds, y=spent, name="ε spent, worst device", line={"color": GREEN, "width": 3})
     low, high = float(plan.fleet.epsilon.min()), float(plan.fleet.epsilon.max())
     if np.isfinite(high):
-        words = f"asked {number(high)}" if low == high else f"asked: {number(low)} to {number(high)}, by device"
-        figure.add_hline(y=high, line={"color": RED, "dash": "dot"}, annotation_text=words)
-    _count_rounds(figure, plan.num_rounds)
+        note = f"target {number(high)}" if low == high else f"targets: {number(low)} to {number(high)}, by device"
+        figure.add_hline(y=high, line={"color": RED, "dash": "dot"}, annotation_text=note)
+    _set_round_axis(figure, plan.num_rounds)
     figure.update_yaxes(title=f"ε ({plan.scenario.privacy.sensitivity})", rangemode="tozero")
     return figure
 
 
 def run_noise_figure(record: RunRecord) -> go.Figure | None:
-    """Squared error per entry of what was received, predicted and measured, and of what was broadcast."""
+    """Squared error per entry: received, as predicted and as measured, and broadcast; None before the first round."""
     lines = [line for line in record.rounds if "measured_noise_var" in line]
     if not lines:
         return None
@@ -164,12 +154,12 @@ def run_noise_figure(record: RunRecord) -> go.Figure | None:
         if lines[-1].get(key) is not None:
             means = [_mean(line.get(key)) for line in lines]
             figure.add_scatter(x=[line["round"] for line in lines], y=means, name=name, line=style)
-    _count_rounds(figure, len(record.rounds))
+    _set_round_axis(figure, len(record.rounds))
     figure.update_yaxes(title="squared error per entry", type="log", exponentformat="power")
     return figure
 
 
-def _count_rounds(figure: go.Figure, num_rounds: int) -> None:
+def _set_round_axis(figure: go.Figure, num_rounds: int) -> None:
     few = {"dtick": 1} if num_rounds <= _FEW_ROUNDS else {}
     figure.update_xaxes(title="round", range=[0, num_rounds + 0.5], tickformat="d", **few)
 
@@ -179,8 +169,8 @@ def _mean(values: list[float | None] | None) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def knowledge_figure(table: list[list[float | None]], largest: float) -> go.Figure:
-    """One table of classes by classes; all of a round have the same colours, from 0 to the largest ideal entry."""
+def class_table_figure(table: list[list[float | None]], largest: float) -> go.Figure:
+    """A heat map of a table of classes by classes, with colours from 0 to `largest`, which all tables share."""
     figure = new_figure(height=310)
     classes = [str(label) for label in range(len(table))]
     figure.add_heatmap(
@@ -192,21 +182,21 @@ def knowledge_figure(table: list[list[float | None]], largest: float) -> go.Figu
     return figure
 
 
-def off_by(tables: dict[str, Any], name: str) -> float:
-    """Root mean square of what an entry is away from the ideal."""
+def rms_error(tables: dict[str, Any], name: str) -> float:
+    """Root mean square difference between the entries of a table and the ideal ones."""
     ideal, other = (np.array(tables[key], dtype=np.float64) for key in ("ideal", name))
     difference = (other - ideal)[np.isfinite(ideal) & np.isfinite(other)]
     return float(np.sqrt((difference**2).mean())) if difference.size else float("nan")
 
 
 def curves_figure(curves: dict[str, Any], against: str) -> go.Figure:
-    """Accuracies of several arms against "rounds" or uplink "seconds", with 95 % bands where there are seeds enough."""
+    """Accuracies of several arms against "rounds" or uplink "seconds", with 95 % bands if there are enough seeds."""
     figure, looks = new_figure(height=420), looks_for(list(curves))
     for label, curve in curves.items():
         x, look = getattr(curve, against), looks[label]
-        label = escape(label, quote=False)  # Plotly reads tags, and a folder can bear any name
+        label = escape(label, quote=False)  # Plotly interprets tags, and a folder can have any name
         line = {"color": look.colour, "dash": _DASHES[look.line], "width": 2.5}
-        if against == "seconds" and x[-1] == 0:  # who sends nothing is a level line
+        if against == "seconds" and x[-1] == 0:  # a scheme that does not transmit is a horizontal line
             figure.add_hline(y=100 * curve.mean[-1], line=line, annotation_text=label)
             continue
         if (curve.high > curve.low).any():
@@ -222,6 +212,3 @@ def curves_figure(curves: dict[str, Any], against: str) -> go.Figure:
         figure.update_xaxes(type="log", tickformat="~s", dtick="D2", ticksuffix="s")
     figure.update_yaxes(title="test accuracy, mean over devices (%)")
     return figure
-
-
-_DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
