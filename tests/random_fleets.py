@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payloads import ClassMeans
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
 
 DYNAMICS = TrajectoryDynamics(0.01, 1.0, 1.0, 1.0)
@@ -61,8 +61,8 @@ def random_fleet(seed: int) -> RandomFleet:
 fleets = st.integers(0, 10**9).map(random_fleet)
 
 
-def uplink_of(fleet: RandomFleet, trust: str, **choices) -> KnowledgeUplink:
+def uplink_of(fleet: RandomFleet, trust: str, **choices) -> SuperposedUplink:
     unknown = np.full(len(fleet.mu), np.nan)  # ε and δ are in μ already
     realised = RealisedFleet(fleet.class_counts, fleet.peak_power_w, unknown, unknown, fleet.mu)
     shared = ClassMeans(realised, choices.pop("model", fleet.model), False, DYNAMICS)
-    return KnowledgeUplink(realised, fleet.channel_noise_var, trust, shared, **choices)
+    return SuperposedUplink(realised, fleet.channel_noise_var, trust, shared, **choices)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airdistill.files import write_whole
-from airdistill.report.drawing import GREY, LOOKS, new_figure, rendered
+from airdistill.report.drawing import LOOKS, new_figure, rendered
+from airdistill.schemes.base import GREY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,7 +21,7 @@ import airdistill as ad
 from airdistill.data import load_dataset
 from airdistill.files import write_whole
 from airdistill.radio import Reception
-from airdistill.report.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
+from airdistill.schemes.base import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import SCHEMES, Outcome, Round
 

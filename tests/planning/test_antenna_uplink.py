@@ -13,7 +13,7 @@ from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payloads import ClassMeans
 from airdistill.planning.plan import Plan, plan
 from airdistill.planning.transceiver.common_noise import best_cover
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.uplinks import release_of
 from airdistill.planning.what_if.steps import antenna_what_if
 from airdistill.privacy.targets import spent_squared_mu
@@ -100,7 +100,7 @@ def test_the_cover_is_the_least_by_a_linear_programme():
 
 def test_one_antenna_is_the_uplink_that_always_was(tmp_path):
     scenario = small_scenario(tmp_path, "radio.antennas=1")
-    assert type(plan(scenario).uplink) is KnowledgeUplink
+    assert type(plan(scenario).uplink) is SuperposedUplink
     assert channel_source(scenario).round_channel(2).shape == (3,)
 
 

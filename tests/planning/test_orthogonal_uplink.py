@@ -7,7 +7,7 @@ from random_fleets import TRUSTS, random_fleet
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payloads import ClassMeans
 from airdistill.planning.transceiver.design import design_round
-from airdistill.planning.transceiver.tdma import OrthogonalUplink
+from airdistill.planning.transceiver.tdma import TdmaUplink
 from airdistill.privacy.sensitivity import TrajectoryDynamics, aggregation_weights, required_noise_var
 
 DYNAMICS = TrajectoryDynamics(0.05, 10.0, 2.0, 4.0)
@@ -15,7 +15,7 @@ DYNAMICS = TrajectoryDynamics(0.05, 10.0, 2.0, 4.0)
 
 def uplink_of(fleet, trust):
     realised = RealisedFleet(fleet.class_counts, fleet.peak_power_w, fleet.mu, fleet.mu, fleet.mu)
-    return OrthogonalUplink(
+    return TdmaUplink(
         realised, fleet.channel_noise_var, trust, ClassMeans(realised, fleet.model, False, DYNAMICS)
     )
 
@@ -66,7 +66,7 @@ def test_sharing_saves_as_many_times_the_noise_as_there_are_alike_devices():
     """Privacy-limited and all alike: together max_i req, apart Σ_i req."""
     counts, mu, devices = np.full((6, 3), 20), np.full(6, 0.3), 6
     realised = RealisedFleet(counts, np.full(6, 1e9), mu, mu, mu)
-    apart = OrthogonalUplink(realised, 1.0, "receiver_noise", ClassMeans(realised, "device", False, DYNAMICS))
+    apart = TdmaUplink(realised, 1.0, "receiver_noise", ClassMeans(realised, "device", False, DYNAMICS))
     together = design_round(counts, np.ones(6), 1e9, 1.0, apart.required(10), "receiver_noise")
     ratio = apart.design(np.ones(6), 10, 1).effective_noise_var / together.effective_noise_var
     assert ratio == pytest.approx(np.full(3, devices))

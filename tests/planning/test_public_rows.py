@@ -13,7 +13,7 @@ from airdistill.errors import InputError
 from airdistill.planning.fleet import RealisedFleet, realise_fleet
 from airdistill.planning.payloads import PublicPredictions
 from airdistill.planning.plan import Plan, plan
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.uplinks import public_rows
 from airdistill.planning.what_if.public_set import affordable_rounds, public_set_what_if
 from airdistill.privacy.gaussian import gaussian_epsilon, gaussian_mu
@@ -23,7 +23,7 @@ from airdistill.scenario import load
 def uplink_of(fleet, trust, samples=12, answers=5, **choices):
     unknown = np.full(len(fleet.mu), np.nan)
     realised = RealisedFleet(fleet.class_counts, fleet.peak_power_w, unknown, unknown, fleet.mu)
-    return KnowledgeUplink(
+    return SuperposedUplink(
         realised, fleet.channel_noise_var, trust, PublicPredictions(realised, samples, answers), **choices
     )
 
@@ -56,7 +56,7 @@ def test_the_noise_of_the_theory_page():
     mu = gaussian_mu(8.0, 1e-5)
     fleet = RealisedFleet(np.ones((50, 10)), np.full(50, 1e30), np.full(50, 8.0), np.full(50, 1e-5), np.full(50, mu))
     for answers, deviation in [(3000, math.sqrt(2 * 3000) / (50 * mu)), (600, math.sqrt(2 * 600) / (50 * mu))]:
-        uplink = KnowledgeUplink(fleet, 0.0, "fleet_noise", PublicPredictions(fleet, 3000, answers))
+        uplink = SuperposedUplink(fleet, 0.0, "fleet_noise", PublicPredictions(fleet, 3000, answers))
         noise_var = uplink.noise_over(np.ones((1, 50)))(1)[0, 0]
         assert math.sqrt(noise_var) == pytest.approx(deviation)
     assert uplink.num_slots == 30_000

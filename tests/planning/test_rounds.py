@@ -13,7 +13,7 @@ from airdistill.planning.convergence.rounds import GapObjective, below_outage, e
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payloads import ClassMeans
 from airdistill.planning.transceiver.design import design_round
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.privacy.gaussian import gaussian_mu, paper_mu
 from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
 
@@ -100,7 +100,7 @@ def test_the_order_of_devices_does_not_matter():
 
 def privacy_limited_rounds(counts, mu, model):
     fleet = RealisedFleet(counts, np.ones(len(mu)), mu, mu, mu)
-    uplink = KnowledgeUplink(fleet, 1.0, "receiver_noise", ClassMeans(fleet, model, False, DYNAMICS))
+    uplink = SuperposedUplink(fleet, 1.0, "receiver_noise", ClassMeans(fleet, model, False, DYNAMICS))
     return GapObjective.over(uplink, np.ones((1, len(mu))), CONSTANTS).privacy_limited_rounds()
 
 

@@ -16,7 +16,7 @@ from airdistill.errors import AirDistillError
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payloads import ClassMeans
 from airdistill.planning.transceiver.design import Links, design_links, design_round
-from airdistill.planning.transceiver.tdma import OrthogonalUplink
+from airdistill.planning.transceiver.tdma import TdmaUplink
 from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
 from airdistill.radio import discrete_noise
 from airdistill.radio.discrete_noise import LARGEST_SIGNAL, SecureGrid, discrete_gaussian, transmit_on_grid
@@ -46,7 +46,7 @@ def knowledge_grid(trust, mu=MU, repeats=1):
 def orthogonal_grid(mu=MU, repeats=1):
     fleet = RealisedFleet(COUNTS, POWER, mu, mu, mu)
     dynamics = TrajectoryDynamics(0.05, 10.0, 2.0, 4.0)
-    design = OrthogonalUplink(fleet, 1e-15, "fleet_noise", ClassMeans(fleet, "device", False, dynamics)).design(
+    design = TdmaUplink(fleet, 1e-15, "fleet_noise", ClassMeans(fleet, "device", False, dynamics)).design(
         CHANNEL, ROUNDS, 1
     )
     return design, SecureGrid.of(design, CHANNEL, np.full(COUNTS.shape, DIAMETER), 3 * repeats, 3.0, own=True)

@@ -101,8 +101,8 @@ def audit(
             empirical = audit_empirically(context, attacked, options, tell, noise_source)
             notes += _notes_on_trials(empirical, options, num_rounds)
     if "membership" in options.parts:
-        if plan.uplink.payload != "knowledge":
-            reason = f"the broadcasts carry {plan.uplink.payload}, and the attack needs class means"
+        if not plan.uplink.payload.neighbours.is_class_mean:
+            reason = f"the broadcasts carry {plan.uplink.payload.words}, and the attack needs class means"
             notes.append(f"Membership inference is left out: {reason}.")
         else:
             try:
@@ -142,7 +142,7 @@ def _audit_of(
 
 def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
     check_has_data(plan.scenario)
-    if plan.scenario.fleet.participation_hidden:
+    if plan.uplink.participation.is_secret:
         rule = (
             "auditing secret participation is not supported: the attacks know which devices participate and would "
             "overstate what a server learns that does not; set it to false"
@@ -151,18 +151,17 @@ def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
     if scheme.releases != "private":
         sent = "values without noise" if scheme.releases == "bare" else "nothing"
         raise InputError("--scheme", scheme.name, f"sends {sent}: there is no guarantee to audit")
-    if scheme.uplink != plan.uplink.kind:
-        raise InputError("--scheme", scheme.name, f"sends {scheme.uplink}, the plan is for {plan.uplink.kind}")
+    if scheme.uplink_kind != plan.uplink.kind:
+        raise InputError("--scheme", scheme.name, f"sends {scheme.uplink_kind}, the plan is for {plan.uplink.kind}")
     options.check_device(plan)
 
 
 def _notes_on(scheme: Scheme) -> list[str]:
     if type(scheme).__module__.startswith("airdistill."):
         return []
-    like = {"public_knowledge": "ota_proxy_fd", "gradient": "ota_fl", "orthogonal_knowledge": "orthogonal_fd"}
-    known = f"as {like.get(scheme.uplink, 'ota_fd')} does"
     return [
-        f"{scheme.name} is a custom scheme, audited as if it sent and learned {known}, with the scenario's receiver."
+        f"{scheme.name} is a custom scheme, audited as if it sent every device's {scheme.payload.words} and learned "
+        "from every broadcast, with the scenario's receiver."
     ]
 
 

@@ -8,12 +8,8 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.audit.context import AuditContext
-from airdistill.planning.uplinks import release_of
 from airdistill.privacy.release import Spending
-from airdistill.privacy.sensitivity import knowledge_sensitivity
 from airdistill.privacy.targets import epsilon_of_mu
-
-LEMMA_1, CLASS_MEAN, RECORD_GRADIENT = "Lemma 1, √2/B_i", "class mean, √2/B_i^k", "one record, 2C/B_i"
 
 
 @dataclass(frozen=True)
@@ -46,26 +42,16 @@ def certified_mu(context: AuditContext, model: str) -> FloatArray:
     plan, privacy = context.plan, context.scenario.privacy
     spending, spent = Spending(plan.fleet.num_devices), []
     for this in context.rounds:
-        release = release_of(plan.uplink, this.design, this.known, this.index)
-        spending = spending.after(release, plan.uplink.payload)
+        release = plan.uplink.release(this.design, this.known, this.index)
+        spending = spending.after(release, plan.uplink.payload.neighbours.payload)
         spent.append(spending.squared_mu(model, privacy.trust, privacy.relabel))
     return np.sqrt(np.stack(spent))
 
 
 def reference_bounds(context: AuditContext, guarantee: Guarantee) -> dict[str, FloatArray]:
     """Bounds to compare a measured shift with, by name, `[round, row]` each; the declared bound is the last."""
-    num_rounds, device = len(context.rounds), context.device
-    found: dict[str, FloatArray] = {}
-    if context.link.of_gradient:
-        samples = len(context.own_labels)
-        record = np.full((num_rounds, 1), 2 * context.scenario.learning.clip_norm / samples)
-        found = {RECORD_GRADIENT: record}
-    elif context.plan.uplink.payload == "knowledge":
-        counts = context.plan.fleet.class_counts
-        found = {
-            name: np.tile(knowledge_sensitivity(counts, model)[device], (num_rounds, 1))
-            for name, model in [(LEMMA_1, "paper"), (CLASS_MEAN, "class_mean")]
-        }
+    num_rounds, bounds = len(context.rounds), context.plan.uplink.payload.reference_bounds(context.device)
+    found = {name: np.tile(bound, (num_rounds, 1)) for name, bound in bounds.items()}
     return {**found, declared_name(guarantee): guarantee.sensitivity}
 
 

@@ -171,7 +171,7 @@ def _pair_round(context: AuditContext, this: AirRound, vectors: FloatArray) -> _
         return None
     # Counted noise is in units of the nominal weight; the received sum has the weight of this round, scaled by the
     # residual CSI misalignment.
-    misalignment = context.link.slip(this)
+    misalignment = context.link.misalignment(this)
     as_sent = counted[rows] * (np.abs(misalignment) * now[rows] / nominal[rows]) ** 2
     means = [(np.abs(misalignment) * now[rows])[:, None] * vector[rows] for vector in vectors]
     return _PairRound(this, (vectors[0], vectors[1]), (means[0], means[1]), as_sent, rows)

@@ -210,6 +210,6 @@ def _pair(
 
 def _tolerance(context: AuditContext) -> float:
     """Relative tolerance of shifts: a gradient has the engine's rounding error, relative to a record's share 1/B_i."""
-    if not context.link.of_gradient:
+    if context.plan.uplink.payload.is_knowledge:
         return TOLERANCE
     return TOLERANCE + 8 * float(torch.finfo(context.engine.dtype).eps) * len(context.own_labels)

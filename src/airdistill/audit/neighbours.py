@@ -21,7 +21,7 @@ from airdistill.learning.learner import Learner
 from airdistill.learning.models import build_model, draws_at_random
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.runs.simulation import seed_torch
-from airdistill.schemes.receivers import receiver_of
+from airdistill.schemes.payloads import receiver_of
 from airdistill.streams import stream
 
 Samples = NDArray[np.generic]
@@ -229,14 +229,14 @@ class NeighbouringPair:
         found = []
         for fleet in self._fleets:
             seed_torch(self._context.scenario, round_index)
-            found.append(self._context.sharing.vectors(fleet, round_index, self._devices(fleet)))
+            found.append(self._context.protocol.vectors(fleet, round_index, self._devices(fleet)))
         return np.concatenate(found)
 
     def _learn(self, round_index: int, received: FloatArray) -> None:
         context = self._context
         for fleet in self._fleets:
             seed_torch(context.scenario, round_index)
-            learn(context.sharing, fleet, round_index, received, self._devices(fleet))
+            learn(context.protocol, fleet, round_index, received, self._devices(fleet))
 
     def _devices(self, fleet: LearningFleet) -> list[int]:
         """Device index of each learner: all stand for the audited device, and so share its order of batches."""

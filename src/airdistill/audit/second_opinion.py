@@ -11,6 +11,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
 from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.neighbours import neighbours_from
 from airdistill.privacy.sensitivity import JOINT_MODELS
 from airdistill.runs.folder import LEDGER
 
@@ -52,7 +53,7 @@ def _poisson_sampled(ledger: Ledger, costs: FloatArray) -> DpEvent:
     """
     dp_accounting = _library()
     probability = float(ledger.header.terms["participation"])
-    distance = 2.0 if ledger.header.payload == "gradient" else 2**0.5  # in units of the norm
+    distance = neighbours_from(ledger.header.payload, ledger.header.terms).unit_distance  # in units of the norm
     probabilities = [1.0] * ledger.num_earlier + [probability] * (len(costs) - ledger.num_earlier)
     counted = Counter(
         (each, float(distance / np.sqrt(cost))) for each, cost in zip(probabilities, costs, strict=True) if cost > 0
@@ -82,7 +83,10 @@ def opinion_in_words(folder: Path) -> str:
     delta = float(ledger.header.delta[device])
     theirs = pld_epsilon(dp_event(ledger, device), delta, is_secretly_sampled(ledger))
     note = " (for continuous noise; the ledger accounts for discrete noise)" if ledger.header.noise == "secure" else ""
-    if is_secretly_sampled(ledger) and ledger.header.payload != "gradient":
+    if (
+        is_secretly_sampled(ledger)
+        and neighbours_from(ledger.header.payload, ledger.header.terms).forbids_negative_entries
+    ):
         note = " (for vectors of any direction; the ledger uses that knowledge has no entry below zero)"
     ours = f"ε = {spent[device]:.6g} by the ledger"
     return f"Second opinion on device {device}: {ours}, {theirs:.6g} by dp_accounting{note}."

@@ -89,7 +89,7 @@ def train_shadows(context: AuditContext, pool: Pool, options: AuditOptions, on_p
         seed_torch(context.scenario, this.index)
         known.append(fleet.knowledge(for_full_batch=context.scenario.learning.local_epochs == 0))
         if this.index < len(context.rounds):  # learning after the last broadcast has no effect
-            learn(context.sharing, fleet, this.index, received, list(range(num_devices)) * options.shadows)
+            learn(context.protocol, fleet, this.index, received, list(range(num_devices)) * options.shadows)
         on_progress("shadow fleets trained", this.index, len(context.rounds))
     holds = np.zeros((len(pool.labels), len(shares)), dtype=np.bool_)
     for place, held in enumerate(shares):

@@ -18,19 +18,19 @@ from airdistill import __version__
 from airdistill.arrays import FloatArray
 from airdistill.files import jsonable
 from airdistill.flower.device import LEARN
-from airdistill.flower.endpoint import ChargedRound, Endpoint, EndpointError
+from airdistill.flower.endpoint import Endpoint, EndpointError
 from airdistill.flower.media import NO_ANSWER, Collected, DeviceLink, medium_of
 from airdistill.flower.records import Record, packed
 from airdistill.flower.reply_cache import ServerReplyCache
 from airdistill.privacy.assumptions import EMULATED
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import BudgetExceeded
+from airdistill.radio.charged_round import ChargedRound
 from airdistill.radio.receivers import Estimate
 from airdistill.runs.accounts import mark_of
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from airdistill.runs.folder import CERTIFICATE, ROUNDS, SUMMARY, RoundFile, write_json
-from airdistill.schemes.payloads import step_size
-from airdistill.schemes.receivers import receiver_of
+from airdistill.schemes.payloads import receiver_of, step_size
 
 logger = logging.getLogger(__name__)
 _LOSSES = ("training", "distillation")
@@ -178,7 +178,7 @@ class Coordinator:
             question["broadcast"] = packed(broadcast)
         asked = [device for device in self._present if missing.get(device) != NO_ANSWER]
         replies = self._replies.ask(LEARN, round_index, dict.fromkeys(asked, question))
-        return _valid_reports(replies, evaluate, expected=self.endpoint.tells_lessons)
+        return _valid_reports(replies, evaluate, expected=self.endpoint.sends_update_reports)
 
     def _record(self, record: dict[str, Any], round_index: int) -> None:
         """Write the record and the receiver's state to disk before the next round."""

@@ -102,7 +102,7 @@ class Device:
         broadcast = _check_broadcast(unpacked(question, "broadcast", "f8", shape)) if "broadcast" in question else None
         report = self.learn(round_index, broadcast, bool(question.get("evaluate")))
         self._append(round_index, report)
-        return report.to_record() if self.endpoint.tells_lessons else {}
+        return report.to_record() if self.endpoint.sends_update_reports else {}
 
     def learn(self, round_index: int, broadcast: FloatArray | None, evaluate: bool) -> UpdateReport:
         """Update the model, with the broadcast if there is one, and store the new weights on disk."""

@@ -15,12 +15,13 @@ import numpy as np
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray, divide_or
 from airdistill.errors import AirDistillError, InputError
-from airdistill.flower.endpoint import ChargedRound, Endpoint
+from airdistill.flower.endpoint import Endpoint
 from airdistill.flower.records import Record, integer, unpacked
 from airdistill.flower.sums.messages import Roster, keys_question, sum_terms
 from airdistill.flower.sums.server_side import ServerSide
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.plugins import load_object
+from airdistill.radio.charged_round import ChargedRound
 from airdistill.radio.discrete_noise import SecureNoise
 from airdistill.radio.front_ends import FrontEnd
 from airdistill.radio.superposition import receive, superpose

@@ -130,7 +130,7 @@ def _tally(uplink: Uplink, fleet: RealisedFleet, channels: ComplexArray, num_rou
         required = uplink.required_at(num_rounds, round_index, spent)
         drawn = uplink.design(channels[draw % len(channels)], num_rounds, round_index, spent)
         noise_var[draw], asked[draw] = drawn.effective_noise_var, drawn.required_noise_var
-        signal_power_w += drawn.chance_of_signal * (np.abs(drawn.signal_gain) ** 2).mean(axis=1) / num_draws
+        signal_power_w += drawn.signal_probability * (np.abs(drawn.signal_gain) ** 2).mean(axis=1) / num_draws
         noise_power_w += drawn.noise_power_w().mean(axis=1) / num_draws
         inverse = divide_or(np.ones(()), drawn.counted_noise_var, np.inf)
         inverse_counted += inverse / num_draws

@@ -1,51 +1,174 @@
-"""What a device shares: class means, the paper's knowledge, or its predictions on a public set.
+"""Payloads: what a device sends in a round. A payload is one class, and everything else asks the object.
 
-The uplink asks one of these how many numbers that is, how large they can be, how far a neighbour can move them, and
-what an error in them means to the devices; it knows nothing else of either.
+It owns its shape and norm bound, what two neighbours can do to it (`Neighbours`), what an error in it means to
+learning, which receivers read it, and how it is named to the reader. How devices make it and learn from it needs
+PyTorch and lives beside it in `schemes.payloads`; a payload of your own has both halves in one file (`protocol`).
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from airdistill.arrays import FloatArray
-from airdistill.planning.convergence.gap import LearningConstants, over_fleet, paper_rounds
-from airdistill.planning.fleet import RealisedFleet
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.errors import NOT_GIVEN, InputError
+from airdistill.planning.convergence.gap import LearningConstants, class_shares, over_fleet, paper_rounds
+from airdistill.planning.fleet import RealisedFleet, training_dynamics
 from airdistill.planning.transceiver.required_noise import ClassRequiredNoise, RequiredNoise, VectorRequiredNoise
-from airdistill.planning.uplink import Payload
-from airdistill.privacy.assumptions import PUBLIC_KNOWLEDGE
+from airdistill.plugins import load_object
+from airdistill.privacy.neighbours import CLASS_MEANS, GRADIENTS, PUBLIC_PREDICTIONS, Neighbours
 from airdistill.privacy.sensitivity import (
     SIMPLEX_DIAMETER,
     AccumulatedShift,
     ConstantShift,
+    Shift,
     TrajectoryDynamics,
     aggregation_weights,
+    gradient_sensitivity,
+    knowledge_sensitivity,
     public_rows_sensitivity,
 )
+from airdistill.scenario.model import Public, Scenario
+
+if TYPE_CHECKING:
+    from airdistill.planning.plan import Plan
 
 
-class KnowledgePayload(Payload, Protocol):
-    """A kind of knowledge. An error in a row means to a device what it means to the vectors of K entries, one for each
-    sample, that it learns from."""
+LEMMA_1, CLASS_MEAN_BOUND, RECORD_GRADIENT = "Lemma 1, √2/B_i", "class mean, √2/B_i^k", "one record, 2C/B_i"
 
-    @property
-    def nominal_weights(self) -> FloatArray:
-        """Of a round in which everybody speaks, `[device, row]`."""
 
-    @property
-    def diameter(self) -> float:
-        """How far apart two rows can be."""
+class Payload(ABC):
+    """What the devices of a fleet send. A payload of your own is a frozen dataclass with these names.
 
-    def demand(self, split: bool, alone: bool, floor: FloatArray | None) -> RequiredNoise:
-        """The noise that privacy asks for; the arguments are those of `ClassRequiredNoise`."""
+    `kind` is its name in plans; one of your own has `package.module:Class`. `receivers` are the names of
+    `learning.receiver` that can read it.
+    """
+
+    kind: ClassVar[str]
+    neighbours: ClassVar[Neighbours]
+    receivers: ClassVar[tuple[str, ...]] = ("linear",)
+    needs_model_size: ClassVar[bool] = False  # whether its length is the number of the model's parameters
+    is_knowledge: ClassVar[bool] = True  # devices distil from it; a gradient moves one common model instead
+    has_paper_design: ClassVar[bool] = False  # whether eqs. (18)-(20) are written for it
+    has_gap: ClassVar[bool] = False  # whether the convergence gap bounds its learning
+    # How tables name it: itself, a row, what rounds are counted in, its error, T by the paper's formula.
+    words: ClassVar[str] = "payload"
+    row_name: ClassVar[str] = "vector"
+    rounds_unit: ClassVar[str] = "rounds"
+    error_label: ClassVar[str] = "Error of a vector"
+    paper_rounds_label: ClassVar[str] = "paper's accountant"
+
+    if TYPE_CHECKING:  # fields, class attributes or properties of every payload
+
+        @property
+        def fleet(self) -> RealisedFleet: ...
+
+        @property
+        def model(self) -> str:
+            """The sensitivity model that it is planned for."""
+
+        @property
+        def num_rows(self) -> int:
+            """Vectors that a device sends in a round."""
+
+        @property
+        def vector_length(self) -> int:
+            """Entries of a row, each sent in a slot."""
+
+        @property
+        def largest_norm(self) -> float:
+            """The norm bound of a row; the charged round refuses longer ones."""
+
+        @property
+        def diameter(self) -> float:
+            """How far apart two rows can be."""
+
+        @property
+        def nominal_weights(self) -> FloatArray:
+            """Aggregation weights of a round that all devices join, `[device, row]`."""
+
+    @classmethod
+    @abstractmethod
+    def for_scenario(cls, scenario: Scenario, fleet: RealisedFleet, vector_length: int | None) -> Payload:
+        """The payload of a scenario. Raise `InputError` if the scenario asks for what it cannot do."""
+
+    @abstractmethod
+    def required_noise(self, split: bool, alone: bool, floor: FloatArray | None) -> RequiredNoise:
+        """The counted noise that privacy requires; the arguments are those of `ClassRequiredNoise`."""
+
+    @abstractmethod
+    def shift(self, model: str) -> Shift:
+        """How far T rounds move what the server sees, under a sensitivity model."""
+
+    @abstractmethod
+    def over_fleet(self, of_row: FloatArray) -> FloatArray:
+        """The sum over devices of what a squared error x `[..., row]` means to each."""
+
+    def paper_rounds(self, constants: LearningConstants) -> float:  # noqa: ARG002
+        """T by the paper's formula, at least 1; infinite if it says nothing of this payload."""
+        return float("inf")
+
+    def noise_factor(self, constants: LearningConstants) -> float:
+        """The factor of the received noise in the convergence gap."""
+        return constants.noise_factor
+
+    def reference_bounds(self, device: int) -> dict[str, FloatArray]:  # noqa: ARG002
+        """Bounds on one record's shift that an audit compares with, by name, `[row]` each."""
+        return {}
+
+    def header(self) -> dict[str, Any]:
+        """Facts of it that a ledger's header must record."""
+        return self.neighbours.to_header()
+
+    def protocol(self, plan: Plan) -> Any:  # noqa: ARG002
+        """How devices make it and learn from it, a `PayloadProtocol`; None for the built-in one of this kind."""
+        return None
 
 
 @dataclass(frozen=True)
-class ClassMeans:
+class OneVector(Payload):
+    """One vector of every device with weight 1/M, protected for whole devices: the easiest base for a new payload.
+
+    A subclass names `kind`, `neighbours`, `vector_length` and `largest_norm`.
+    """
+
+    fleet: RealisedFleet
+
+    model = "device"
+    num_rows = 1
+
+    @classmethod
+    def for_scenario(cls, scenario: Scenario, fleet: RealisedFleet, vector_length: int | None) -> OneVector:
+        require_device_sensitivity(scenario, cls.words)
+        del vector_length
+        return cls(fleet)
+
+    @property
+    def diameter(self) -> float:
+        return float(self.neighbours.unit_distance * self.largest_norm)
+
+    @cached_property
+    def nominal_weights(self) -> FloatArray:
+        return np.full((self.fleet.num_devices, 1), 1.0 / self.fleet.num_devices)
+
+    def required_noise(self, split: bool, alone: bool, floor: FloatArray | None) -> VectorRequiredNoise:  # noqa: ARG002
+        return VectorRequiredNoise(self.shift(self.model), self.fleet.mu)
+
+    def shift(self, model: str) -> ConstantShift:  # noqa: ARG002
+        """The bound of a whole device, for every model: a record is protected at least as well as its device."""
+        return ConstantShift((self.nominal_weights * self.diameter) ** 2)
+
+    def over_fleet(self, of_row: FloatArray) -> FloatArray:
+        return np.asarray(self.fleet.num_devices * of_row[..., 0])
+
+
+@dataclass(frozen=True)
+class ClassMeans(Payload):
     """The mean prediction of every class, eq. (2): K rows of K entries, weighted by class counts."""
 
     fleet: RealisedFleet
@@ -54,9 +177,22 @@ class ClassMeans:
     dynamics: TrajectoryDynamics
 
     kind = "knowledge"
-    payload = "knowledge"
+    neighbours = CLASS_MEANS
+    receivers = ("linear", "projected", "tracking")
+    has_paper_design = True
     largest_norm = 1.0
     diameter = SIMPLEX_DIAMETER
+    row_name = "class"
+    rounds_unit = "class-rounds"
+    error_label = "Class-mean error Φ2"
+    paper_rounds_label = "paper, eq. (21)"
+    has_gap = True
+    words = "class means"
+
+    @classmethod
+    def for_scenario(cls, scenario: Scenario, fleet: RealisedFleet, vector_length: int | None) -> ClassMeans:
+        del vector_length
+        return cls(fleet, scenario.privacy.sensitivity, scenario.privacy.relabel, training_dynamics(scenario))
 
     @property
     def num_rows(self) -> int:
@@ -70,7 +206,7 @@ class ClassMeans:
     def nominal_weights(self) -> FloatArray:
         return aggregation_weights(self.fleet.class_counts)
 
-    def demand(self, split: bool, alone: bool, floor: FloatArray | None) -> ClassRequiredNoise:
+    def required_noise(self, split: bool, alone: bool, floor: FloatArray | None) -> ClassRequiredNoise:
         return ClassRequiredNoise(self.fleet, self.model, self.relabel, self.dynamics, split, alone, floor)
 
     def shift(self, model: str) -> AccumulatedShift:
@@ -79,28 +215,49 @@ class ClassMeans:
     def over_fleet(self, of_row: FloatArray) -> FloatArray:
         return over_fleet(self.fleet.class_counts, of_row)
 
+    def reference_bounds(self, device: int) -> dict[str, FloatArray]:
+        models = {LEMMA_1: "paper", CLASS_MEAN_BOUND: "class_mean"}
+        return {name: knowledge_sensitivity(self.fleet.class_counts, model)[device] for name, model in models.items()}
+
     def paper_rounds(self, constants: LearningConstants) -> float:
         return paper_rounds(self.fleet.class_counts, self.fleet.epsilon, self.fleet.delta, constants)
 
 
 @dataclass(frozen=True)
-class PublicPredictions:
+class PublicPredictions(OneVector):
     """Predictions on N public samples, theory section 8: one vector of N·K entries, every device's weight 1/M.
 
     A device answers at most `most_answers` of the samples in a round and sends zeros for the others. An answer has no
-    entry below zero and a norm of 1 at most. So two devices' vectors are at most √(2V) apart, V being that number:
-    where both answer by √2 each, elsewhere by 1 for each answer of either. What is divided by M is never divided by
-    the private number of those who answered.
+    negative entry and a norm of 1 at most. Two devices' vectors are then at most √(2V) apart, V being that number: √2
+    for a sample that both answer, and 1 for each answer of one of them. The sum is divided by M, never by the private
+    number of devices that answered.
     """
 
-    fleet: RealisedFleet
     num_samples: int
     most_answers: int
 
     kind = "public_knowledge"
-    payload = PUBLIC_KNOWLEDGE
-    model = "device"
-    num_rows = 1
+    neighbours = PUBLIC_PREDICTIONS
+    receivers = ("linear", "projected", "tracking", "learning")
+    error_label = "Error of a prediction"
+    words = "public predictions"
+
+    @classmethod
+    def for_scenario(cls, scenario: Scenario, fleet: RealisedFleet, vector_length: int | None) -> PublicPredictions:
+        """All public samples or the part of a round, with a device's answers limited.
+
+        The limit is the share of classes that devices know on average, which saves noise for all devices. A device that
+        holds less than a quarter of an even share of a class does not count as knowing it. Class counts are public.
+        """
+        del vector_length
+        require_device_sensitivity(scenario, "predictions of a trained model")
+        public = declared_public(scenario)
+        rows = public.rows_a_round
+        most = public.answers_per_device
+        if most is None:
+            known = class_shares(fleet.class_counts) >= 0.25 / fleet.num_classes
+            most = math.ceil(rows * max(1, round(float(known.sum(axis=1).mean()))) / fleet.num_classes)
+        return cls(fleet, rows, min(most, rows))
 
     @property
     def vector_length(self) -> int:
@@ -114,20 +271,107 @@ class PublicPredictions:
     def diameter(self) -> float:
         return float(public_rows_sensitivity(self.most_answers))
 
-    @cached_property
-    def nominal_weights(self) -> FloatArray:
-        return np.full((self.fleet.num_devices, 1), 1.0 / self.fleet.num_devices)
-
-    def demand(self, split: bool, alone: bool, floor: FloatArray | None) -> VectorRequiredNoise:  # noqa: ARG002
-        return VectorRequiredNoise(self.shift(self.model), self.fleet.mu)
-
-    def shift(self, model: str) -> ConstantShift:  # noqa: ARG002
-        """A record's bound is its device's: what it can do to the predictions of a trained model has no other."""
-        return ConstantShift((self.nominal_weights * self.diameter) ** 2)
-
     def over_fleet(self, of_row: FloatArray) -> FloatArray:
         return np.asarray(self.fleet.num_devices * of_row[..., 0] / self.num_samples)
 
-    def paper_rounds(self, constants: LearningConstants) -> float:  # noqa: ARG002
-        """Eq. (21) is for class means."""
-        return float("inf")
+    def header(self) -> dict[str, Any]:
+        return {"public": {"samples": self.num_samples, "answers": self.most_answers}}
+
+
+@dataclass(frozen=True)
+class Gradient(Payload):
+    """The gradient of one model, clipped per sample at C: one row of D entries, weighted by B_i/B."""
+
+    fleet: RealisedFleet
+    model: str
+    clip_norm: float
+    num_parameters: int
+
+    kind = "gradient"
+    neighbours = GRADIENTS
+    num_rows = 1
+    needs_model_size = True
+    is_knowledge = False
+    error_label = "Gradient error Φ"
+    has_gap = True
+    words = "gradient"
+
+    @classmethod
+    def for_scenario(cls, scenario: Scenario, fleet: RealisedFleet, vector_length: int | None) -> Gradient:
+        if vector_length is None:
+            raise ValueError("vector_length: a gradient has as many entries as the model has parameters")
+        return cls(fleet, scenario.privacy.sensitivity, scenario.learning.clip_norm, vector_length)
+
+    @property
+    def vector_length(self) -> int:
+        return self.num_parameters
+
+    @property
+    def largest_norm(self) -> float:
+        return self.clip_norm
+
+    @property
+    def diameter(self) -> float:
+        return 2 * self.clip_norm
+
+    @cached_property
+    def samples_per_device(self) -> IntArray:
+        return np.asarray(self.fleet.class_counts.sum(axis=1))
+
+    @cached_property
+    def nominal_weights(self) -> FloatArray:
+        return np.asarray(self.samples_per_device / self.samples_per_device.sum())[:, None]
+
+    def sensitivity(self, model: str) -> FloatArray:
+        """2C/B_i of a record, 2C of a whole device, `[device]`."""
+        return gradient_sensitivity(self.samples_per_device, model, self.clip_norm)
+
+    def squared_shift(self, model: str, weights: FloatArray) -> FloatArray:
+        """(w s)² with the weights of a round, `[device]`."""
+        return np.asarray((weights * self.sensitivity(model)) ** 2)
+
+    def shift(self, model: str) -> ConstantShift:
+        return ConstantShift(self.squared_shift(model, self.nominal_weights[:, 0])[:, None])
+
+    def required_noise(self, split: bool, alone: bool, floor: FloatArray | None) -> VectorRequiredNoise:  # noqa: ARG002
+        return VectorRequiredNoise(self.shift(self.model), self.fleet.mu)
+
+    def over_fleet(self, of_row: FloatArray) -> FloatArray:
+        return np.asarray(self.fleet.num_devices * of_row[..., 0])
+
+    def reference_bounds(self, device: int) -> dict[str, FloatArray]:
+        return {RECORD_GRADIENT: np.array([2 * self.clip_norm / self.samples_per_device[device]])}
+
+    def noise_factor(self, constants: LearningConstants) -> float:
+        return constants.gradient_noise_factor
+
+
+PAYLOADS: dict[str, type[Payload]] = {each.kind: each for each in (ClassMeans, PublicPredictions, Gradient)}
+
+
+def payload_named(kind: str) -> type[Payload]:
+    """A payload by its name in plans, or a user's own by `package.module:Class`."""
+    if kind in PAYLOADS:
+        return PAYLOADS[kind]
+    found = load_object(kind, "payload")
+    if not (isinstance(found, type) and issubclass(found, Payload)):
+        raise InputError("payload", kind, "must be a class derived from airdistill.planning.payloads.Payload")
+    return found
+
+
+def rows_of_round(public: Public, round_index: int) -> IntArray:
+    """The public samples of round t, from 1 on: the next ones each time, starting again after the last."""
+    first = (round_index - 1) * public.rows_a_round
+    return np.arange(first, first + public.rows_a_round) % public.samples
+
+
+def declared_public(scenario: Scenario) -> Public:
+    if scenario.public is None:
+        raise InputError("public", NOT_GIVEN, "this scheme needs a public set: --set public.samples=3000")
+    return scenario.public
+
+
+def require_device_sensitivity(scenario: Scenario, words: str) -> None:
+    if scenario.privacy.sensitivity != "device":
+        rule = f'the only bound of {words} is that of a whole device: set it to "device"'
+        raise InputError("privacy.sensitivity", scenario.privacy.sensitivity, rule)

@@ -1,4 +1,4 @@
-"""From a scenario to a plan: how many rounds, which gains in each, what binds, what it costs."""
+"""From a scenario to a plan: the number of rounds, the gains of each, what limits it, and what it costs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice
 from airdistill.planning.convergence.truncation import best_truncation, typical_floor
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.forecast import RoundForecast, forecast_round
+from airdistill.planning.payloads import ClassMeans, payload_named
 from airdistill.planning.transceiver.design import RoundDesign
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.transceiver.superposed import SuperposedUplink
+from airdistill.planning.transceiver.tdma import TDMA_KIND
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.uplinks import Choices, uplink_for
 from airdistill.planning.warnings import assumptions_of, warnings_of
 from airdistill.planning.what_if.participation import (
     AmplificationComparison,
     ParticipationComparison,
-    hidden_part,
-    taking_part,
+    amplification_comparison,
+    participation_comparison,
 )
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import epsilon_of_mu, epsilon_of_shift
+from airdistill.privacy.trust import trust_named
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 
@@ -38,12 +41,12 @@ NUM_DRAWS = 200
 NUM_DRAWS_OF_ANTENNAS = 24  # a combiner takes a good part of a second, and several antennas fade less than one
 # The other end of what pilots measure for the paper's network: L1 2 to 22, L2 0.7 to 7.7.
 SMALLER_CONSTANTS = 0.1
-_MOST_TRIES = 4  # to find rounds that hidden coins and the gap agree on
+_MOST_TRIES = 4  # to find a T that secret participation and the gap agree on
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The choices made for a scenario, and what they promise."""
+    """The choices made for a scenario, and the performance they predict."""
 
     scenario: Scenario
     fleet: RealisedFleet
@@ -54,8 +57,16 @@ class Plan:
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
     uplink: Uplink
-    taking_part: ParticipationComparison | None = None
-    hidden_part: AmplificationComparison | None = None
+    participation: ParticipationComparison | None = None
+    amplification: AmplificationComparison | None = None
+
+    def __repr__(self) -> str:
+        privacy, forecast = self.scenario.privacy, self.forecast
+        return (
+            f"Plan({self.scenario.name!r}: {self.num_rounds} rounds of {self.fleet.num_devices} devices, "
+            f"{self.uplink.payload.words}, trust {privacy.trust}, limited by {forecast.regime}, "
+            f"noise {forecast.effective_noise:.3g}, {self.uplink_seconds:.3g} s, {self.uplink_joules:.3g} J)"
+        )
 
     @property
     def num_rounds(self) -> int:
@@ -67,37 +78,37 @@ class Plan:
 
     @property
     def uplink_joules(self) -> float:
-        """Of the whole fleet over the whole run, planned."""
+        """Planned energy of the whole fleet over the whole run."""
         return self.num_rounds * self.forecast.round_joules
 
     def required_noise_var(self) -> FloatArray:
-        """The counted noise per entry that every round must have, `[device, class]`."""
+        """The counted noise per entry that every round requires, `[device, row]`."""
         return self.uplink.required(self.num_rounds)
 
     def design(self, channel: ComplexArray, round_index: int = 1, spent: FloatArray | None = None) -> RoundDesign:
-        """The gains of a round with this channel `[device]` as it is known; with device sampling, of that very round.
+        """The gains of a round for this channel `[device]` as it is known; with sampling, of that very round.
 
-        `spent` `[device, row]` is what the rounds before have cost, where that is carried over.
+        `spent` `[device, row]` is what earlier rounds have cost, for plans that carry budget over.
         """
         return self.uplink.design(channel, self.num_rounds, round_index, spent)
 
     def power_slack(self, channel: ComplexArray) -> FloatArray:
-        """1 − power/limit in a round with this channel, `[device, class]`."""
+        """1 − power/limit in a round with this channel, `[device, row]`."""
         return self.design(channel).power_slack(self.fleet.peak_power_w)
 
     def privacy_slack(self, channel: ComplexArray) -> FloatArray:
-        """Counted over required noise, less one, in a round with this channel, `[device, class]`."""
+        """Counted over required noise, minus one, in a round with this channel, `[device, row]`."""
         return self.design(channel).privacy_slack(self.required_noise_var())
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON: lists for arrays, null for infinite."""
+        """The whole plan as JSON values: lists for arrays, null for infinity."""
         from airdistill.planning.plan_json import plan_to_dict
 
         return plan_to_dict(self)
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Plan:
-        """The plan that `to_dict` wrote."""
+        """Restore a plan from `to_dict`."""
         from airdistill.planning.plan_json import plan_from_dict
 
         return plan_from_dict(stored)
@@ -109,18 +120,18 @@ def plan(
     num_parameters: int | None = None,
     spent_squared_mu: FloatArray | None = None,
 ) -> Plan:
-    """Plans a scenario:
+    """Plan a scenario:
 
     1. draw the fleet: counts, powers, privacy targets and the μ that they grant;
-    2. draw the channels to plan with, from a stream of their own, and say who is silent in which;
+    2. draw the channels to plan with, from a random stream of their own, and choose the truncation threshold;
     3. find the number of rounds under each rule, and choose;
     4. design every drawn round for that number, and sum up noise, power and time;
     5. forecast every device's ε at the end under each sensitivity model;
-    6. say what all this assumes and what to beware of.
+    6. state assumptions and warnings.
 
-    `uplink` says what is sent: "knowledge", "public_knowledge", "orthogonal_knowledge", or the "gradient" of a model of
-    `num_parameters`.
-    `spent_squared_mu` `[device]` is what earlier runs of the same devices have spent: the plan has the rest.
+    `uplink` is a payload's kind ("knowledge", "public_knowledge", "gradient" or `package.module:Class`), or
+    "orthogonal_knowledge" for TDMA. A gradient needs the `num_parameters` of the model. `spent_squared_mu` `[device]`
+    is what earlier runs of the same devices have spent: the plan uses the rest.
     """
     channels = planning_draws(scenario)
     fleet, objective, rounds = _fleet_and_rounds(scenario, uplink, num_parameters, spent_squared_mu, channels)
@@ -145,8 +156,8 @@ def plan(
             *warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),
         ),
         uplink=sent,
-        taking_part=taking_part(sent, rounds.chosen, forecast_of),
-        hidden_part=hidden_part(scenario, sent, channels, rounds.chosen, forecast_of),
+        participation=participation_comparison(sent, rounds.chosen, forecast_of),
+        amplification=amplification_comparison(scenario, sent, channels, rounds.chosen, forecast_of),
     )
 
 
@@ -157,14 +168,15 @@ def _fleet_and_rounds(
     spent_squared_mu: FloatArray | None,
     channels: ComplexArray,
 ) -> tuple[RealisedFleet, GapObjective, RoundsChoice]:
-    """The rounds, and the fleet that they were chosen for.
+    """The number of rounds, and the fleet that it was chosen for.
 
-    Hidden coins grant a fleet more for some T than for others: rounds are chosen as if it had at every T what it has at
-    the one chosen before, until they stay.
+    With secret participation the μ of a fleet depends on T: T is chosen for the μ of the previous choice, until it does
+    not change.
     """
+    neighbours = (ClassMeans if kind == TDMA_KIND else payload_named(kind)).neighbours
 
     def chosen_with(num_rounds: int) -> tuple[RealisedFleet, GapObjective, RoundsChoice]:
-        fleet = fleet_for_rounds(scenario, kind, num_rounds, spent_squared_mu)
+        fleet = fleet_for_rounds(scenario, neighbours, num_rounds, spent_squared_mu)
         sent = choose_uplink(scenario, fleet, kind, num_parameters, channels)
         objective = gap_objective(scenario, sent, channels)
         return fleet, objective, _choose_rounds(scenario, objective)
@@ -179,7 +191,7 @@ def _fleet_and_rounds(
             break
         tried = rounds.chosen
         fleet, objective, rounds = chosen_with(tried)
-    # What the fleet was granted is for these; where it and the gap go back and forth they are a neighbour's.
+    # The fleet's μ belongs to these rounds; if the choice alternates, the last one tried is taken.
     exact = tried if rounds.rule == "optimal" else rounds.exact
     return fleet, objective, replace(rounds, chosen=tried, exact=exact)
 
@@ -191,13 +203,13 @@ def _about_earlier_runs(
         return ()
     most = float(epsilon_of_mu(np.sqrt(spent_squared_mu), fleet.delta, scenario.privacy.noise).max())
     return (
-        f"Earlier runs have spent up to ε = {most:.3g}; this plan has the rest of every device's budget, and the ε "
-        "that it shows are of its own rounds alone.",
+        f"Earlier runs have spent up to ε = {most:.3g}. This plan uses the rest of every device's budget, and its ε "
+        "values cover its own rounds only.",
     )
 
 
 def planning_draws(scenario: Scenario) -> ComplexArray:
-    """The channels to plan with, as they would be known, `[draw, device]` or `[draw, device, antenna]`."""
+    """The channels to plan with, as they would be estimated, `[draw, device]` or `[draw, device, antenna]`."""
     num_draws = NUM_DRAWS if scenario.radio.antennas == 1 else NUM_DRAWS_OF_ANTENNAS
     return planning_estimates(scenario, channel_source(scenario).planning_channels(num_draws))
 
@@ -205,17 +217,17 @@ def planning_draws(scenario: Scenario) -> ComplexArray:
 def choose_uplink(
     scenario: Scenario, fleet: RealisedFleet, kind: str, num_parameters: int | None, channels: ComplexArray
 ) -> Uplink:
-    """The uplink with what the scenario leaves to the planner: who is silent when, and how a budget is shared out."""
+    """The uplink with what the scenario leaves to the planner: truncation threshold, and budget by class."""
 
     def choice(truncation: float, draws: ComplexArray) -> Uplink:
         made = uplink_for(kind, scenario, fleet, num_parameters, Choices(truncation))
-        # Where the receiver's noise counts, classes have some anyway.
-        if isinstance(made, KnowledgeUplink) and made.split_budget and privacy.trust == "receiver_noise":
+        # If the receiver noise counts, classes have some noise anyway.
+        if isinstance(made, SuperposedUplink) and made.split_budget and trust_named(made.trust).counts_receiver:
             return replace(made, floor=typical_floor(made, draws))
         return made
 
-    privacy, learning, asked = scenario.privacy, scenario.learning, scenario.radio.truncation
-    if asked != "optimal" or kind not in ("knowledge", "public_knowledge"):
+    learning, asked = scenario.learning, scenario.radio.truncation
+    if asked != "optimal" or kind == TDMA_KIND or not payload_named(kind).is_knowledge:
         return choice(asked if isinstance(asked, float) else 0.0, channels)
     fixed = learning.rounds if isinstance(learning.rounds, int) else None
     if learning.rounds == "paper":
@@ -241,19 +253,19 @@ def gap_objective(
         "projected": ProjectedError(),
         "tracking": TrackingError(Parts.for_drift(learning.knowledge_drift)),
     }
-    error = errors.get(name) if uplink.payload == "knowledge" else None
+    error = errors.get(name) if uplink.payload.neighbours.is_class_mean else None
     return GapObjective.over(uplink, channels, constants, scenario.radio.outage, error)
 
 
 def _gap(objective: GapObjective, num_rounds: int, forecast: RoundForecast, fleet: RealisedFleet) -> float:
-    """Of the very rounds that were forecast, where nothing but their mean noise counts."""
+    """The gap of the very rounds that were forecast, if only their mean noise matters."""
     if objective.receiver is not None or objective.squared_bias.any():
         return objective.gap(num_rounds)
     return objective.gap_at(num_rounds, forecast.effective_noise * fleet.num_devices)
 
 
 def rounds_with(scenario: Scenario, choices: Iterable[Mapping[str, float]]) -> list[RoundsChoice]:
-    """The rounds of knowledge for each choice of constants, by their names in a scenario; fleet and channels stay."""
+    """The rounds of class means for each choice of constants, with the same fleet and channels."""
     channels = planning_draws(scenario)
     varied = [changed(scenario, {"constants": constants}) for constants in choices]
     return [_fleet_and_rounds(each, "knowledge", None, None, channels)[2] for each in varied]
@@ -283,12 +295,12 @@ def _epsilon_by_model(
     num_rounds: int,
     channels: ComplexArray,
 ) -> dict[str, FloatArray]:
-    """ε at the end, by the exact accountant whatever the plan's own, `[device]` for each sensitivity model.
+    """ε at the end by the exact accountant, whatever the plan's own, `[device]` for each sensitivity model.
 
-    Of one record no more is told than of its device, which hidden coins protect.
+    A record is protected at least as well as its device, whose privacy secret participation amplifies.
     """
     most = np.array(np.inf)
-    if scenario.fleet.participation_hidden:
+    if uplink.participation.is_secret:
         most = amplified_epsilon(scenario, uplink, channels, fleet.delta, num_rounds)
     in_full = {
         model: epsilon_of_shift(

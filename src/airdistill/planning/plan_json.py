@@ -1,4 +1,4 @@
-"""A plan as JSON, and back. JSON has no infinity: null stands for it."""
+"""Plans to JSON and back. JSON has no infinity: null stands for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from airdistill.planning.convergence.rounds import RoundsChoice
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.plan import Plan
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.uplinks import Choices, uplink_for
 from airdistill.planning.what_if.participation import AmplificationComparison, ParticipationComparison
 from airdistill.scenario.loading import validated
 
 _Numbers = TypeVar("_Numbers")
-# What outside readers look for stands at the top level; the rest of the forecast in a table of its own.
+# Outside readers look for these at the top level; the rest of the forecast has a table of its own.
 _AT_TOP = ("regime", "required_noise_var", "effective_noise_var", "effective_noise")
 
 
@@ -49,8 +49,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "uplink_seconds": plan.uplink_seconds,
             "uplink_joules": plan.uplink_joules,
             "forecast": forecast,
-            **({} if plan.taking_part is None else {"taking_part": asdict(plan.taking_part)}),
-            **({} if plan.hidden_part is None else {"hidden_part": asdict(plan.hidden_part)}),
+            **({} if plan.participation is None else {"taking_part": asdict(plan.participation)}),
+            **({} if plan.amplification is None else {"hidden_part": asdict(plan.amplification)}),
             "privacy": {
                 "sensitivity": privacy.sensitivity,
                 "relabel": privacy.relabel,
@@ -89,8 +89,8 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
         assumptions=tuple(stored["assumptions"]),
         warnings=tuple(stored["warnings"]),
         uplink=uplink_for(sent["kind"], scenario, fleet, sent["vector_length"], _stored_choices(sent)),
-        taking_part=_numbers_of(ParticipationComparison, stored.get("taking_part")),
-        hidden_part=_numbers_of(AmplificationComparison, stored.get("hidden_part")),
+        participation=_numbers_of(ParticipationComparison, stored.get("taking_part")),
+        amplification=_numbers_of(AmplificationComparison, stored.get("hidden_part")),
     )
 
 
@@ -99,19 +99,19 @@ def _numbers_of(kind: Callable[..., _Numbers], stored: dict[str, Any] | None) ->
 
 
 def _choices_of(plan: Plan) -> dict[str, Any]:
-    if not isinstance(plan.uplink, KnowledgeUplink):
+    if not isinstance(plan.uplink, SuperposedUplink):
         return {}
     return {"truncation": plan.uplink.truncation, "floor": [] if plan.uplink.floor is None else plan.uplink.floor}
 
 
 def _stored_choices(sent: dict[str, Any]) -> Choices:
-    """Plans of before there was a choice have none."""
+    """Plans written before there were choices have none."""
     floor = sent.get("floor") or None
     return Choices(sent.get("truncation", 0.0), None if floor is None else _array(floor))
 
 
 def _number(value: Any) -> Any:
-    """A stored value as the plan holds it: null is infinite, a list an array."""
+    """Convert a stored value: null to infinity, a list to an array."""
     if isinstance(value, list):
         return _array(value)
     return math.inf if value is None else value

@@ -1,114 +1,186 @@
-"""What a fleet sends in a round, as the planner sees it: the one seam between knowledge and gradients.
+"""The uplink: how a payload reaches the server, as planner, forecast, ledger and charged round see it.
 
-A round sends rows: one vector for each class (knowledge), or one in all (a gradient). Arrays `[device, row]` below are
-`[device, class]` for knowledge.
+Arrays `[device, row]` are `[device, class]` for class means. What is counted and required refers to each device's
+nominal weight, so that rounds of different weights add up.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.planning.convergence.gap import LearningConstants
+from airdistill.planning.payloads import Payload
 from airdistill.planning.transceiver.design import RoundDesign
-from airdistill.privacy.sensitivity import Shift
+from airdistill.privacy.participation import Participation
+from airdistill.privacy.release import Release
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS, Shift
+from airdistill.privacy.trust import TRUST_MODELS, Trust, trust_named
+
+if TYPE_CHECKING:
+    from airdistill.planning.fleet import RealisedFleet
 
 
-class Payload(Protocol):
-    """What devices send in a round: rows, and what a neighbour and an error can do to them."""
+class Uplink(ABC):
+    """A payload, the devices that send it, whose noise counts, and the design of every round.
+
+    Subclasses are dataclasses with these fields.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def fleet(self) -> RealisedFleet: ...
+
+        @property
+        def payload(self) -> Payload: ...
+
+        @property
+        def participation(self) -> Participation: ...
+
+        @property
+        def trust(self) -> str: ...
+
+        @property
+        def channel_noise_var(self) -> float: ...
+
+        @property
+        def carry_over(self) -> bool:
+            """Whether a design depends on what earlier rounds have cost."""
 
     @property
     def kind(self) -> str:
         """Its name in plans and ledgers."""
+        return self.payload.kind
 
     @property
-    def payload(self) -> str:
-        """What it is, in words."""
+    def trust_model(self) -> Trust:
+        """The declared trust model, as it applies to this receiver."""
+        return trust_named(self.trust).for_receiver(self.channel_noise_var)
 
     @property
     def model(self) -> str:
-        """The sensitivity model that it is planned for."""
+        return self.payload.model
 
     @property
-    def num_rows(self) -> int: ...
+    def num_rows(self) -> int:
+        return self.payload.num_rows
 
     @property
     def vector_length(self) -> int:
-        """Entries of a row, each sent in a slot."""
+        return self.payload.vector_length
 
     @property
     def largest_norm(self) -> float:
-        """Of a row that a device sends."""
-
-    def shift(self, model: str) -> Shift:
-        """How far T rounds move what the server sees, under a sensitivity model."""
-
-    def over_fleet(self, of_row: FloatArray) -> FloatArray:
-        """The sum over devices of what a squared error x `[..., row]` means to each."""
-
-    def paper_rounds(self, constants: LearningConstants) -> float:
-        """T by the paper's formula, at least 1; infinite if nothing limits it."""
-
-
-class Uplink(Payload, Protocol):
-    """A way to the server. What is counted and required refers to each device's usual weight."""
+        return self.payload.largest_norm
 
     @property
-    def carry_over(self) -> bool:
-        """Whether its design depends on what the rounds before have cost."""
+    def energy_slots(self) -> float:
+        """K of eq. (7): the vector length over the squared norm bound."""
+        return self.vector_length / self.largest_norm**2
 
     @property
     def num_slots(self) -> int:
-        """Of the air, in a round."""
+        """Slots of the air in a round."""
+        return self.num_rows * self.vector_length
 
-    def required(self, num_rounds: int) -> FloatArray:
-        """The counted noise per entry that T rounds require in each, `[device, row]`."""
+    @property
+    def uses_tdma(self) -> bool:
+        """Whether every device has its own slots."""
+        return False
 
-    def required_at(self, num_rounds: int, round_index: int, spent: FloatArray | None = None) -> FloatArray:
-        """The same of one round, when the rounds before have cost `spent` `[device, row]`."""
+    @property
+    def nominal_weights(self) -> FloatArray:
+        return self.payload.nominal_weights
 
-    def privacy_noise_var(self, num_rounds: int) -> FloatArray:
-        """v if the channel were perfect and privacy all that asks for noise, `[row]`."""
+    def shift(self, model: str) -> Shift:
+        return self.payload.shift(model)
 
-    def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
-        """v as a function of T, `[draw, row]`, for planning channels `[draw, device]`."""
+    def over_fleet(self, of_row: FloatArray) -> FloatArray:
+        return self.payload.over_fleet(of_row)
 
-    def channel_floor(self, channels: ComplexArray) -> FloatArray:
-        """v if privacy asked for nothing, `[draw, row]`."""
+    def noise_factor(self, constants: LearningConstants) -> float:
+        return self.payload.noise_factor(constants)
 
-    def squared_bias(self, channels: ComplexArray) -> FloatArray:
-        """How far the sum of those who speak can be from everybody's, squared, `[draw, row]`."""
-
-    def design(
-        self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
-    ) -> RoundDesign:
-        """The gains of round `round_index` of T with this channel `[device]` as it is known.
-
-        `spent` `[device, row]` is what the rounds before have cost of μ²; without it, or where nothing is carried over,
-        all rounds are alike.
-        """
+    def paper_rounds(self, constants: LearningConstants) -> float:
+        return self.payload.paper_rounds(constants)
 
     def num_planned(self, num_draws: int, num_rounds: int) -> int:
         """How many rounds to forecast from, with so many channel draws."""
+        return self.participation.num_planned(num_draws, num_rounds)
 
+    @abstractmethod
+    def required(self, num_rounds: int) -> FloatArray:
+        """The counted noise per entry that T rounds require in each, `[device, row]`."""
+
+    @abstractmethod
+    def required_at(self, num_rounds: int, round_index: int, spent: FloatArray | None = None) -> FloatArray:
+        """The counted noise that one round requires after earlier rounds have cost `spent` `[device, row]`."""
+
+    @abstractmethod
+    def privacy_noise_var(self, num_rounds: int) -> FloatArray:
+        """v over a perfect channel, with privacy as the only reason for noise, `[row]`."""
+
+    @abstractmethod
+    def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
+        """v as a function of T, `[draw, row]`, for planning channels `[draw, device]`."""
+
+    @abstractmethod
+    def channel_floor(self, channels: ComplexArray) -> FloatArray:
+        """v without any privacy requirement, `[draw, row]`."""
+
+    @abstractmethod
+    def squared_bias(self, channels: ComplexArray) -> FloatArray:
+        """A bound on the squared distance of the active devices' sum from that of all devices, `[draw, row]`."""
+
+    @abstractmethod
+    def design(
+        self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
+    ) -> RoundDesign:
+        """The gains of round `round_index` of T for this channel `[device]` as it is known.
+
+        `spent` `[device, row]` is what earlier rounds have cost of μ²; without it, or if nothing is carried over, all
+        rounds are alike.
+        """
+
+    @abstractmethod
     def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
         """Σ_iΦ_i, from v `[..., row]`."""
 
-    def noise_factor(self, constants: LearningConstants) -> float:
-        """What Φ is multiplied with in the gap."""
-
+    @abstractmethod
     def linear_from(self, max_rounds: int) -> int:
         """The round from which on the requirement grows linearly."""
 
+    @abstractmethod
     def weights(self, round_index: int) -> FloatArray:
-        """Of the devices' vectors in a round, `[device, row]`; zero for who stays silent."""
+        """Weights of the ideal sum of a round, `[device, row]`; zero for devices that do not participate."""
 
+    @abstractmethod
     def sensitivity(self, model: str, round_index: int) -> FloatArray:
         """How far a neighbour's vectors can be from a device's in a round, `[device, row]`."""
 
+    @abstractmethod
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
         """What each trust model counts of the noise that a design really sends, `[device, row]`.
 
-        In units of the estimate in which a device's vector has the round's weight; infinite where nothing is sent.
+        In units of the estimate in which a device's vector has the round's weight; infinite for rows that are not sent.
         """
+
+    def release(self, design: RoundDesign, channel: ComplexArray, round_index: int) -> Release:
+        """What a designed round releases, with the noise that its gains really send."""
+        return Release(
+            round_index, design.weights, self._sensitivities(round_index), self.noise_by_trust(design, channel)
+        )
+
+    def non_private_release(self, round_index: int) -> Release:
+        """The release of all devices' vectors without any noise."""
+        weights = self.weights(round_index)
+        no_noise = {trust: np.zeros_like(weights) for trust in dict.fromkeys((*TRUST_MODELS, self.trust))}
+        return Release(round_index, weights, self._sensitivities(round_index), no_noise)
+
+    def _sensitivities(self, round_index: int) -> dict[str, FloatArray]:
+        return {model: self.sensitivity(model, round_index) for model in SENSITIVITY_MODELS}

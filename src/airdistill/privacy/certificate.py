@@ -1,8 +1,8 @@
-"""What a ledger's releases guarantee, to whom, under which assumption. It takes the ledger's data and nothing else."""
+"""Certificates: what a ledger's releases guarantee, to whom, and under which assumptions, from the ledger alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,24 +11,24 @@ import numpy as np
 from airdistill import __version__
 from airdistill.files import jsonable
 from airdistill.privacy.assumptions import (
+    ANTENNAS,
     EMULATED,
-    JUDGED_BY_CLASS_MEAN,
     NOISE,
-    RELABEL,
-    STATIC_MODEL,
+    PILOT,
+    PUBLIC,
+    RADIO,
+    SECURE_SUM,
     Assumption,
-    answers_in_words,
-    assumptions_behind,
-    basis,
-    neighbours,
+    answers_statement,
+    channels_statement,
     pilot_source,
-    taking_part_in_words,
-    trust_in_words,
 )
 from airdistill.privacy.ledger import Ledger, LedgerHeader
-from airdistill.privacy.release import TRUST_MODELS
+from airdistill.privacy.neighbours import STATIC_MODEL, neighbours_from
+from airdistill.privacy.participation import participation_assumption, participation_statements
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import paper_epsilon
+from airdistill.privacy.trust import trust_from
 
 HOLDS, UNDER_ASSUMPTIONS, FAILS = "holds", "holds under assumptions", "does not hold"
 NOTHING_ASKED = "nothing asked"
@@ -37,7 +37,7 @@ _TOLERANCE = 1e-8  # relative, of ε: what rounding leaves of the ledger's own
 
 @dataclass(frozen=True)
 class DeviceAccount:
-    """One device: what it asked, and what its releases cost under the declared and under all other models."""
+    """One device: its target, and what its releases cost under the declared and all other models."""
 
     device: int
     epsilon_asked: float
@@ -49,13 +49,13 @@ class DeviceAccount:
 
     @property
     def kept(self) -> bool:
-        """Whether the ε that the promise can rest on stays within what was asked."""
+        """Whether the ε that the guarantee rests on stays within the target."""
         return self.evidence <= self.epsilon_asked * (1 + _TOLERANCE)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The verdict, what it rests on, and every device's account; of `num_releases`, `num_earlier` by runs before."""
+    """The verdict, what it rests on, and every device's account. `num_earlier` of the releases are of earlier runs."""
 
     header: LedgerHeader
     num_releases: int
@@ -79,6 +79,11 @@ class Certificate:
     def releases_in_words(self) -> str:
         earlier = f", {self.num_earlier} of them by earlier runs" if self.num_earlier else ""
         return f"{self.num_releases} release{'' if self.num_releases == 1 else 's'}{earlier}"
+
+    @property
+    def trust_names(self) -> tuple[str, ...]:
+        """The trust models that releases are counted under."""
+        return tuple(next(iter(self.devices[0].by_model.values())))
 
     def worst(self, model: str, trust: str) -> float:
         """ε of the worst device."""
@@ -122,14 +127,15 @@ class Certificate:
     def verdict_for(self, account: DeviceAccount) -> str:
         if np.isinf(account.epsilon_asked):
             return NOTHING_ASKED
-        if not account.kept or self._audit_found_more or self._seen_alone:
+        if not account.kept or self._audit_found_more or self._seen_separately:
             return FAILS
         return UNDER_ASSUMPTIONS if any(not each.declared for each in self.assumptions) else HOLDS
 
     @property
-    def _seen_alone(self) -> bool:
-        """Whether the server saw single signals that were to be hidden by others' noise."""
-        return self.header.terms.get("medium") == "emulated" and self.header.trust != "own_noise"
+    def _seen_separately(self) -> bool:
+        """Whether the server saw single signals that other parties' noise was meant to protect."""
+        trust = trust_from(self.header.trust, self.header.terms)
+        return self.header.terms.get("medium") == "emulated" and not trust.counts_own_only
 
     @property
     def _audit_found_more(self) -> bool:
@@ -137,12 +143,15 @@ class Certificate:
 
 
 def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certificate:
-    """Of all that the ledger has charged; `audit` is what an audit of the same run measured, with its violations."""
+    """The certificate of all that the ledger has charged.
+
+    `audit` is what an audit of the same run measured, with its violations.
+    """
     header = ledger.header
-    promises = _promises(ledger)
-    accounts, assumptions = _accounts(ledger), _united(map(assumptions_behind, promises))
-    bare = header.terms["releases"] == "bare"
-    if not promises and not bare:
+    guarantees = _guarantees(ledger)
+    accounts, assumptions = _accounts(ledger), _united(map(assumptions_behind, guarantees))
+    non_private = header.terms["releases"] == "bare"
+    if not guarantees and not non_private:
         assumptions = tuple(each for each in assumptions_behind(header) if each.name == STATIC_MODEL)
     draft = Certificate(
         header,
@@ -151,24 +160,67 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certi
         accounts,
         verdict="",
         reasons=(),
-        statement=("Nothing is promised.",) if bare else _statement(promises or [header], assumptions),
+        statement=("Nothing is guaranteed.",) if non_private else _statement(guarantees or [header], assumptions),
         assumptions=assumptions,
         audit=audit,
         ledger_digest=None if ledger.chain is None else ledger.chain.digest,
     )
     verdicts = {draft.verdict_for(account) for account in accounts}
-    # The worst word for any device is the word for all.
+    # The worst verdict of any device is the verdict of the run.
     verdict = next(word for word in (FAILS, UNDER_ASSUMPTIONS, HOLDS, NOTHING_ASKED) if word in verdicts)
     reasons = tuple(_reasons(ledger, accounts, audit))
     return Certificate(**{**vars(draft), "verdict": verdict, "reasons": reasons})
 
 
+def assumptions_behind(header: LedgerHeader) -> tuple[Assumption, ...]:
+    """All that a guarantee takes for granted; what can turn out false comes first."""
+    neighbours, terms = neighbours_from(header.payload, header.terms), header.terms
+    found = [*neighbours.assumptions(header.sensitivity, terms.get("constants", {})), *_about_noise(header)]
+    if neighbours.declared is not None:
+        found.append(neighbours.declared)
+    counts, source = Assumption("public counts and batch order", PUBLIC, declared=True), pilot_source(terms)
+    if source == "private":
+        # No declaration makes private data public: that its pilot revealed nothing can turn out false.
+        return (*found, Assumption("harmless pilot", PILOT[source]), counts)
+    return (*found, counts, Assumption("public pilot", PILOT[source], declared=True))
+
+
+def _about_noise(header: LedgerHeader) -> Iterator[Assumption]:
+    trust, terms, tdma = trust_from(header.trust, header.terms), header.terms, _uses_tdma(header.terms)
+    yield from trust.assumptions(tdma)
+    medium = terms.get("medium")
+    if isinstance(medium, Mapping):
+        least, of_all = int(medium["least_devices"]), int(medium["devices"])
+        yield Assumption("secure sum", SECURE_SUM.format(least=least, all=of_all, enough=2 * least - of_all))
+    elif medium == "radio" and trust.counts_others and not trust.counts_receiver:
+        yield Assumption("simultaneous transmission", RADIO)
+    if not isinstance(medium, Mapping) and trust.needs_aligned_channels(tdma):
+        limit = float(terms.get("csi_error_limit", 0.0))
+        name = "exact channels" if limit == 0 else "bounded channel error"
+        yield Assumption(name, channels_statement(limit, trust.counts_own_only))
+    secret = participation_assumption(terms)
+    if secret is not None:
+        yield secret
+    antennas = int(terms.get("antennas", 1))
+    if antennas > 1 and not trust.counts_own_only:
+        # No number of antennas can tell a device's own noise from its signal.
+        yield Assumption("number of antennas", ANTENNAS.format(count=antennas))
+    if header.noise == "seeded":
+        yield Assumption("secret seed", NOISE["seeded"])
+
+
+def _uses_tdma(terms: Mapping[str, Any]) -> bool:
+    return bool(terms["uplink"] == "orthogonal_knowledge")
+
+
 def _accounts(ledger: Ledger) -> tuple[DeviceAccount, ...]:
     header = ledger.header
-    by_model = {model: {trust: ledger.epsilon(model, trust) for trust in TRUST_MODELS} for model in SENSITIVITY_MODELS}
+    by_model = {
+        model: {trust: ledger.epsilon(model, trust) for trust in ledger.trust_names} for model in SENSITIVITY_MODELS
+    }
     lemma1 = ledger.spending.squared_mu("paper", "receiver_noise", relabel=False)
     formula = paper_epsilon(np.sqrt(lemma1), header.delta)
-    # Lemma 1 is no bound; the least that one record can move is a class mean of a model that it did not train.
+    # Lemma 1 is not a valid bound; one record moves at least the class mean of a model that was not trained on it.
     least = "class_mean" if header.sensitivity == "paper" else header.sensitivity
     return tuple(
         DeviceAccount(
@@ -184,8 +236,8 @@ def _accounts(ledger: Ledger) -> tuple[DeviceAccount, ...]:
     )
 
 
-def _promises(ledger: Ledger) -> list[LedgerHeader]:
-    """What each run that released anything stands for, counted on the terms of the last; none for bare numbers."""
+def _guarantees(ledger: Ledger) -> list[LedgerHeader]:
+    """The header of each run that released anything, on the terms of the last run; none for non-private releases."""
     last = ledger.header
     runs = [*ledger.earlier_headers, *([last] if ledger.num_releases else [])]
     terms = {name: getattr(last, name) for name in ("sensitivity", "trust", "relabel")}
@@ -193,33 +245,24 @@ def _promises(ledger: Ledger) -> list[LedgerHeader]:
 
 
 def _united(assumptions: Iterable[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
-    """Each once, what is declared last."""
+    """Each assumption once, declared ones last."""
     found = dict.fromkeys(each for several in assumptions for each in several)
     return tuple(sorted(found, key=lambda each: each.declared))
 
 
-def _statement(promises: Sequence[LedgerHeader], assumptions: Sequence[Assumption]) -> tuple[str, ...]:
-    """The neighbouring relation, and what of the rest is no assumption."""
+def _statement(guarantees: Sequence[LedgerHeader], assumptions: Sequence[Assumption]) -> tuple[str, ...]:
+    """The neighbouring relation, and everything else that is not stated as an assumption."""
     lines = []
-    for promise in promises:
-        judged = promise.sensitivity == "paper" and promise.payload == "knowledge"
+    for header in guarantees:
         lines += [
-            neighbours(promise.sensitivity, promise.payload),
-            JUDGED_BY_CLASS_MEAN if judged else basis(promise.sensitivity, promise.payload),
-            *answers_in_words(promise.terms),
-            *([RELABEL] if promise.relabel and promise.payload == "knowledge" else []),
-            trust_in_words(promise.trust, promise.terms["uplink"]),
-            *_taking_part(promise),
-            NOISE[promise.noise],
+            *neighbours_from(header.payload, header.terms).statement(header.sensitivity, header.relabel),
+            *answers_statement(header.terms),
+            trust_from(header.trust, header.terms).statement(_uses_tdma(header.terms)),
+            *participation_statements(header.terms),
+            NOISE[header.noise],
         ]
-    said = {assumption.sentence for assumption in assumptions}
-    return tuple(line for line in dict.fromkeys(lines) if line not in said)
-
-
-def _taking_part(promise: LedgerHeader) -> list[str]:
-    terms = promise.terms
-    hidden = terms.get("participation_hidden", False)
-    return taking_part_in_words(terms["sampling"], terms.get("participation", 1.0), hidden)
+    stated = {assumption.sentence for assumption in assumptions}
+    return tuple(line for line in dict.fromkeys(lines) if line not in stated)
 
 
 def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str, Any] | None) -> list[str]:
@@ -228,45 +271,44 @@ def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str,
     if not runs:
         reasons.append("Nothing was released.")
     elif any(run.terms["releases"] == "bare" for run in runs):
-        reasons.append("Numbers went out as they are: nothing hides them.")
+        reasons.append("Numbers were released without noise: nothing protects them.")
     elif broken := [account for account in accounts if np.isfinite(account.epsilon_asked) and not account.kept]:
         reasons.append(_broken(header, max(broken, key=lambda account: account.evidence / account.epsilon_asked)))
-    reasons += _earlier_promises(ledger, accounts)
+    reasons += _earlier_guarantees(ledger, accounts)
     if ledger.closed:
-        reasons.append("Another run has gone on from this ledger: what it released is not in here.")
+        reasons.append("Another run continues this ledger: what it released is not included here.")
     if audit is not None and audit["violations"]:
         reasons += [f"An audit found: {violation}" for violation in audit["violations"]]
-    if any(run.terms["releases"] == "private" and pilot_source(run) == "private" for run in runs):
+    if any(run.terms["releases"] == "private" and pilot_source(run.terms) == "private" for run in runs):
         reasons.append("The pilot was not private: the learning constants were measured on the devices' own data.")
     if any(run.noise == "seeded" and run.terms["releases"] == "private" for run in runs):
-        reasons.append("The noise of this run is seeded: it is a simulation and protects nobody.")
+        reasons.append("The noise of this run is seeded: it is a simulation and protects no device.")
     if any(run.terms.get("medium") == "emulated" for run in runs):
-        alone = " Each device's own noise was there all the same." if header.trust == "own_noise" else ""
-        reasons.append(EMULATED + alone)
+        own_only = trust_from(header.trust, header.terms).counts_own_only
+        reasons.append(EMULATED + (" Each device's own noise was present all the same." if own_only else ""))
     return reasons
 
 
-def _earlier_promises(ledger: Ledger, accounts: Sequence[DeviceAccount]) -> list[str]:
-    """A later run may ask for more than an earlier one had promised; that promise is then gone."""
+def _earlier_guarantees(ledger: Ledger, accounts: Sequence[DeviceAccount]) -> list[str]:
+    """Guarantees of earlier runs that a later run, with a larger target, has broken."""
     found = []
     for run in ledger.earlier_headers:
         over = [account for account in accounts if account.spent > run.epsilon[account.device] * (1 + _TOLERANCE)]
         if over and run.terms["releases"] == "private":
             worst = max(over, key=lambda account: account.spent / run.epsilon[account.device])
-            promised = run.epsilon[worst.device]
             found.append(
-                f"{run.name} had promised device {worst.device} ε = {promised:.3g}; with what was released since, "
-                f"{worst.spent:.3g} is spent."
+                f"{run.name} guaranteed device {worst.device} ε = {run.epsilon[worst.device]:.3g}; with later releases "
+                f"it has spent {worst.spent:.3g}."
             )
     return found
 
 
 def _broken(header: LedgerHeader, worst: DeviceAccount) -> str:
-    told = f"where {worst.epsilon_asked:.3g} was asked"
-    if header.sensitivity == "paper" and header.payload == "knowledge":
+    target = f"and the target was {worst.epsilon_asked:.3g}"
+    if neighbours_from(header.payload, header.terms).judged_by_class_mean(header.sensitivity):
         return (
-            "Lemma 1 is no bound: a class mean is over B_i^k samples, not B_i. Even for a model that one record did "
-            f"not train, device {worst.device} has spent ε = {worst.evidence:.3g} {told}."
+            "Lemma 1 is not a valid bound: a class mean is over B_i^k samples, not B_i. Even for a model that was not "
+            f"trained on the record, device {worst.device} has spent ε = {worst.evidence:.3g}, {target}."
         )
-    short = "; the paper's accountant grants too little noise" if header.accountant == "paper" else ""
-    return f"Device {worst.device} has spent ε = {worst.evidence:.3g} {told}{short}."
+    short = "; the paper's accountant adds too little noise" if header.accountant == "paper" else ""
+    return f"Device {worst.device} has spent ε = {worst.evidence:.3g}, {target}{short}."

@@ -1,7 +1,7 @@
-"""The ledger: every release is written down before it goes out, and none goes out that a device cannot pay.
+"""The ledger: every release is recorded before it is transmitted, and a release beyond a device's budget is refused.
 
-Lines are of three kinds: an header (who was promised what, and on which terms), releases, and a note that another
-run goes on from here. A ledger may hold several runs of the same devices, one after the other.
+A line is a header (every device's target, and the terms of the guarantee), a release, or a note that another run
+continues the ledger elsewhere. A ledger may hold several runs of the same devices in a row.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from airdistill.privacy.assumptions import Terms
 from airdistill.privacy.chain import Chain, LedgerError, digest_of_body, ends_with
 from airdistill.privacy.release import Release, Spending, SubsampledSpending
 from airdistill.privacy.targets import epsilon_of_mu
+from airdistill.privacy.trust import TRUST_MODELS
 
 logger = logging.getLogger(__name__)
 TOLERANCE = 1e-9  # relative, of μ²: rounding must not stop a run of exactly the planned rounds
@@ -30,15 +31,15 @@ FORMAT = 1
 
 
 class BudgetExceeded(AirDistillError):  # noqa: N818 - the name says what happened
-    """A round would have cost a device more than it was promised; it did not happen."""
+    """A round would have exceeded a device's budget; it was not transmitted."""
 
 
 @dataclass(frozen=True)
 class LedgerHeader:
-    """What every device was promised, `[device]`, and what the promise is about.
+    """Every device's target (ε, δ), `[device]`, and the terms of the guarantee.
 
-    `mu` is what the declared accountant grants. `enforced` is false where numbers go out as they are: then nothing
-    was promised that could be kept. `terms` are facts that a certificate must state.
+    `mu` is what the declared accountant grants. `enforced` is false for a non-private scheme, whose releases no target
+    could allow. `terms` are facts that a certificate must state.
     """
 
     name: str
@@ -73,19 +74,19 @@ class LedgerHeader:
 
 
 class Ledger:
-    """What the devices have spent; with a chain, on disk."""
+    """What the devices have spent; on disk if there is a chain."""
 
     def __init__(self, header: LedgerHeader, chain: Chain | None = None) -> None:
         self.header = header
         self.chain = chain
         self.spending = Spending(header.num_devices)
         self._before_this_run = self.spending
-        self._hidden = SubsampledSpending.promised_by(header.payload, header.terms)
+        self._subsampled = SubsampledSpending.from_header(header.payload, header.terms)
         self.num_releases = 0  # of this run
-        self.num_earlier = 0  # of the same devices' runs before
-        self.last_round = 0  # of this run that was charged
-        self.settled_round = 0  # the last of them that is not to be played again
-        # (w s)²/c of this run so far under the declared models, `[device, row]`: what a design may carry over.
+        self.num_earlier = 0  # releases of earlier runs of the same devices
+        self.last_round = 0  # the last round of this run that was charged
+        self.settled_round = 0  # the last of them that will not be repeated
+        # (w s)²/c of this run so far under the declared models, `[device, row]`, for designs that carry budget over.
         self.cost_of_run = np.zeros((header.num_devices, header.num_rows))
         self.earlier_headers: list[LedgerHeader] = []  # of those that released anything
         self._in_memory: list[Release] = []
@@ -96,13 +97,13 @@ class Ledger:
     def begin(
         cls, header: LedgerHeader, path: Path, given: Path | None = None, leftover: LedgerHeader | None = None
     ) -> Ledger:
-        """A new ledger for a run; `given` is the ledger of the same devices' run before, from which it goes on.
+        """Begin the ledger of a run. It continues `given`, the ledger of an earlier run of the same devices.
 
-        The new file is whole before the given one is closed: whatever a crash leaves, no release is forgotten. A start
-        that was killed after that leaves a `leftover` in its folder, and may be made again there, and nowhere else.
+        The new file is complete before the given one is closed: no crash can lose a release. A start that is killed
+        after that leaves a `leftover` header in its folder, and can be repeated in that folder only.
         """
         if path.exists() and not ends_with(path, "opening"):
-            raise LedgerError(f"{path}: is there already, with releases; a ledger is never begun anew")
+            raise LedgerError(f"{path}: exists and has releases; a ledger cannot be begun twice")
         if given is None:
             Chain.begin(path, header.to_dict())
             return cls.read(path)
@@ -119,11 +120,11 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path, recorded_rounds: int | None = None, noise_is_kept: bool = False) -> Ledger:
-        """All that the file says has been charged.
+        """Read everything that was charged.
 
-        With `recorded_rounds`, as it stood when so many rounds of the last run had been recorded: what was charged
-        since is played again. Seeded noise is then the same, and what went out is charged once. Secure noise is new,
-        so that all that was charged stays charged; unless `noise_is_kept` by whoever drew it, and sent again as it was.
+        With `recorded_rounds`, return the state after that many recorded rounds of the last run; later rounds are
+        repeated. Seeded noise is then the same, and a repeated round is charged once. Secure noise is new, and so
+        every charge stays; unless `noise_is_kept` says that the caller stored the noise and sends it again.
         """
         try:
             headers = _headers_in(path)
@@ -131,7 +132,7 @@ class Ledger:
             is_same = noise_is_kept or ledger.header.noise == "seeded"
             ledger._read_lines(path, len(headers), recorded_rounds if is_same else None)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise LedgerError(f"{path}: is no ledger: {error}") from None
+            raise LedgerError(f"{path}: is not a ledger: {error}") from None
         return ledger
 
     def _read_lines(self, path: Path, num_runs: int, recorded_rounds: int | None) -> None:
@@ -162,12 +163,12 @@ class Ledger:
             self._count(release)
 
     def charge(self, release: Release) -> None:
-        """Writes a release down, before it goes out; `BudgetExceeded` if a device cannot pay for it."""
+        """Record a release before it is transmitted. Raise `BudgetExceeded` if it exceeds a device's budget."""
         if self._charged_before:
             if self._charged_before[0].same_as(release):
                 self._count(self._charged_before.popleft())
                 return
-            logger.warning("round %d differs from what was charged for it: charged again", release.round_index)
+            logger.warning("round %d differs from its earlier charge and is charged again", release.round_index)
             for charged in self._charged_before:
                 self._count(charged)
             self._charged_before.clear()
@@ -175,7 +176,7 @@ class Ledger:
         if self.chain is None:
             self._in_memory.append(release)
         elif self.chain.last["kind"] == "continued":
-            raise LedgerError(f"{self.chain.path}: another run has gone on from it; nothing more can be charged")
+            raise LedgerError(f"{self.chain.path}: another run continues it; nothing more can be charged here")
         else:
             self.chain.append({"kind": "release", **release.to_dict(self._last_written)})
         self._last_written, self.last_round = release, release.round_index
@@ -183,13 +184,13 @@ class Ledger:
 
     def _count(self, release: Release) -> None:
         self.spending = self.spending.after(release, self.header.payload)
-        self._hidden = None if self._hidden is None else self._hidden.after(release)
+        self._subsampled = None if self._subsampled is None else self._subsampled.after(release)
         self.cost_of_run = self.cost_of_run + release.cost(self.header.sensitivity, self.header.trust)
         self.num_releases += 1
         self.settled_round = release.round_index
 
     def history(self) -> Iterator[tuple[str, Release]]:
-        """Every release of these devices with its payload, this run's last; read from the disk one by one."""
+        """Every release of these devices with its payload, this run's last, read from disk one by one."""
         if self.chain is None:
             yield from ((self.header.payload, release) for release in self._in_memory)
             return
@@ -203,18 +204,23 @@ class Ledger:
 
     @property
     def releases(self) -> list[Release]:
-        """Of this run alone."""
+        """The releases of this run only."""
         return [release for _, release in itertools.islice(self.history(), self.num_earlier, None)]
 
     @property
     def charged_ahead(self) -> bool:
-        """Whether the next round was charged before, and is played again."""
+        """Whether the next round was charged before and is being repeated."""
         return bool(self._charged_before)
 
     @property
     def closed(self) -> bool:
-        """Whether another run has gone on from here."""
+        """Whether another run continues this ledger."""
         return self.chain is not None and self.chain.last["kind"] == "continued"
+
+    @property
+    def trust_names(self) -> tuple[str, ...]:
+        """The trust models that releases are counted under: the built-in ones, and the declared one."""
+        return tuple(dict.fromkeys((*TRUST_MODELS, self.header.trust)))
 
     def squared_mu(self) -> FloatArray:
         """μ² of every device so far under the declared models, `[device]`."""
@@ -226,26 +232,29 @@ class Ledger:
     def epsilon(self, model: str | None = None, trust: str | None = None) -> FloatArray:
         """ε of every device so far, `[device]`, under the declared models or others.
 
-        Hidden coins amplify what is told of whole devices; of one record no more is told than of all of them.
+        Secret participation amplifies the privacy of whole devices; a record is protected at least as well as its
+        device.
         """
         terms = self.header
         trusted = trust or terms.trust
         squared = self.spending.squared_mu(model or terms.sensitivity, trusted, terms.relabel)
         in_full = epsilon_of_mu(np.sqrt(squared), terms.delta, terms.noise)
-        if self._hidden is None:
+        if self._subsampled is None:
             return in_full
-        return np.minimum(in_full, self._hidden.epsilon(trusted, terms.delta, self._earlier(trusted)))
+        return np.minimum(in_full, self._subsampled.epsilon(trusted, terms.delta, self._earlier(trusted)))
 
     def highest_epsilon(self) -> float:
-        """The largest ε of any device so far under the declared models; with hidden coins, one that is not far above
-        it and by far cheaper than that of all of them."""
+        """The largest ε of any device so far under the declared models.
+
+        With secret participation it is an upper bound that is slightly larger and much cheaper to compute.
+        """
         terms = self.header
-        if self._hidden is None or self.num_releases == 0:
+        if self._subsampled is None or self.num_releases == 0:
             return float(self.epsilon().max())
-        return self._hidden.highest_epsilon(terms.trust, terms.delta, self._earlier(terms.trust))
+        return self._subsampled.highest_epsilon(terms.trust, terms.delta, self._earlier(terms.trust))
 
     def _earlier(self, trust: str) -> FloatArray:
-        """μ² of whole devices by the runs before, `[device]`."""
+        """μ² that earlier runs spent on whole devices, `[device]`."""
         return self._before_this_run.squared_mu("device", trust, relabel=False)
 
     def _check(self, release: Release) -> None:
@@ -255,16 +264,16 @@ class Ledger:
             return
         device, wanted = over
         raise BudgetExceeded(
-            f"round {release.round_index} would take device {device} to ε = {wanted:.6g} of the "
-            f"{terms.epsilon[device]:.6g} that it was promised at δ = {terms.delta[device]:.3g} (sensitivity "
-            f"{terms.sensitivity}, trust {terms.trust}, accountant {terms.accountant}); it did not happen"
+            f"round {release.round_index} would take device {device} to ε = {wanted:.6g}, above its target "
+            f"{terms.epsilon[device]:.6g} at δ = {terms.delta[device]:.3g} (sensitivity {terms.sensitivity}, trust "
+            f"{terms.trust}, accountant {terms.accountant}); it was not transmitted"
         )
 
     def _over_budget(self, release: Release) -> tuple[int, float] | None:
-        """Of the devices that cannot pay for a release, the one that is furthest over, and the ε that it would have."""
+        """The device that a release would take furthest above its budget, and the ε it would have; None if none."""
         terms = self.header
-        if self._hidden is not None:
-            return self._hidden.after(release).over_budget(terms, self._earlier(terms.trust))
+        if self._subsampled is not None:
+            return self._subsampled.after(release).over_budget(terms, self._earlier(terms.trust))
         spent = self._declared(self.spending.after(release, terms.payload))
         over = spent > terms.mu**2 * (1 + TOLERANCE)
         if not over.any():
@@ -275,27 +284,27 @@ class Ledger:
 
 
 def _times_over(spent: FloatArray, budget: FloatArray) -> FloatArray:
-    """How many times over its budget; no budget was asked for where it is infinite."""
+    """Spent over budget; 0 for an infinite budget."""
     with np.errstate(invalid="ignore"):
         return np.nan_to_num(spent / budget, nan=0.0)
 
 
 def spent_before(path: Path, terms: Terms, num_devices: int) -> FloatArray:
-    """μ² that earlier runs of the same devices have spent, `[device]`, counted on a new run's terms."""
+    """μ² that earlier runs of the same devices have spent, `[device]`, under a new run's terms."""
     earlier = Ledger.read(path)
     _check_fleet(earlier, terms, num_devices)
     return earlier.spending.squared_mu(terms.sensitivity, terms.trust, terms.relabel)
 
 
 def _same_start(closed: Chain, header: LedgerHeader, leftover: LedgerHeader | None) -> LedgerHeader:
-    """The header that closed a ledger, if a start that was killed left it behind and this one is the same."""
+    """The header that closed a ledger, if a killed start left it behind and this start is the same."""
     token = {} if leftover is None or "run" not in leftover.terms else {"run": leftover.terms["run"]}
     again = replace(header, terms={**header.terms, **token})
     if leftover is None or digest_of_body(again.to_dict()) != closed.last["by"]:
         folder = closed.last["in"]
         raise LedgerError(
-            f"{closed.path}: another run has gone on from it, in {folder}: give that run's ledger; if that start was "
-            f"killed before it began, repeat it as it was with --out {folder}"
+            f"{closed.path}: another run continues it, in {folder}: give that run's ledger; if that run was killed "
+            f"before its first round, repeat its command with --out {folder}"
         )
     return again
 
@@ -314,9 +323,9 @@ def _headers_in(path: Path) -> list[dict[str, Any]]:
 def _check_fleet(earlier: Ledger, terms: Terms, num_devices: int) -> None:
     path = None if earlier.chain is None else earlier.chain.path
     if earlier.header.num_devices != num_devices:
-        raise LedgerError(f"{path}: is of {earlier.header.num_devices} devices, and this run has {num_devices}")
+        raise LedgerError(f"{path}: has {earlier.header.num_devices} devices, and this run has {num_devices}")
     if earlier.header.noise != terms.noise:
-        raise LedgerError(f"{path}: is of {earlier.header.noise} noise, and this run has {terms.noise} noise")
+        raise LedgerError(f"{path}: has {earlier.header.noise} noise, and this run has {terms.noise} noise")
 
 
 def _check_same_devices(earlier: Ledger, header: LedgerHeader) -> None:
@@ -325,7 +334,7 @@ def _check_same_devices(earlier: Ledger, header: LedgerHeader) -> None:
         if run.payload == header.payload and run.num_rows != header.num_rows:
             path = None if earlier.chain is None else earlier.chain.path
             rule = f"has {run.num_rows} rows of {run.payload}, and this run has {header.num_rows}"
-            raise LedgerError(f"{path}: {rule}: it cannot be of the same devices")
+            raise LedgerError(f"{path}: {rule}: they cannot be the same devices")
 
 
 def _array(values: list[float | None]) -> FloatArray:

@@ -1,8 +1,7 @@
-"""What leaves the devices in one round, as data: enough to say what it costs whom under every model.
+"""Releases and spending: what leaves the devices in one round, as data, and what it costs each device.
 
-What releases have cost each device, under every sensitivity model and every trust model.
-
-What a ledger has charged for rounds whose coins the server does not see, device by device.
+Costs are kept under every sensitivity model and every trust model. Rounds with secret Poisson participation are
+composed by privacy loss distributions (`SubsampledSpending`); all other rounds add up in μ².
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray, divide_or
 from airdistill.files import jsonable
+from airdistill.privacy.neighbours import neighbours_from
 from airdistill.privacy.poisson_sampling import SubsampledGaussian, composition_groups, grid_index
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import spent_squared_mu
+from airdistill.privacy.trust import OwnNoise
 
-TRUST_MODELS = ("receiver_noise", "fleet_noise", "own_noise")
 AS_BEFORE = "as before"
 
 
@@ -29,8 +29,9 @@ AS_BEFORE = "as before"
 class Release:
     """Round `round_index`: weights w, sensitivities s by model and counted noise c by trust model, `[device, row]`.
 
-    A row is a class's knowledge, or a gradient. c is the variance per entry of what hides the row, in units of the
-    server's estimate: zero where numbers go out as they are, infinite where a row was not sent.
+    A row is one vector: a class mean, a gradient, or all predictions on a public set. c is the variance per entry of
+    the noise that protects the row, in units of the server's estimate: zero for a non-private release, infinite for a
+    row that was not sent.
     """
 
     round_index: int
@@ -40,12 +41,12 @@ class Release:
 
     @property
     def participants(self) -> IntArray:
-        """The devices that sent something of their own."""
+        """The devices that sent a vector."""
         sent = np.any([np.isfinite(noise) for noise in self.counted_noise_var.values()], axis=0)
         return np.flatnonzero(((self.weights > 0) & sent).any(axis=1))
 
     def cost(self, model: str, trust: str) -> FloatArray:
-        """(w s)²/c, `[device, row]`: what the round adds to a device's μ²."""
+        """(w s)²/c, `[device, row]`: what the round adds to μ² of a device."""
         squared_shift = (self.weights * self.sensitivity[model]) ** 2
         price = divide_or(squared_shift, self.counted_noise_var[trust], np.inf)
         return np.where(squared_shift > 0, price, 0.0)
@@ -58,7 +59,7 @@ class Release:
         )
 
     def to_dict(self, before: Release | None = None) -> dict[str, Any]:
-        """Ready for JSON; an array that is as in the release before it is not written out again."""
+        """Convert to JSON values; an array that equals the one of the previous release is not repeated."""
         known = {} if before is None else _arrays(before)
         written: dict[str, Any] = {"round": self.round_index, "participants": self.participants.tolist()}
         for (field, name), array in _arrays(self).items():
@@ -77,7 +78,7 @@ class Release:
         def array(field: str, name: str, value: Any) -> FloatArray:
             if value == AS_BEFORE:
                 if before is None:
-                    raise ValueError(f"{field} is said to be as before, but nothing was before")
+                    raise ValueError(f"{field} refers to a previous release, and there is none")
                 return _arrays(before)[field, name]
             full = [[np.inf if entry is None else entry for entry in row] for row in value]
             return np.broadcast_to(np.array(full, dtype=np.float64), shape)
@@ -97,7 +98,7 @@ def _arrays(release: Release) -> dict[tuple[str, str], FloatArray]:
 
 
 def _shrunk(array: FloatArray) -> FloatArray:
-    """One row if all devices have the same, one column if all rows have: thousands of devices need not say it each."""
+    """One row if all devices are equal, one column if all rows are: thousands of devices do not repeat a value."""
     if (array == array[:1]).all():
         array = array[:1]
     return array[:, :1] if (array == array[:, :1]).all() else array
@@ -107,10 +108,10 @@ Cost = dict[tuple[str, str], FloatArray]
 
 
 class Spending:
-    """Adds up (w s)²/c of every device and row, release by release.
+    """The sum of (w s)²/c of every device and row over releases.
 
-    Rows of one payload stand for the same classes in every release and are added up row by row. What different
-    payloads cost (knowledge, gradients) is added up device by device, which is never less than the truth.
+    Rows of one payload stand for the same classes in every release and are added row by row. The costs of different
+    payloads (class means, gradients) are added device by device, which never underestimates.
     """
 
     def __init__(self, num_devices: int, costs: Mapping[str, Cost] | None = None) -> None:
@@ -118,28 +119,32 @@ class Spending:
         self._costs = dict(costs or {})
 
     def after(self, release: Release, payload: str) -> Spending:
-        """The same with one more release."""
+        """The spending with one more release."""
         before = self._costs.get(payload, {})
         now = {
             (model, trust): before.get((model, trust), 0.0) + release.cost(model, trust)
-            for model, trust in itertools.product(SENSITIVITY_MODELS, TRUST_MODELS)
+            for model, trust in itertools.product(SENSITIVITY_MODELS, release.counted_noise_var)
         }
         return Spending(self.num_devices, {**self._costs, payload: now})
 
     def squared_mu(self, model: str, trust: str, relabel: bool) -> FloatArray:
-        """μ² of every device so far, `[device]`."""
-        spent = [spent_squared_mu(cost[model, trust], model, relabel) for cost in self._costs.values()]
+        """μ² of every device so far, `[device]`.
+
+        Runs that did not know a trust model of the user's own are counted on each device's own noise, the strictest.
+        """
+        costs = [cost[model, trust if (model, trust) in cost else OwnNoise.name] for cost in self._costs.values()]
+        spent = [spent_squared_mu(cost, model, relabel) for cost in costs]
         return np.asarray(np.sum([np.zeros(self.num_devices), *spent], axis=0))
 
 
 _TOLERANCE = 1e-8  # relative, of ε
 
 Runs = tuple[tuple[IntArray, int], ...]
-"""Rungs of a round `[device]`, and how many such rounds there were in turn."""
+"""μ-grid indices of a round `[device]`, and the number of such rounds in a row."""
 
 
 class Budget(Protocol):
-    """Of a ledger's header, what every device was promised and for how many rounds."""
+    """The part of a ledger's header that names every device's target and the number of rounds."""
 
     @property
     def epsilon(self) -> FloatArray: ...
@@ -158,82 +163,84 @@ class Budget(Protocol):
 
 
 class SubsampledSpending:
-    """Every device's rounds so far under each trust model, for neighbours that differ in a whole device's data."""
+    """Rounds of the subsampled Gaussian mechanism so far, under each trust model, for whole devices as neighbours."""
 
-    def __init__(self, coin: SubsampledGaussian, runs: Mapping[str, Runs] | None = None) -> None:
-        self.coin = coin
-        self._runs: dict[str, Runs] = dict.fromkeys(TRUST_MODELS, ()) if runs is None else dict(runs)
+    def __init__(self, mechanism: SubsampledGaussian, runs: Mapping[str, Runs] | None = None) -> None:
+        self.mechanism = mechanism
+        self._runs: dict[str, Runs] = dict(runs or {})
 
     @classmethod
-    def promised_by(cls, payload: str, terms: Mapping[str, Any]) -> SubsampledSpending | None:
-        """None where the terms of a run do not say that its coins are hidden."""
+    def from_header(cls, payload: str, terms: Mapping[str, Any]) -> SubsampledSpending | None:
+        """The empty spending of a run with secret participation; None for other runs."""
         if not terms.get("participation_hidden", False):
             return None
-        return cls(SubsampledGaussian.for_payload(float(terms["participation"]), payload))
+        geometry = neighbours_from(payload, terms).geometry
+        return cls(SubsampledGaussian(float(terms["participation"]), geometry))
 
     def after(self, release: Release) -> SubsampledSpending:
-        """With one more round."""
-        return SubsampledSpending(self.coin, {trust: self._with(release, trust) for trust in TRUST_MODELS})
+        """The spending with one more round."""
+        return SubsampledSpending(self.mechanism, {t: self._with(release, t) for t in release.counted_noise_var})
 
     def _with(self, release: Release, trust: str) -> Runs:
-        runs, rungs = self._runs[trust], grid_index(np.sqrt(release.cost("device", trust).sum(axis=1)))
-        if runs and np.array_equal(runs[-1][0], rungs):
-            return (*runs[:-1], (rungs, runs[-1][1] + 1))
-        return (*runs, (rungs, 1))
+        runs, indices = self._runs.get(trust, ()), grid_index(np.sqrt(release.cost("device", trust).sum(axis=1)))
+        if runs and np.array_equal(runs[-1][0], indices):
+            return (*runs[:-1], (indices, runs[-1][1] + 1))
+        return (*runs, (indices, 1))
 
     def epsilon_of(self, device: int, trust: str, delta: float, earlier_squared_mu: float) -> float:
-        kinds, num_devices = Counter[int](), 1
-        for rungs, count in self._runs[trust]:
-            kinds[int(rungs[device])] += count
-            num_devices = len(rungs)
-        return self.coin.epsilon(
-            composition_groups(kinds, num_devices), float(delta), float(np.sqrt(earlier_squared_mu))
-        )
+        counts, num_devices = Counter[int](), 1
+        for indices, count in self._runs.get(trust, ()):
+            counts[int(indices[device])] += count
+            num_devices = len(indices)
+        groups = composition_groups(counts, num_devices)
+        return self.mechanism.epsilon(groups, float(delta), float(np.sqrt(earlier_squared_mu)))
 
     def epsilon(self, trust: str, delta: FloatArray, earlier_squared_mu: FloatArray) -> FloatArray:
-        """Of every device so far, `[device]`."""
-        paid = enumerate(zip(delta, earlier_squared_mu, strict=True))
-        return np.array([self.epsilon_of(device, trust, *of_device) for device, of_device in paid])
+        """ε of every device so far, `[device]`."""
+        budgets = enumerate(zip(delta, earlier_squared_mu, strict=True))
+        return np.array([self.epsilon_of(device, trust, *of_device) for device, of_device in budgets])
 
     def highest_epsilon(self, trust: str, delta: FloatArray, earlier_squared_mu: FloatArray) -> float:
-        """An ε that no device has exceeded, from one composition and not one for each.
+        """An ε that no device exceeds, from one composition instead of one for each device.
 
-        In which order rounds came does not matter. So among devices of the same δ the dearest rounds of any are put
-        together, then the next, and so on: nobody has paid more than whoever had all of them.
+        The order of rounds does not matter. Among devices of the same δ the most expensive rounds of any device are
+        combined, then the second most expensive, and so on: no device has spent more than one that had all of them.
         """
-        rounds = [np.broadcast_to(rungs, (count, len(delta))) for rungs, count in self._runs[trust]]
-        by_price = np.sort(np.concatenate(rounds), axis=0)
+        rounds = [np.broadcast_to(indices, (count, len(delta))) for indices, count in self._runs[trust]]
+        by_cost = np.sort(np.concatenate(rounds), axis=0)
         terms, group = np.unique(np.stack([delta, earlier_squared_mu]), axis=1, return_inverse=True)
-        dearest = np.stack([by_price[:, group == each].max(axis=1) for each in range(terms.shape[1])], axis=1)
-        paid = np.vstack([dearest, terms[1], -terms[0]])
+        highest = np.stack([by_cost[:, group == each].max(axis=1) for each in range(terms.shape[1])], axis=1)
+        spent = np.vstack([highest, terms[1], -terms[0]])
         compared: list[int] = []
-        for each in np.lexsort(paid)[::-1]:
-            if not any((paid[:, each] <= paid[:, other]).all() for other in compared):
+        for each in np.lexsort(spent)[::-1]:
+            if not any((spent[:, each] <= spent[:, other]).all() for other in compared):
                 compared.append(int(each))
         return max(
-            self.coin.epsilon(composition_groups(Counter(dearest[:, each].tolist())), *_delta_and_mu(terms[:, each]))
+            self.mechanism.epsilon(
+                composition_groups(Counter(highest[:, each].tolist())), *_delta_and_mu(terms[:, each])
+            )
             for each in compared
         )
 
-    def over_budget(self, promised: Budget, earlier_squared_mu: FloatArray) -> tuple[int, float] | None:
-        """The device that is furthest over what it was promised, and its ε; None if all can pay.
+    def over_budget(self, target: Budget, earlier_squared_mu: FloatArray) -> tuple[int, float] | None:
+        """The device furthest above its target, and its ε; None if no device is above it.
 
-        No more rounds than were planned, none dearer than planned, cost no more than the plan: if all can pay for that
-        they need not be composed.
+        If there were no more rounds than planned, and none more expensive than planned, they cost no more than the
+        plan: if the plan stays within the targets, the rounds themselves need not be composed.
         """
-        runs, planned = self._runs[promised.trust], int(promised.terms["planned_rounds"])
-        rungs = grid_index(promised.mu / np.sqrt(planned))
-        if sum(count for _, count in runs) <= planned and (np.max([each for each, _ in runs], axis=0) <= rungs).all():
-            as_planned = SubsampledSpending(self.coin, {promised.trust: ((rungs, planned),)})
-            if as_planned._furthest_over(promised, earlier_squared_mu) is None:
+        runs, planned = self._runs[target.trust], int(target.terms["planned_rounds"])
+        indices = grid_index(target.mu / np.sqrt(planned))
+        if sum(count for _, count in runs) <= planned and (np.max([each for each, _ in runs], axis=0) <= indices).all():
+            as_planned = SubsampledSpending(self.mechanism, {target.trust: ((indices, planned),)})
+            if as_planned._furthest_over(target, earlier_squared_mu) is None:
                 return None
-        return self._furthest_over(promised, earlier_squared_mu)
+        return self._furthest_over(target, earlier_squared_mu)
 
-    def _furthest_over(self, promised: Budget, earlier_squared_mu: FloatArray) -> tuple[int, float] | None:
-        epsilon, asked = self.epsilon(promised.trust, promised.delta, earlier_squared_mu), np.isfinite(promised.epsilon)
-        times = np.where(asked, epsilon / np.where(asked, promised.epsilon, 1.0), 0.0)
-        device = int(np.argmax(times))
-        return (device, float(epsilon[device])) if times[device] > 1 + _TOLERANCE else None
+    def _furthest_over(self, target: Budget, earlier_squared_mu: FloatArray) -> tuple[int, float] | None:
+        epsilon, asked = self.epsilon(target.trust, target.delta, earlier_squared_mu), np.isfinite(target.epsilon)
+        ratio = np.where(asked, epsilon / np.where(asked, target.epsilon, 1.0), 0.0)
+        device = int(np.argmax(ratio))
+        return (device, float(epsilon[device])) if ratio[device] > 1 + _TOLERANCE else None
 
 
 def _delta_and_mu(terms: FloatArray) -> tuple[float, float]:

@@ -1,21 +1,15 @@
-"""From every device's knowledge to the server's estimate: transmit, superpose, receive."""
+"""From every device's vectors to the server's estimate: charge, transmit, superpose, receive."""
 
+from airdistill.radio.charged_round import ChargedRound, charge_round
 from airdistill.radio.receivers import Estimate, Receiver
-from airdistill.radio.superposition import (
-    Reception,
-    error_free,
-    ideal_knowledge,
-    over_the_air,
-    receive,
-    superpose,
-    transmit,
-)
+from airdistill.radio.superposition import Reception, ideal_knowledge, over_the_air, receive, superpose, transmit
 
 __all__ = [
+    "ChargedRound",
     "Estimate",
     "Receiver",
     "Reception",
-    "error_free",
+    "charge_round",
     "ideal_knowledge",
     "over_the_air",
     "receive",

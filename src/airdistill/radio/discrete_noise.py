@@ -25,10 +25,10 @@ from airdistill.errors import AirDistillError, Described, InputError
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.uplink import Uplink
-from airdistill.planning.uplinks import release_of
 from airdistill.privacy.concentrated import sum_closeness
 from airdistill.privacy.release import Release
 from airdistill.privacy.targets import ROUNDING
+from airdistill.privacy.trust import trust_named
 
 LEAST_UNITS = 8.0  # grid units of noise from which a sum of discrete Gaussians is as good as one
 MOST_UNITS = 2.0**48  # grid units of noise up to which no draw ever leaves the exact integers of a float
@@ -241,17 +241,16 @@ def secure_grid(plan: Plan, design: RoundDesign, channel: ComplexArray, round_in
     """The grid of a round, fine enough for the sensitivity that the scenario declares."""
     uplink, privacy = plan.uplink, plan.scenario.privacy
     sensitivity = uplink.sensitivity(privacy.sensitivity, round_index)
-    alone = privacy.trust == "own_noise" or uplink.kind == "orthogonal_knowledge"
-    energy_slots = uplink.vector_length / uplink.largest_norm**2
-    return SecureGrid.of(design, channel, sensitivity, uplink.vector_length, energy_slots, own=alone)
+    own = trust_named(privacy.trust).counts_own_only or uplink.uses_tdma
+    return SecureGrid.of(design, channel, sensitivity, uplink.vector_length, uplink.energy_slots, own=own)
 
 
 def release_on_grid(
     uplink: Uplink, grid: SecureGrid, design: RoundDesign, channel: ComplexArray, round_index: int
 ) -> Release:
-    """With the noise that the grid really sends, and every sensitivity raised by what rounding can add."""
-    grid.closeness()  # raises unless a sum of such noise is one discrete Gaussian to far below a float's last digit
-    planned = release_of(uplink, replace(design, noise_gain=grid.deviation * grid.unit), channel, round_index)
+    """The release with the noise that the grid really sends, and sensitivities raised by what rounding can add."""
+    grid.closeness()  # raises unless a sum of such noise is one discrete Gaussian to far below float precision
+    planned = uplink.release(replace(design, noise_gain=grid.deviation * grid.unit), channel, round_index)
     # In units of a device's own vector, whatever its weight.
     added = divide_or(grid.added_shift(), grid.amplitude, 0.0)
     return replace(planned, sensitivity={model: bound + added for model, bound in planned.sensitivity.items()})

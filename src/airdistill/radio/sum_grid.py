@@ -1,9 +1,9 @@
-"""The whole numbers that devices hand to a secure sum, in place of signals to the air.
+"""The integers that devices submit to a secure sum instead of transmitting signals.
 
-A secure sum has no channel and no receiver: the devices' noise is all there is. Every device adds the same share of
-what the round's design asks of the fleet. It was planned for drop-outs: what any `least_devices` add is enough.
-Values lie on a common grid, as those of secure noise do (`grid`), and the sum of as many of them as there are devices
-must not wrap: `largest` says how large a device's number may be.
+A secure sum has no channel and no receiver: the devices' noise is the only noise. Every device adds the same share of
+what the round's design requires of the fleet. The plan allows for drop-outs: the noise of any `least_devices` suffices.
+Values lie on a common grid, like those of secure noise (`SecureGrid`), and the sum over all devices must not wrap:
+`largest` bounds a device's number.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import numpy as np
 from airdistill.arrays import ComplexArray, FloatArray, IntArray, divide_or
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
-from airdistill.privacy.release import TRUST_MODELS, Release
+from airdistill.privacy.release import Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.trust import counted_by_trust
 from airdistill.radio.discrete_noise import LEAST_UNITS, SecureGrid, discrete_gaussian, rounded_on_grid, secure_grid
 from airdistill.radio.superposition import seeded_noise
 
-# Standard deviations of noise that a number has room for: one in 10^55 draws would leave it.
+# Standard deviations of noise that a number has room for: one in 10^55 draws would exceed it.
 _ROOM = 16.0
 
 
 @dataclass(frozen=True)
 class SumGrid:
-    """One round's. `grid` has every device's weights and noise, the same noise for all."""
+    """The grid of one round. `grid` has every device's weights and noise, the same noise for all devices."""
 
     grid: SecureGrid
     least_devices: int
@@ -37,7 +38,7 @@ class SumGrid:
 
     @classmethod
     def of(cls, plan: Plan, design: RoundDesign, channel: ComplexArray, round_index: int) -> SumGrid:
-        """For the noise that a design asks of the fleet together, whatever channel it was made for."""
+        """The grid for the noise that a design requires of the whole fleet, whatever its channel."""
         num_devices = plan.fleet.num_devices
         least = num_devices - plan.scenario.fleet.expected_dropouts
         air = secure_grid(plan, design, channel, round_index)
@@ -50,7 +51,7 @@ class SumGrid:
 
     @property
     def digest(self) -> str:
-        """Of all that everybody must have alike for the sum to mean anything: grid, weights and noise."""
+        """The digest of what all devices must agree on for the sum to be meaningful: grid, weights and noise."""
         arrays = (self.grid.spacing, self.grid.amplitude, self.grid.deviation)
         return hashlib.sha256(b"".join(np.ascontiguousarray(array, "<f8").tobytes() for array in arrays)).hexdigest()
 
@@ -60,27 +61,26 @@ class SumGrid:
 
     @property
     def largest(self) -> int:
-        """The largest number that a device may send, in magnitude: its vector's, whose norm is bounded, and noise."""
+        """The largest magnitude that a device may send: that of its vector, whose norm is bounded, and of its noise."""
         vector = self.grid.amplitude.max(axis=0) * self.plan.uplink.largest_norm
         return int(np.ceil((vector + _ROOM * self.grid.deviation[0]) / self.grid.spacing).max()) + 1
 
     def release(self) -> Release:
-        """What a sum tells at most: that of the fewest devices which the others will unmask."""
-        self.grid.closeness()  # raises unless the sum of all noise is one discrete Gaussian; of fewer it is nearer
+        """The release of the smallest sum that the devices will unmask."""
+        self.grid.closeness()  # raises unless the sum of all noise is one discrete Gaussian; with fewer it is closer
         added = divide_or(self.grid.added_shift(), self.grid.amplitude, 0.0)
         uplink, own = self.plan.uplink, self.grid.noise_var()
         sent = self.grid.amplitude.any(axis=0)
-        counted = {trust: np.where(sent, own * (1 if trust == "own_noise" else self.least_devices), np.inf)
-                   for trust in TRUST_MODELS}  # fmt: skip
+        counted = counted_by_trust(own, own * self.least_devices, 0.0, self.plan.scenario.privacy.trust)
         return Release(
             self.round_index,
             self.design.weights,
             {model: uplink.sensitivity(model, self.round_index) + added for model in SENSITIVITY_MODELS},
-            counted,
+            {trust: np.where(sent, noise, np.inf) for trust, noise in counted.items()},
         )
 
     def values(self, device: int, vector: FloatArray) -> IntArray:
-        """What a device sends, flat: its vector `[row, entry]` and its noise, on the grid."""
+        """What a device submits, flat: its vector `[row, entry]` plus its noise, on the grid."""
         scenario, own = self.plan.scenario, self.grid.only(device)
         if scenario.privacy.noise == "secure":
             units = own.deviation[0] / own.spacing
@@ -96,12 +96,12 @@ class SumGrid:
         summed = total.reshape(len(self.grid.spacing), -1) * self.grid.spacing[:, None]
         noise_var = len(survivors) * self.grid.noise_var()[0]
         share = divide_or(self.grid.amplitude[survivors].sum(axis=0), self.grid.amplitude.sum(axis=0), 0.0)
-        heard = share > 0
-        safe = np.where(heard, share, 1.0)
-        return np.where(heard[:, None], summed / safe[:, None], np.nan), np.where(heard, noise_var / safe**2, np.inf)
+        sent = share > 0
+        safe = np.where(sent, share, 1.0)
+        return np.where(sent[:, None], summed / safe[:, None], np.nan), np.where(sent, noise_var / safe**2, np.inf)
 
 
 def _spacing_for(each: FloatArray) -> FloatArray:
-    """The largest power of two of which a device's noise has enough units, `[row]`; any where there is no noise."""
+    """The largest power of two of which a device's noise has enough units, `[row]`; infinite without noise."""
     _, exponent = np.frexp(np.where(each > 0, each / LEAST_UNITS, 1.0))
     return np.where(each > 0, np.ldexp(1.0, exponent - 1), np.inf)

@@ -1,6 +1,6 @@
-"""The complex baseband of one round, equation by equation.
+"""The complex baseband of one round, equation by equation: noise, transmit, superpose, receive.
 
-One round's exchange of knowledge, with what was planned beside what was measured.
+These functions compute; they charge no ledger. `radio.charged_round` is the only way for a scheme to transmit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray
-from airdistill.errors import AirDistillError
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.privacy.sensitivity import aggregation_weights
 from airdistill.radio.receivers import Estimate, Receiver
@@ -20,67 +19,65 @@ from airdistill.streams import stream
 
 
 def ideal_knowledge(class_counts: ArrayLike, local_knowledge: FloatArray) -> FloatArray:
-    """Eq. (3): Σ_i w_i^k q_i^k, `[class, class]`, from `[device, class, class]`; not a number where nobody has any."""
+    """Eq. (3): Σ_i w_i^k q_i^k, `[class, class]`, from `[device, class, class]`; NaN for a class no device holds."""
     return weighted_sum(aggregation_weights(class_counts), local_knowledge)
 
 
 def weighted_sum(weights: FloatArray, vectors: FloatArray) -> FloatArray:
-    """Σ_i w_i^k q_i^k, `[row, entry]`, from `[device, row, entry]`; not a number for a row in which nobody weighs."""
+    """Σ_i w_i^k q_i^k, `[row, entry]`, from `[device, row, entry]`; NaN for one of several rows without any weight."""
+    if vectors.shape[1] == 1:  # one long vector of every device: a matrix product
+        return np.asarray((weights[:, 0] @ vectors[:, 0])[None])
     held = np.asarray(weights > 0)
-    spoken = np.where(held[:, :, None], vectors, 0.0)
-    total = np.einsum("ik,ikd->kd", weights, spoken)
+    total = np.einsum("ik,ikd->kd", weights, np.where(held[:, :, None], vectors, 0.0))
     return np.where(np.asarray(held.any(axis=0))[:, None], total, np.nan)
 
 
 def transmit(
     design: RoundDesign, vectors: FloatArray, artificial_noise: FloatArray | ComplexArray, energy_slots: float
 ) -> ComplexArray:
-    """Eq. (7): x = P1 √K q + P2 m, `[device, class, slot]`; a device sends no knowledge of a class it lacks.
+    """Eq. (7): x = P1 √K q + P2 m, `[device, row, slot]`; a device sends nothing of a class it lacks.
 
-    `energy_slots` is K; for a gradient √K is √D/C, and it is D/C².
+    `energy_slots` is the vector length over the squared norm bound: K for class means, D/C² for a gradient.
     """
-    spoken = np.where(design.signal_gain[:, :, None] != 0, vectors, 0.0)
-    signal = design.signal_gain[:, :, None] * np.sqrt(energy_slots) * spoken
+    sent = np.where(design.signal_gain[:, :, None] != 0, vectors, 0.0)
+    signal = design.signal_gain[:, :, None] * np.sqrt(energy_slots) * sent
     if not design.noise_gain.any():
         return np.asarray(signal)
     return np.asarray(signal + design.noise_gain[:, :, None] * artificial_noise)
 
 
 def superpose(transmitted: ComplexArray, channel: ComplexArray, receiver_noise: ComplexArray) -> ComplexArray:
-    """Eqs. (10), (11): y = Σ_i h_i x_i + n, `[class, slot]`; of several antennas `[antenna, class, slot]`."""
+    """Eqs. (10), (11): y = Σ_i h_i x_i + n, `[row, slot]`; with several antennas `[antenna, row, slot]`."""
     if channel.ndim == 2:
         return np.asarray(np.einsum("in,ikd->nkd", channel, transmitted, optimize=True) + receiver_noise)
     return np.asarray(np.einsum("i,ikd->kd", channel, transmitted) + receiver_noise)
 
 
 def superpose_tdma(transmitted: ComplexArray, channel: ComplexArray, receiver_noise: ComplexArray) -> ComplexArray:
-    """One device after the other: r_i = h_i x_i + n_i, `[device, class, slot]`."""
+    """TDMA, every device in its own slots: r_i = h_i x_i + n_i, `[device, row, slot]`."""
     return np.asarray(channel[:, None, None] * transmitted + receiver_noise)
 
 
-def combine(heard: ComplexArray, combiner: ComplexArray | None) -> ComplexArray:
-    """f^H Y, `[class, slot]`, from `[antenna, class, slot]`; what one antenna hears is left as it is."""
-    return heard if combiner is None else np.asarray(np.einsum("kn,nkd->kd", combiner.conj(), heard))
+def combine(signal: ComplexArray, combiner: ComplexArray | None) -> ComplexArray:
+    """f^H Y, `[row, slot]`, from `[antenna, row, slot]`; the signal of a single antenna is returned unchanged."""
+    return signal if combiner is None else np.asarray(np.einsum("kn,nkd->kd", combiner.conj(), signal))
 
 
 def receive(received: ComplexArray, rx_scale: FloatArray) -> FloatArray:
-    """Eq. (12): r̂ = Re(r)/λ, `[..., class, slot]`; not a number for a class that was not sent (λ = 0)."""
+    """Eq. (12): r̂ = Re(r)/λ, `[..., row, slot]`; NaN for a row that was not sent (λ = 0)."""
     sent = rx_scale > 0
     scaled = received.real / np.where(sent, rx_scale, 1.0)[..., None]
     return np.where(sent[..., None], scaled, np.nan)
 
 
-_ROUNDING = 1e-4  # of norms: gradients are clipped in single precision
-
-
 @dataclass(frozen=True)
 class Reception:
-    """What the server got, `[class, class]`, and how. Powers are of the fleet, averaged over classes and slots.
+    """What the server received in a round, `[row, entry]`, with what was planned beside what was measured.
 
-    `squared_error` ‖r̂ − q'‖²/K is the measured variance per entry, `[class]`, next to the predicted one, q' being the
-    average of those who spoke; `squared_bias` ‖q' − q‖²/K says how far that is from everybody's. An error-free exchange
-    has no design, no power and no error, but takes as many slots. A gradient is one row, `[1, parameter]`. `estimate`
-    is what a receiver made of `received`, if it did anything.
+    `ideal` is the weighted sum over all devices, eq. (3). `squared_error` ‖r̂ − q'‖²/K is the measured noise variance
+    per entry, `[row]`; q' is the weighted sum over the active devices. `squared_bias` ‖q' − q‖²/K is the distance of
+    q' from the ideal sum. `estimate` is set if a receiver processed what was received. An error-free exchange has no
+    design, no power and no error, but takes as many slots. Powers are of the whole fleet, averaged over rows and slots.
     """
 
     received: FloatArray
@@ -97,138 +94,80 @@ class Reception:
     estimate: Estimate | None = None
 
     @property
-    def knowledge(self) -> FloatArray:
-        """What the server broadcasts, `[class, class]`."""
+    def broadcast(self) -> FloatArray:
+        """What the server broadcasts, `[row, entry]`: the receiver's estimate, or the received sum without one."""
         return self.received if self.estimate is None else self.estimate.knowledge
 
     def estimated_by(self, receiver: Receiver | None) -> Reception:
-        """The same with a receiver's estimate, if there is a receiver."""
+        """Add a receiver's estimate, if there is a receiver."""
         if receiver is None:
             return self
         return replace(self, estimate=receiver.estimate(self.received, self.predicted_noise_var))
 
     def estimate_error(self) -> FloatArray:
-        """Mean squared error per entry of what is broadcast against everybody's average, `[class]`."""
-        return np.asarray(((self.knowledge - self.ideal) ** 2).mean(axis=1))
+        """Mean squared error per entry of the broadcast against the ideal sum, `[row]`."""
+        return np.asarray(((self.broadcast - self.ideal) ** 2).mean(axis=1))
 
 
-def error_free(class_counts: ArrayLike, local_knowledge: FloatArray, slot_s: float) -> Reception:
-    """Every device's knowledge arrives as it was sent, in the slots that an analogue sum would take."""
-    return _without_error(ideal_knowledge(class_counts, local_knowledge), slot_s)
+def error_free(ideal: FloatArray, slot_s: float) -> Reception:
+    """The exchange of a sum `[row, entry]` without noise, in the slots that an analogue sum would take."""
+    zero = np.zeros(len(ideal))
+    return Reception(ideal, ideal, squared_error=zero, predicted_noise_var=zero, uplink_seconds=ideal.size * slot_s)
 
 
-def mean_without_error(weights: FloatArray, vectors: FloatArray, slot_s: float) -> Reception:
-    """The same for one vector of each device, `[device, entry]`."""
-    return _without_error((weights @ vectors)[None], slot_s)
+def mean_of_answers(answers: FloatArray) -> FloatArray:
+    """The mean of each row over the devices that answered it, as one vector `[1, row · class]`.
 
-
-def mean_of_answers(answers: FloatArray, slot_s: float) -> Reception:
-    """Answers `[device, row, class]` on public samples over a perfect channel, each row the mean of those who gave one.
-
-    The mean over those who answered needs their number, which only an exchange without privacy may tell.
+    `answers` is `[device, row, class]`; a device answers a row if any entry is not zero. The mean needs the number of
+    devices that answered, which only an exchange without privacy may reveal.
     """
     answered = answers.any(axis=2).sum(axis=0)
     mean = np.where(answered[:, None] > 0, answers.sum(axis=0) / np.maximum(answered, 1)[:, None], np.nan)
-    return _without_error(mean.reshape(1, -1), slot_s)
-
-
-def _without_error(ideal: FloatArray, slot_s: float) -> Reception:
-    nothing = np.zeros(len(ideal))
-    seconds = ideal.size * slot_s
-    return Reception(ideal, ideal, squared_error=nothing, predicted_noise_var=nothing, uplink_seconds=seconds)
+    return mean.reshape(1, -1)
 
 
 def over_the_air(
-    class_counts: ArrayLike,
-    local_knowledge: FloatArray,
-    design: RoundDesign,
-    channel: ComplexArray,
-    noise: Noise,
-    slot_s: float,
-    there: BoolArray | None = None,
-) -> Reception:
-    """Local knowledge `[device, class, class]` through one round's channel `[device]`.
-
-    Who is not `there`, `[device]`, sends noise alone.
-    """
-    spoken = _of_those(there, local_knowledge, design)
-    if design.chance_of_signal < 1 and (spoken < 0).any():
-        raise AirDistillError("hidden coins are accounted for knowledge without negative entries, and this has some")
-    transmitted = noise.transmit(design, spoken, local_knowledge.shape[2])
-    received = receive(combine(superpose(transmitted, channel, noise.receiver), design.combiner), design.rx_scale)
-    ideal = ideal_knowledge(class_counts, local_knowledge)
-    aimed = weighted_sum(design.weights, spoken)
-    return _measured(received, ideal, design, transmitted, slot_s, ideal.size, aimed)
-
-
-def vector_over_the_air(
     weights: FloatArray,
     vectors: FloatArray,
     design: RoundDesign,
     channel: ComplexArray,
     noise: Noise,
     slot_s: float,
-    largest_norm: float,
-    there: BoolArray | None = None,
+    largest_norm: float = 1.0,
+    signal_mask: BoolArray | None = None,
 ) -> Reception:
-    """One vector of each device, `[device, entry]`, of that norm at most, through one round's channel: a gradient, or
-    all predictions on a public set. They are to be summed with these weights, `[device]`. Who is not `there`,
-    `[device]`, sends noise alone.
+    """The physics of one round: transmit, superpose, receive. It charges no ledger; `ChargedRound.transmit` does.
 
-    A longer one would break the power limit, and the bound that its noise was made for: it is refused.
+    `vectors` `[device, row, entry]` have rows of at most `largest_norm`; `weights` `[device, row]` are those of the
+    ideal sum. Devices outside `signal_mask` `[device]` send noise only.
     """
-    norms = np.linalg.norm(vectors, axis=1)
-    if not (norms <= largest_norm * (1 + _ROUNDING)).all():
-        loudest = int(np.argmax(np.nan_to_num(norms, nan=np.inf)))
-        rule = f"was planned for {largest_norm:.6g} at most"
-        raise AirDistillError(f"device {loudest} would send a vector of norm {norms[loudest]:.6g}; the round {rule}")
-    spoken = _of_those(there, vectors, design)
-    transmitted = noise.transmit(design, spoken[:, None], vectors.shape[1] / largest_norm**2)
-    received = receive(combine(superpose(transmitted, channel, noise.receiver), design.combiner), design.rx_scale)
-    ideal, aimed = (weights @ vectors)[None], (design.weights[:, 0] @ spoken)[None]
-    return _measured(received, ideal, design, transmitted, slot_s, ideal.size, aimed)
-
-
-def _of_those(there: BoolArray | None, vectors: FloatArray, design: RoundDesign) -> FloatArray:
-    """Nothing of who is not there; None: all are."""
-    if there is None and design.chance_of_signal < 1:
-        # The ledger has counted on coins: vectors of everybody would tell more than it charged.
-        raise AirDistillError("this round has hidden coins: say who is there, with this.there()")
-    return vectors if there is None else np.where(there.reshape(-1, *[1] * (vectors.ndim - 1)), vectors, 0.0)
-
-
-def over_tdma(
-    class_counts: ArrayLike,
-    local_knowledge: FloatArray,
-    design: RoundDesign,
-    channel: ComplexArray,
-    noise: Noise,
-    slot_s: float,
-) -> Reception:
-    """The same from every device in slots of its own; the server weighs and sums what it got."""
-    transmitted = noise.transmit(design, local_knowledge, local_knowledge.shape[2])
-    each = receive(superpose_tdma(transmitted, channel, noise.receiver), design.rx_scale)
-    received, ideal = (ideal_knowledge(class_counts, knowledge) for knowledge in (each, local_knowledge))
-    return _measured(received, ideal, design, transmitted, slot_s, num_slots=each.size)
+    sent = vectors if signal_mask is None else np.where(signal_mask[:, None, None], vectors, 0.0)
+    transmitted = noise.transmit(design, sent, vectors.shape[2] / largest_norm**2)
+    ideal = weighted_sum(weights, vectors)
+    if design.uses_tdma:
+        each = receive(superpose_tdma(transmitted, channel, noise.receiver), design.rx_scale)
+        return _measured(weighted_sum(weights, each), ideal, ideal, design, transmitted, slot_s, each.size)
+    combined = combine(superpose(transmitted, channel, noise.receiver), design.combiner)
+    received, aimed = receive(combined, design.rx_scale), weighted_sum(design.weights, sent)
+    return _measured(received, ideal, aimed, design, transmitted, slot_s, ideal.size)
 
 
 def _measured(
     received: FloatArray,
     ideal: FloatArray,
+    aimed: FloatArray,
     design: RoundDesign,
     transmitted: ComplexArray,
     slot_s: float,
     num_slots: int,
-    aimed: FloatArray | None = None,
 ) -> Reception:
-    """What was planned beside what came out; a device is on the air for as many slots as the sum has entries.
+    """Compare what was received with `aimed`, the weighted sum over the devices that sent a signal.
 
-    `aimed` is the sum of those who spoke, if that may be another than `ideal`. What is planned of hidden coins is their
-    mean, as in the plan: a round's own power would tell how they fell.
+    A device is on the air for as many slots as the sum has entries. With secret participation the planned power is the
+    mean over participation masks: the power of one round's own mask would reveal the mask.
     """
     num_rows, length = ideal.shape
-    aimed = ideal if aimed is None else aimed
-    unsent = (1 - design.chance_of_signal) * np.abs(design.signal_gain) ** 2
+    unsent = (1 - design.signal_probability) * np.abs(design.signal_gain) ** 2
     planned_w = float((design.mean_power_w() - unsent).sum())
     measured_w = float((np.abs(transmitted) ** 2).sum())
     return Reception(
@@ -247,7 +186,7 @@ def _measured(
 
 
 class Noise(Protocol):
-    """One round's noise: what the devices add to their signals, and the receiver's own."""
+    """The noise of one round: what devices add to their signals, and the receiver noise."""
 
     @property
     def receiver(self) -> ComplexArray: ...
@@ -258,10 +197,10 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class RoundNoise:
-    """One round's draws: m `[device, class, slot]`, standard Gaussian, and n `[class, slot]`, of the noise power.
+    """Draws of one round: standard Gaussian m `[device, row, slot]`, and n `[row, slot]` of the receiver's noise power.
 
-    Where devices add noise on both axes m is complex, each part of it standard Gaussian. For one device after the
-    other n is `[device, class, slot]`.
+    m is complex if devices add noise on both axes; each part is then standard Gaussian. With TDMA n is
+    `[device, row, slot]`, with several antennas `[antenna, row, slot]`.
     """
 
     artificial: FloatArray | ComplexArray
@@ -274,9 +213,10 @@ class RoundNoise:
     def seeded(
         cls, seed: int, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
     ) -> RoundNoise:
-        """For simulation: rows of `length` entries. `axis` "complex" spreads the power over both axes, "real" not.
+        """Draw the noise of a simulated round with rows of `length` entries.
 
-        The artificial part is drawn only if the design sends any, for it can be large.
+        `axis` "complex" spreads the receiver noise over both axes, "real" puts all of it on the real one. The
+        artificial part can be large and is drawn only if the design sends any.
         """
         num_devices, num_rows = design.noise_gain.shape
         shape = (num_rows, length)
@@ -296,23 +236,23 @@ def _artificial(seed: int, purpose: str, round_index: int, num_devices: int, sha
 def seeded_noise(
     seed: int, round_index: int, device: int, shape: tuple[int, ...], purpose: str = "artificial-noise"
 ) -> FloatArray:
-    """One device's draws, standard Gaussian."""
+    """Standard Gaussian draws of one device."""
     return stream(seed, purpose, round_index, device).standard_normal(shape)
 
 
 def receiver_noise(
     seed: int, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
 ) -> ComplexArray:
-    """n of one round, `[row, slot]`; `[device, row, slot]` one after the other, `[antenna, row, slot]` of several."""
+    """n of one round, `[row, slot]`; `[device, row, slot]` with TDMA, `[antenna, row, slot]` with several antennas."""
     num_devices, num_rows = design.noise_gain.shape
-    shape = (num_devices, num_rows, length) if design.rx_scale.ndim == 2 else (num_rows, length)
+    shape = (num_devices, num_rows, length) if design.uses_tdma else (num_rows, length)
     if design.combiner is not None:
         shape = (design.combiner.shape[1], num_rows, length)
     return thermal_noise(seed, round_index, shape, noise_power_w, axis)
 
 
 def thermal_noise(seed: int, round_index: int, shape: tuple[int, ...], noise_power_w: float, axis: str) -> ComplexArray:
-    """Of a receiver of that noise power, on both axes ("complex") or all of it on the real one."""
+    """Draw receiver noise of that power, on both axes ("complex") or on the real axis only."""
     draws = stream(seed, "receiver-noise", round_index).standard_normal((2, *shape))
     thermal = (draws[0] + 1j * draws[1]) / np.sqrt(2) if axis == "complex" else draws[0] + 0j
     return np.asarray(np.sqrt(noise_power_w) * thermal)

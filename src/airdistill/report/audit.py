@@ -18,19 +18,7 @@ from airdistill.audit.exact import ExactAudit, PairAudit
 from airdistill.audit.membership import LEVEL, Interval, MembershipAudit
 from airdistill.files import write_whole
 from airdistill.report.certificate import write_certificate
-from airdistill.report.drawing import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    count_rounds,
-    legend_below,
-    new_figure,
-    svg_of,
-)
+from airdistill.report.drawing import count_rounds, legend_below, new_figure, svg_of
 from airdistill.report.page import Block, Bullets, DataTable, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.run import write_run_page
 from airdistill.report.terminal import bullets, facts_table, number_table
@@ -38,6 +26,7 @@ from airdistill.report.wording import number
 from airdistill.runs.accounts import certify, note_audit
 from airdistill.runs.folder import AUDIT, SUMMARY, write_json
 from airdistill.runs.record import RunRecord
+from airdistill.schemes.base import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

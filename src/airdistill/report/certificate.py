@@ -11,7 +11,6 @@ from rich.markup import escape
 from airdistill import __version__
 from airdistill.files import write_whole
 from airdistill.privacy.certificate import FAILS, HOLDS, UNDER_ASSUMPTIONS, Certificate
-from airdistill.privacy.release import TRUST_MODELS
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.report.page import Bullets, DataTable, Page, Paragraph, Section, Verdict, Verdicts, render
 from airdistill.report.terminal import bullets, starred_table
@@ -101,9 +100,12 @@ def assumption_lines(certificate: Certificate) -> list[str]:
 def model_rows(certificate: Certificate) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return columns and rows of the worst ε under every sensitivity and trust model, and by the paper's formula."""
     terms = certificate.header
-    columns = ("sensitivity", *(starred(trust, terms.trust) for trust in TRUST_MODELS))
+    columns = ("sensitivity", *(starred(trust, terms.trust) for trust in certificate.trust_names))
     rows = [
-        (starred(model, terms.sensitivity), *(number(certificate.worst(model, trust)) for trust in TRUST_MODELS))
+        (
+            starred(model, terms.sensitivity),
+            *(number(certificate.worst(model, trust)) for trust in certificate.trust_names),
+        )
         for model in SENSITIVITY_MODELS
     ]
     formula = max(account.paper_formula for account in certificate.devices)

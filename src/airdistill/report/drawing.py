@@ -9,12 +9,13 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from airdistill.files import write_whole
+from airdistill.schemes.base import BLUE, GREEN, PURPLE, RED, Look
+from airdistill.schemes.registry import SCHEMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,43 +25,8 @@ _REFERENCE = re.compile(r"url\((['\"]?)#")
 _LENGTH = re.compile(r"([\d.]+)(pt|px)?")
 _PIXELS_PER_POINT = 96 / 72
 _LARGEST_SCALE = 1.3  # beyond this, the letters of a drawing look too large next to the text
-# Okabe and Ito's colours.
-BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE, GREY = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#767676",
-)  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Look:
-    """Colour, line and marker of one curve."""
-
-    colour: str
-    line: str
-    mark: str
-
-    def style(self) -> dict[str, Any]:
-        """Return the arguments of matplotlib's `plot`."""
-        return {"color": self.colour, "linestyle": self.line, "marker": self.mark, "linewidth": 1.8, "markersize": 5}
-
-
-LOOKS = {
-    "airdistill": Look(GREEN, "-", "D"),
-    "ota_fd": Look(BLUE, "-", "o"),
-    "ota_fd_fixed": Look(SKY, "-", "s"),
-    "ota_fd_antennas": Look(SKY, "--", "p"),
-    "orthogonal_fd": Look(PURPLE, "-", "P"),
-    "fd_error_free": Look(GREEN, "--", "^"),
-    "airdistill_proxy": Look(ORANGE, "-", "D"),
-    "ota_proxy_fd": Look(BLUE, "-.", "o"),
-    "proxy_fd": Look(PURPLE, "--", "^"),
-    "selective_fd": Look(SKY, "-.", "^"),
-    "local_only": Look(GREY, ":", ""),
-    "ota_fl": Look(RED, "--", "D"),
-    "ota_fl_fixed": Look(ORANGE, "--", "v"),
-    "ota_fl_sampled": Look(PURPLE, ":", "d"),
-    "fedsgd": Look(BLACK, "--", "x"),
-    "fedavg": Look(BLACK, "-.", "*"),
-}
+LOOKS = {name: scheme.look for name, scheme in SCHEMES.items() if scheme.look is not None}
 _OTHERS = [Look(PURPLE, "-.", "X"), Look(GREEN, "--", "<"), Look(BLUE, ":", ">"), Look(RED, "-", "h")]
 
 

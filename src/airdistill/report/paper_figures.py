@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airdistill.report.comparison import curves_of, draw_against_time
-from airdistill.report.drawing import BLACK, LOOKS, ORANGE, PURPLE, RED, Look, legend_below, new_figure
+from airdistill.report.drawing import LOOKS, legend_below, new_figure
 from airdistill.reproduce.noise_curves import NoiseCurve
 from airdistill.reproduce.recipes import SAME_TERMS_FD, SAME_TERMS_FL
 from airdistill.runs.comparison import ComparisonRecord
+from airdistill.schemes.base import BLACK, ORANGE, PURPLE, RED, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
@@ -11,11 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from airdistill.arrays import FloatArray
+from airdistill.planning.payloads import PublicPredictions
 from airdistill.planning.plan import Plan
-from airdistill.planning.transceiver.superposed import KnowledgeUplink, public_predictions_of
+from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.what_if.public_set import PublicSetWhatIf
 from airdistill.planning.what_if.steps import WhatIf, antenna_what_if
-from airdistill.privacy.assumptions import PUBLIC_KNOWLEDGE
 from airdistill.report.page import Block, Bullets, DataTable, Facts, Paragraph, Section
 from airdistill.report.terminal import bullets, facts_table, number_table, starred_table
 from airdistill.report.wording import MOST_ROWS, SUMMARIES, device_rows, extent, limiting_factor, number, starred
@@ -52,7 +51,7 @@ def print_plan(
     )
     console.print("")
     console.print(
-        f"[bold]Required and achieved noise[/bold]: variance per entry of the {plan.uplink.payload}, "
+        f"[bold]Required and achieved noise[/bold]: variance per entry of the {plan.uplink.payload.words}, "
         f"median of {plan.forecast.num_draws} channel draws"
     )
     console.print(number_table(*noise_rows(plan)))
@@ -109,39 +108,15 @@ def fleet_in_words(plan: Plan) -> str:
     )
 
 
-# Payloads: what the labels of a plan depend on.
-
-
-@dataclass(frozen=True)
-class _PayloadLabels:
-    """Labels of a payload. `paper_rounds` is None if neither the paper's T nor its gap applies to the payload."""
-
-    error: str
-    row: str
-    charged_rows: str
-    paper_rounds: str | None
-
-
-_GRADIENT = _PayloadLabels("Gradient error Φ", "vector", "rounds", "  paper's accountant")
-_PAYLOADS = {
-    "knowledge": _PayloadLabels("Knowledge error Φ2", "class", "class-rounds", "  paper, eq. (21)"),
-    PUBLIC_KNOWLEDGE: _PayloadLabels("Error of a row", "vector", "rounds", None),
-}
-
-
-def _labels(plan: Plan) -> _PayloadLabels:
-    return _PAYLOADS.get(plan.uplink.payload, _GRADIENT)
-
-
 def _truncation(plan: Plan) -> float:
     """Return the threshold of |h|² below which a device is inactive; 0 if all devices always transmit."""
-    return plan.uplink.truncation if isinstance(plan.uplink, KnowledgeUplink) else 0.0
+    return plan.uplink.truncation if isinstance(plan.uplink, SuperposedUplink) else 0.0
 
 
 def _answered_rows(plan: Plan) -> list[tuple[str, str]]:
     """Say how many public samples a device answers; nothing for other payloads."""
-    public = public_predictions_of(plan.uplink)
-    if public is None:
+    public = plan.uplink.payload
+    if not isinstance(public, PublicPredictions):
         return []
     answered = f"at most {public.most_answers} of {public.num_samples} public samples a device and round"
     return [("Answered samples", answered)]
@@ -152,21 +127,20 @@ def _answered_rows(plan: Plan) -> list[tuple[str, str]]:
 
 def summary_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return the main numbers of the plan with their labels."""
-    labels, forecast, outage = _labels(plan), plan.forecast, plan.scenario.radio.outage
+    payload, forecast, outage = plan.uplink.payload, plan.forecast, plan.scenario.radio.outage
     factor = limiting_factor(forecast.regime)
     signal, noise = _watts(forecast.signal_power_w), _watts(forecast.noise_power_w)
     slots = f"{plan.uplink.num_slots} slots = {with_prefix(plan.uplink.num_slots * plan.scenario.radio.slot, 's')}"
-    has_gap = labels.paper_rounds is not None
     return [
         ("Rounds", f"{plan.rounds.chosen}, {_RULES[plan.rounds.rule]}"),
         *_other_rounds(plan),
-        ("Limiting factor", f"{factor} (privacy in {forecast.privacy_binds_share:.1%} of {labels.charged_rows})"),
-        (labels.error, f"{number(forecast.effective_noise)}, mean of all but the worst {outage:.0%} of rounds"),
+        ("Limiting factor", f"{factor} (privacy in {forecast.privacy_binds_share:.1%} of {payload.rounds_unit})"),
+        (payload.error_label, f"{number(forecast.effective_noise)}, mean of all but the worst {outage:.0%} of rounds"),
         (
             "  median, quantile",
             f"{number(forecast.effective_noise_median)}, {number(forecast.effective_noise_quantile)}",
         ),
-        *([("Convergence gap ΣΩ", number(plan.convergence_gap))] if has_gap else []),
+        *([("Convergence gap ΣΩ", number(plan.convergence_gap))] if payload.has_gap else []),
         *_answered_rows(plan),
         *_participation_rows(plan),
         *_amplification_rows(plan),
@@ -185,19 +159,19 @@ def _watts(power_w: FloatArray) -> str:
 
 def _other_rounds(plan: Plan) -> list[tuple[str, str]]:
     """Return T under the other rules, if these apply to the payload."""
-    rounds, label = plan.rounds, _labels(plan).paper_rounds
-    if label is None:
+    rounds, payload = plan.rounds, plan.uplink.payload
+    if not payload.has_gap:
         return []
     return [
         ("  exact optimum", f"{rounds.exact} of at most {rounds.largest}"),
-        (label, number(rounds.paper, ".10g")),
+        (f"  {payload.paper_rounds_label}", number(rounds.paper, ".10g")),
         ("  if L1, L2 were a tenth", f"{rounds.exact_smaller_constants}"),
     ]
 
 
 def _participation_rows(plan: Plan) -> list[tuple[str, str]]:
     """Compare sampling that the server knows with full participation; nothing if all devices participate."""
-    found = plan.taking_part
+    found = plan.participation
     if found is None:
         return []
     devices = f"{found.least_devices} to {found.most_devices} of {plan.fleet.num_devices} devices a round"
@@ -211,7 +185,7 @@ def _participation_rows(plan: Plan) -> list[tuple[str, str]]:
 
 def _amplification_rows(plan: Plan) -> list[tuple[str, str]]:
     """Compare sampling that is secret from the server with its alternatives; nothing if it is not secret."""
-    found = plan.hidden_part
+    found = plan.amplification
     if found is None:
         return []
     joins = f"each device joins a round with probability {found.probability:g}, secret from the server"
@@ -246,7 +220,7 @@ def _inactive_rows(plan: Plan) -> list[tuple[str, str]]:
     if truncation == 0:
         return []
     level = f"{10 * np.log10(truncation):.1f} dB"
-    absent = "" if plan.taking_part is None else ", including devices that do not participate"
+    absent = "" if plan.participation is None else ", including devices that do not participate"
     share = f"{forecast.silent_share:.2%} of devices and rounds{absent}"
     return [("Inactive devices", f"|h|² below {level}: {share}; squared bias at most {number(forecast.squared_bias)}")]
 
@@ -274,7 +248,7 @@ def _antenna_rows(plan: Plan) -> list[tuple[str, str]]:
 def noise_rows(plan: Plan) -> Rows:
     """Return the required and the achieved noise of every class or vector; many of them are summarised."""
     required, achieved = plan.forecast.required_noise_var, plan.forecast.effective_noise_var
-    columns = (_labels(plan).row, "required by privacy", "achieved")
+    columns = (plan.uplink.payload.row_name, "required by privacy", "achieved")
     if len(required) <= MOST_ROWS:
         pairs = zip(required, achieved, strict=True)
         return columns, tuple((str(row), number(needed), number(got)) for row, (needed, got) in enumerate(pairs))

@@ -11,7 +11,8 @@ from airdistill.arrays import FloatArray, IntArray
 from airdistill.errors import InputError
 from airdistill.files import write_whole
 from airdistill.planning.plan import Plan, gap_objective, planning_draws
-from airdistill.report.drawing import BLUE, ORANGE, RED, legend_below, new_figure, rendered
+from airdistill.report.drawing import legend_below, new_figure, rendered
+from airdistill.schemes.base import BLUE, ORANGE, RED
 
 _FORMATS = (".png", ".svg", ".pdf")
 

@@ -14,7 +14,7 @@ from airdistill import __version__
 from airdistill.files import write_whole
 from airdistill.planning.plan import Plan
 from airdistill.report.certificate import certificate_section, devices_section
-from airdistill.report.drawing import BLUE, GREEN, ORANGE, count_rounds, looks_for, new_figure, svg_of
+from airdistill.report.drawing import count_rounds, looks_for, new_figure, svg_of
 from airdistill.report.page import Command, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.plan import plan_section, privacy_section
 from airdistill.report.terminal import bullets, facts_table
@@ -23,6 +23,7 @@ from airdistill.runs.accounts import certify
 from airdistill.runs.folder import CERTIFICATE, PLAN, RUN, SCENARIO
 from airdistill.runs.record import RunRecord
 from airdistill.runs.results import accuracy_curve, received_noise
+from airdistill.schemes.base import BLUE, GREEN, ORANGE
 from airdistill.units import with_prefix
 
 if TYPE_CHECKING:

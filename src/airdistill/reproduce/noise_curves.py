@@ -67,15 +67,16 @@ def noise_curve(label: str, scheme: str, scenario: Scenario, epsilons: FloatArra
     """Plan one scheme over the grid of ε, with ε_i = ε and δ_i = 1e-11 for all devices."""
     chosen = load_scheme(scheme)
     adapted = as_run_by(chosen, scenario)
-    size = num_parameters(adapted) if chosen.uplink == "gradient" else None
+    size = num_parameters(adapted) if chosen.payload.needs_model_size else None
     channels = planning_draws(adapted)
     fleet, points = realise_fleet(adapted), []
     for epsilon in epsilons:
-        sent = choose_uplink(adapted, _with_target(fleet, float(epsilon), adapted), chosen.uplink, size, channels)
+        sent = choose_uplink(adapted, _with_target(fleet, float(epsilon), adapted), chosen.uplink_kind, size, channels)
         points.append(_point(gap_objective(adapted, sent, channels), adapted, channels))
     rounds, noise, limited, binds = np.array(points).T
     constants = LearningConstants.of_scenario(adapted)
-    factor = 1.0 if chosen.uplink == "gradient" else (2 * constants.distill_weight * constants.model_lipschitz) ** 2
+    distilled = (2 * constants.distill_weight * constants.model_lipschitz) ** 2
+    factor = distilled if chosen.payload.is_knowledge else 1.0
     return NoiseCurve(label, np.asarray(epsilons), rounds, noise, factor * noise, limited, binds)
 
 

@@ -1,7 +1,4 @@
-"""A run's privacy accounts: what its ledger opens with, and how a run begins or goes on with one.
-
-Audits of a run, kept beside it: a later one that looked less closely does not undo what an earlier one found.
-"""
+"""A run's privacy accounts: its ledger's header, how a run begins or continues a ledger, its certificate and audits."""
 
 from __future__ import annotations
 
@@ -17,10 +14,11 @@ from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
 from airdistill.planning.plan import Plan
-from airdistill.planning.transceiver.superposed import public_predictions_of
 from airdistill.privacy.certificate import Certificate, certificate_of
 from airdistill.privacy.ledger import Ledger, LedgerHeader, spent_before
+from airdistill.privacy.participation import header_of
 from airdistill.privacy.targets import target_mu
+from airdistill.privacy.trust import trust_header
 from airdistill.runs.checkpoint import newest_ledger_marks
 from airdistill.runs.folder import (
     AUDITS,
@@ -34,16 +32,15 @@ from airdistill.runs.folder import (
     read_sealed,
 )
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import Scheme
 
 
-def ledger_header(plan: Plan, scheme: Scheme, inputs_digest: str = "") -> LedgerHeader:
-    """Who was promised what, and on which terms; the digest is of the data and of every round's channel."""
+def ledger_header(plan: Plan, scheme: str, releases: str, inputs_digest: str = "") -> LedgerHeader:
+    """Every device's target and the terms of the guarantee; the digest covers the data and every round's channel."""
     fleet, privacy = plan.fleet, plan.scenario.privacy
     return LedgerHeader(
         name=plan.scenario.name,
-        scheme=scheme.name,
-        payload=plan.uplink.payload,
+        scheme=scheme,
+        payload=plan.uplink.payload.neighbours.payload,
         num_rows=plan.uplink.num_rows,
         epsilon=fleet.epsilon,
         delta=fleet.delta,
@@ -53,69 +50,63 @@ def ledger_header(plan: Plan, scheme: Scheme, inputs_digest: str = "") -> Ledger
         accountant=privacy.accountant,
         relabel=privacy.relabel,
         noise=privacy.noise,
-        enforced=scheme.releases == "private",
-        terms={**_terms(plan, scheme), "inputs": inputs_digest},
+        enforced=releases == "private",
+        terms={**_terms(plan, releases), "inputs": inputs_digest},
     )
 
 
 def _granted(plan: Plan) -> FloatArray:
-    """μ of the whole promise, `[device]`; the plan's own may be what earlier runs have left of it.
+    """μ of the whole target, `[device]`; the plan's own may be what earlier runs have left of it.
 
-    The paper's accountant may grant more than (ε, δ) allows: no round goes beyond either. With hidden coins it is the
-    plan's own, and a ledger composes whatever the exact accountant did not plan.
+    The paper's accountant may grant more than (ε, δ) allows: no round exceeds either. With secret participation it is
+    the plan's own, and the ledger composes the rounds itself.
     """
     fleet, privacy = plan.fleet, plan.scenario.privacy
-    if plan.scenario.fleet.participation_hidden:
+    if plan.uplink.participation.is_secret:
         return fleet.mu
     rules = {privacy.accountant, "exact"}
     granted = [target_mu(fleet.epsilon, fleet.delta, rule, privacy.noise) for rule in sorted(rules)]
     return np.asarray(np.min(granted, axis=0))
 
 
-def _terms(plan: Plan, scheme: Scheme) -> dict[str, Any]:
+def _terms(plan: Plan, releases: str) -> dict[str, Any]:
     scenario = plan.scenario
     facts: dict[str, Any] = {
         "scenario": digest_of(scenario.model_dump_json().encode()),
         "uplink": plan.uplink.kind,
-        "releases": scheme.releases,
+        "releases": releases,
         "planned_rounds": plan.num_rounds,
-        "sampling": scenario.fleet.sampling,
+        **header_of(plan.uplink.participation),
         "transceiver": scenario.radio.transceiver,
         "csi_error_limit": ChannelError.of(scenario).limit,
         "constants": scenario.constants.model_dump(),
     }
-    if scenario.fleet.participation < 1:
-        facts["participation"] = scenario.fleet.participation
-    if scenario.fleet.participation_hidden:
-        facts["participation_hidden"] = True
     if scenario.radio.antennas > 1:
         facts["antennas"] = scenario.radio.antennas
-    shared = public_predictions_of(plan.uplink)
-    if shared is not None:
-        facts["public"] = {"samples": shared.num_samples, "answers": shared.most_answers}
+    facts |= plan.uplink.payload.header() | trust_header(scenario.privacy.trust)
     if scenario.privacy.noise == "secure":
-        # New noise each time: the same scenario run twice is two runs.
+        # Secure noise is new each time: the same scenario run twice is two runs.
         facts["run"] = secrets.token_hex(16)
     return facts
 
 
 def begin_ledger(folder: Path, header: LedgerHeader, given: Path | None) -> Ledger:
-    """The ledger of a new run in its folder; `given` is an earlier run of the same devices, or its ledger."""
+    """Begin the ledger of a new run in its folder; `given` is an earlier run of the same devices, or its ledger."""
     path = folder / LEDGER
     if given is None:
         return Ledger.begin(header, path)
     earlier = ledger_path(given)
     if earlier.resolve() == path.resolve():
-        raise InputError("--ledger", str(given), "lies in the new run's own folder; choose another --out")
+        raise InputError("--ledger", str(given), "is in the new run's own folder; choose another --out")
     try:
         with locked(earlier.parent):
             return Ledger.begin(header, path, earlier, _leftover(path))
     except PermissionError as error:
-        raise RunError(f"{error.filename}: cannot be written: a ledger that is gone on from must be closed") from None
+        raise RunError(f"{error.filename}: cannot be written: a ledger that is continued must be closed") from None
 
 
 def _leftover(path: Path) -> LedgerHeader | None:
-    """What a start that was killed before it began had opened its ledger with; it has released nothing."""
+    """The header of a start that was killed before its first round; it has released nothing."""
     try:
         stored = json.loads(path.read_bytes().splitlines()[-1])
         return LedgerHeader.from_dict({name: value for name, value in stored.items() if name != "digest"})
@@ -124,7 +115,7 @@ def _leftover(path: Path) -> LedgerHeader | None:
 
 
 def ledger_path(given: Path) -> Path:
-    """Of a run's folder, or the file in it; checked against all that the run has noted of it."""
+    """The ledger file of a run's folder, checked against everything that the run has recorded of it."""
     path = given / LEDGER if given.is_dir() else given
     if not path.is_file() or path.name != LEDGER or not (path.parent / RUN).is_file():
         raise InputError("--ledger", str(given), "is neither a run's folder nor the ledger in it")
@@ -133,29 +124,29 @@ def ledger_path(given: Path) -> Path:
 
 
 def spent_by_earlier_runs(given: Path | None, scenario: Scenario) -> FloatArray | None:
-    """μ² of every device `[device]` by the ledger given, on this scenario's terms."""
+    """μ² that the given ledger has spent, `[device]`, under this scenario's terms."""
     return None if given is None else spent_before(ledger_path(given), scenario.privacy, scenario.num_devices)
 
 
 def trusted_ledger(folder: Path, recorded_rounds: int | None = None) -> Ledger:
-    """Of a run that began: the one that was opened then, as far as its checkpoint and its records go at least."""
+    """Read a run's ledger, and check that it is the run's own and covers its checkpoint and its records."""
     stored, _ = read_sealed(folder)
     if "ledger" not in stored:
         raise RunError(f"{folder}: was begun by airdistill {stored['airdistill']}, which kept no ledger")
-    # Before the ledger: a run that goes on meanwhile charges a round first, and records it then.
+    # Before the ledger: a run that continues meanwhile charges a round first and then records it.
     marks, recorded = [stored["ledger"], *newest_ledger_marks(folder)], _last_round_sent(folder)
     ledger = Ledger.read(folder / LEDGER, recorded_rounds)
     assert ledger.chain is not None
     for mark in marks:
         if ledger.chain.num_lines < mark["lines"] or ledger.chain.digest_at(mark["lines"]) != mark["digest"]:
-            raise RunError(f"{ledger.chain.path}: is not the ledger that this run has kept; it was replaced or cut")
+            raise RunError(f"{ledger.chain.path}: is not the ledger of this run; it was replaced or cut")
     if recorded > ledger.last_round:
-        raise RunError(f"{ledger.chain.path}: is not whole: round {recorded} is recorded and was never charged")
+        raise RunError(f"{ledger.chain.path}: is incomplete: round {recorded} is recorded but was never charged")
     return ledger
 
 
 def _last_round_sent(folder: Path) -> int:
-    """The last round of the records in which anything was asked for; a line that a crash cut short does not count."""
+    """The last recorded round that sent anything; an incomplete last line does not count."""
     path = folder / ROUNDS
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for line in reversed(lines):
@@ -166,19 +157,19 @@ def _last_round_sent(folder: Path) -> int:
 
 
 def certify(folder: str | Path) -> Certificate:
-    """What a run's ledger guarantees, whether the run has ended or not; audits of it are taken into account."""
+    """The certificate of a run's ledger, whether the run has ended or not, with its audits."""
     folder = existing_folder(Path(folder))
     return certificate_of(trusted_ledger(folder), audits_in(folder))
 
 
 def mark_of(ledger: Ledger) -> dict[str, Any]:
-    """How far a ledger goes, to be checked later."""
+    """The length and digest of a ledger, to check it later."""
     assert ledger.chain is not None
     return {"lines": ledger.chain.num_lines, "digest": ledger.chain.digest}
 
 
 def note_audit(folder: Path, audit: dict[str, Any]) -> None:
-    """Adds an audit, in short, to those of the run in this folder; returns when it is on the disk."""
+    """Add the summary of an audit to those of the run in this folder; return when it is on disk."""
     stored, _ = read_sealed(folder)
     parts = [name for name in ("exact", "empirical", "membership") if audit[name] is not None]
     kept = {name: audit[name] for name in ("device", "num_rounds", "seed", "violations")}
@@ -193,7 +184,7 @@ def note_audit(folder: Path, audit: dict[str, Any]) -> None:
 
 
 def audits_in(folder: Path) -> dict[str, Any] | None:
-    """All audits of the run in this folder, and every violation that any of them found; None if there was none."""
+    """All audits of the run in this folder and every violation found: a later audit does not undo an earlier one."""
     path = folder / AUDITS
     stored, _ = read_sealed(folder)
     try:
@@ -206,12 +197,12 @@ def audits_in(folder: Path) -> dict[str, Any] | None:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """With their ends; what a crash left of a last one does not count."""
+    """The complete lines; an incomplete last line does not count."""
     content = path.read_bytes() if path.exists() else b""
     return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def check_not_anothers(folder: Path, own: Path | None) -> None:
-    """An audit of one run does not belong into the folder of another."""
+    """Refuse to write an audit of one run into the folder of another."""
     if (folder / RUN).exists() and (own is None or own.resolve() != folder.resolve()):
         raise InputError("--out", str(folder), "is the folder of another run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ Parser = Callable[[Any], float]
 
 # Wider than any radio, network or dataset needs, and narrow enough that products of a few numbers do not overflow.
 LARGEST, SMALLEST = 1e30, 1e-30
+_REFERENCE = r"[\w.]+:\w+"
 LARGEST_COUNT = 10**9
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-12, 1e6
 SMALLEST_DELTA = 1e-100
@@ -100,6 +102,17 @@ def _truncation(value: Any) -> float | str:
     return "optimal" if value == "optimal" else _not_negative(_bounded(power_gain))(value)
 
 
+def _named(*names: str) -> Callable[[Any], str]:
+    """A parser for one of these names, or for a user's own class as `package.module:Class`."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, str) or (value not in names and not re.fullmatch(_REFERENCE, value)):
+            raise ValueError(f"must be one of {', '.join(names)}, or your own as package.module:Class")
+        return value
+
+    return check
+
+
 class _PerDeviceRule:
     """A pydantic annotation: parses a `PerDevice` with `parse_one` for its entries, and writes it as it was given."""
 
@@ -119,6 +132,11 @@ class Kind:
 
     words: str
     unit: str = ""  # of numbers that are given without a unit
+    choices: tuple[str, ...] = ()  # names that a user's own class can stand in for
+
+
+def _own_or(*names: str) -> Kind:
+    return Kind(f"one of {', '.join(names)}, or package.module:Class", choices=names)
 
 
 _ABOVE_0, _FROM_0, _EACH = "above 0", "0 or more", "for each device"
@@ -133,6 +151,12 @@ Time = Annotated[float, BeforeValidator(_positive(_bounded(seconds))), Kind(f"s,
 Truncation = Annotated[
     Literal["optimal"] | float, PlainValidator(_truncation), Kind(f'power gain, {_FROM_0}, or "optimal"')
 ]
+_SAMPLING = ("none", "with_replacement")
+_TRUST = ("receiver_noise", "fleet_noise", "own_noise")
+_RECEIVERS = ("linear", "projected", "tracking", "learning")
+Sampling = Annotated[str, PlainValidator(_named(*_SAMPLING)), _own_or(*_SAMPLING)]
+Trust = Annotated[str, PlainValidator(_named(*_TRUST)), _own_or(*_TRUST)]
+Receiver = Annotated[str, PlainValidator(_named(*_RECEIVERS)), _own_or(*_RECEIVERS)]
 Rounds = Annotated[
     Literal["optimal", "paper"] | int,
     PlainValidator(_rounds),

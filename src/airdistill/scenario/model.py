@@ -30,10 +30,13 @@ from airdistill.scenario.fields import (
     Number,
     Positive,
     Power,
+    Receiver,
     Rounds,
     SamplesPerDevice,
+    Sampling,
     Time,
     Truncation,
+    Trust,
     WattsPerDevice,
 )
 from airdistill.scenario.per_device import PerDevice
@@ -76,7 +79,7 @@ class Fleet(_Section):
         description="medium secure_sum: with up to so many devices missing from a round's sum, the noise of the others "
         "still protects all devices; if more are missing, the devices refuse to unmask the sum",
     )
-    sampling: Literal["none", "with_replacement"] = Field(
+    sampling: Sampling = Field(
         "none", description="devices that send gradients in a round: all, or some drawn in proportion to their data"
     )
     sampled_devices: StrictInt | None = Field(
@@ -266,9 +269,7 @@ class Privacy(_Section):
     )
     relabel: StrictBool = Field(False, description="the replaced record may have another label")
     accountant: Literal["paper", "exact"] = Field("exact", description="how noise follows from (ε, δ)")
-    trust: Literal["receiver_noise", "fleet_noise", "own_noise"] = Field(
-        "fleet_noise", description="whose noise counts as protection"
-    )
+    trust: Trust = Field("fleet_noise", description="whose noise counts as protection")
     noise: Literal["seeded", "secure"] = Field(
         "seeded",
         description="source of the devices' noise; seeded: reproducible, for simulation only; secure: discrete "
@@ -298,7 +299,7 @@ class Learning(_Section):
     local_epochs: StrictInt = Field(1, ge=0, description="epochs in a round; 0: one full-batch step")
     batch_size: StrictInt = Field(60, ge=1, description="samples in a minibatch")
     clip_norm: Positive = Field(1.0, description="per-sample gradient clip of federated learning")
-    receiver: Literal["linear", "projected", "tracking", "learning"] = Field(
+    receiver: Receiver = Field(
         "linear",
         description="how the server estimates the average: as received, projected on the simplex, filtered over "
         "rounds, or, on a public set, with a model of its own",

@@ -1,43 +1,66 @@
-"""What a scheme is: how it changes the scenario, and how it plays a round."""
+"""What a scheme is: how it adapts the scenario, and how it plays a round."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from airdistill.arrays import BoolArray, ComplexArray, FloatArray
+import numpy as np
+
+from airdistill.arrays import FloatArray
 from airdistill.channel.csi import round_estimate
 from airdistill.channel.sources import ChannelSource
-from airdistill.learning.fleet import LearningFleet
-from airdistill.learning.learner import Losses
+from airdistill.planning.payloads import ClassMeans, Payload
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
-from airdistill.planning.uplinks import non_private_release, release_of
-from airdistill.planning.what_if.participation import hidden_coins_of
+from airdistill.planning.transceiver.tdma import TDMA_KIND
 from airdistill.privacy.ledger import Ledger
-from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid
+from airdistill.radio.charged_round import ChargedRound, charge_round, release_without_privacy
 from airdistill.radio.receivers import Receiver
-from airdistill.radio.superposition import Noise, Reception, RoundNoise, receiver_noise
+from airdistill.radio.superposition import Reception
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.payloads import PayloadProtocol, learn_from, payload_protocol, step_size
+
+if TYPE_CHECKING:  # PyTorch is loaded when a round is played: a plan needs schemes too, and must not wait for it
+    from airdistill.learning.fleet import LearningFleet
+    from airdistill.learning.learner import Losses
+    from airdistill.schemes.payloads import PayloadProtocol
+
+
+# The colours of Okabe and Ito.
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE, GREY = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#767676",
+)  # fmt: skip
+
+
+class Look(NamedTuple):
+    """How a scheme's curve looks in figures: Matplotlib's colour, line style and marker."""
+
+    colour: str
+    line: str
+    mark: str
+
+    def style(self) -> dict[str, Any]:
+        """The arguments of Matplotlib's `plot`."""
+        return {"color": self.colour, "linestyle": self.line, "marker": self.mark, "linewidth": 1.8, "markersize": 5}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A round's result: every device's losses, and what the server heard if anything was sent."""
+    """A round's result: every device's losses, and what the server received if anything was sent."""
 
     losses: Sequence[Losses]
-    heard: Reception | None = None
+    reception: Reception | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Round:
-    """What a scheme has to play round `index` with, counted from 1.
+    """What a scheme needs to play round `index`, counted from 1.
 
-    Nothing can be sent without noise, and `noise` writes what it is for into the ledger first; a scheme that sends its
-    numbers as they are says so with `release_without_privacy`.
+    `transmit` sends what the ledger has charged. A scheme without privacy calls `release_without_privacy`, which is
+    charged too.
     """
 
     index: int
@@ -47,84 +70,81 @@ class Round:
     fleet: LearningFleet
     ledger: Ledger
     receiver: Receiver | None = None
+    _charged: ChargedRound | None = None
 
     @property
     def lr(self) -> float:
         """η_t = η0/√t."""
-        return step_size(self.scenario, self.index)
+        return float(self.scenario.learning.initial_lr / np.sqrt(self.index))
 
-    def channel(self) -> ComplexArray:
-        """This round's gains, `[device]`."""
-        return self.source.round_channel(self.index)
+    @cached_property
+    def protocol(self) -> PayloadProtocol:
+        """How devices make the plan's payload and learn from it."""
+        from airdistill.schemes.payloads import payload_protocol
 
-    def known_channel(self) -> ComplexArray:
-        """What devices and server know of it."""
-        return round_estimate(self.scenario, self.channel(), self.index)
+        return payload_protocol(self.plan)
 
     def design(self) -> RoundDesign:
-        """This round's transceiver, from the channel as it is known and what the rounds before have left."""
-        return self.plan.design(self.known_channel(), self.index, self.ledger.cost_of_run)
+        """The planned gains of this round, from the channel as it is known and what earlier rounds have left."""
+        known = round_estimate(self.scenario, self.source.round_channel(self.index), self.index)
+        return self.plan.design(known, self.index, self.ledger.cost_of_run)
 
-    def noise(self, design: RoundDesign) -> Noise:
-        """This round's artificial and receiver noise, once the ledger has charged what the design sends.
+    def charge(self, design: RoundDesign | None = None) -> None:
+        """Charge the ledger with the planned gains, or with the scheme's own. Call it before `vectors` to use these.
 
-        `BudgetExceeded` if a device cannot pay for it.
+        Raise `BudgetExceeded` if a device's budget does not allow the round.
         """
-        radio, length, known = self.scenario.radio, self.plan.uplink.vector_length, self.known_channel()
-        drawn_as = (self.scenario.seed, self.index, design, length, radio.noise_power, radio.noise)
-        if self.scenario.privacy.noise == "secure":
-            grid = secure_grid(self.plan, design, known, self.index)
-            self.ledger.charge(release_on_grid(self.plan.uplink, grid, design, known, self.index))
-            return SecureNoise(grid, receiver_noise(*drawn_as))
-        self.ledger.charge(release_of(self.plan.uplink, design, known, self.index))
-        return RoundNoise.seeded(*drawn_as)
-
-    def there(self) -> BoolArray | None:
-        """Who sends more than noise, `[device]`, where that is hidden; None where everybody in the design does."""
-        coins = hidden_coins_of(self.plan.uplink)
-        return None if coins is None else coins.there(self.index)
-
-    def release_without_privacy(self) -> None:
-        """Charges the ledger with numbers that go out as they are."""
-        self.ledger.charge(non_private_release(self.plan.uplink, self.index))
-
-    def local_knowledge(self) -> FloatArray:
-        """Eq. (2) of every device, `[device, class, class]`."""
-        return self.fleet.knowledge(for_full_batch=self.scenario.learning.local_epochs == 0)
+        self._charged = charge_round(self.plan, self.ledger, self.source, self.index, design)
 
     def vectors(self) -> FloatArray:
-        """What every device has to send, `[device, row, entry]`: whatever the plan says is shared."""
-        return self._sharing.vectors(self.fleet, self.index, range(len(self.fleet.learners)))
+        """Every device's vectors of the plan's payload, `[device, row, entry]`.
 
-    def learn(self, received: FloatArray | None) -> Sequence[Losses]:
-        """Every device's update from what was broadcast, or without anything on its own samples alone.
+        A private round is charged first: devices must not train for a round that cannot be sent.
+        """
+        if self._charged is None and self.ledger.header.enforced:
+            self.charge()
+        return self.protocol.vectors(self.fleet, self.index, range(len(self.fleet.learners)))
+
+    def transmit(self, vectors: FloatArray) -> Reception:
+        """Send `[device, row, entry]` over the air, once, and apply the scenario's receiver; charge it if needed."""
+        if self._charged is None:
+            self.charge()
+        assert self._charged is not None
+        return self._charged.transmit(vectors).estimated_by(self.receiver)
+
+    def release_without_privacy(self, aggregate: FloatArray) -> Reception:
+        """Charge the release of every device's vectors without noise; the server gets the aggregate `[row, entry]`."""
+        return release_without_privacy(self.plan, self.ledger, self.index, aggregate)
+
+    def learn(self, broadcast: FloatArray | None) -> Sequence[Losses]:
+        """Update every device from the broadcast, or on its own samples only if there is none.
 
         From class means it is one full-batch step (eq. 4), or the scenario's local epochs.
         """
-        devices = range(len(self.fleet.learners))
-        if received is None:
-            return learn_from(self.fleet, self.scenario, self.index, None, devices)
-        return self._sharing.learn(self.fleet, self.index, received, devices)
+        from airdistill.schemes.payloads import learn_from
 
-    @property
-    def _sharing(self) -> PayloadProtocol:
-        return payload_protocol(self.plan)
+        devices = range(len(self.fleet.learners))
+        if broadcast is None:
+            return learn_from(self.fleet, self.scenario, self.index, None, devices)
+        return self.protocol.learn(self.fleet, self.index, broadcast, devices)
 
 
 class Scheme(ABC):
-    """A system to run. One of your own is a class with these names in a file of its own.
+    """A system to run. A scheme of your own is a class with these names in a file of its own.
 
-    `uplink` says what the planner plans for: "knowledge", "public_knowledge", "orthogonal_knowledge" or "gradient".
-    `one_model` makes all devices start from the same weights. `inherits` names schemes whose overrides in a scenario
-    hold for this one too, before its own. `releases` says what leaves the devices: "private" for what the plan's noise
-    hides, "bare" for numbers as they are, "nothing" for nothing.
+    `payload` is the class of what devices send; with `tdma` they send it in slots of their own. `one_model` makes all
+    devices start from the same weights. `inherits` names schemes whose overrides in a scenario apply to this one too,
+    before its own. `releases` says what leaves the devices: "private" for what the plan's noise protects, "bare" for a
+    non-private release, "nothing" for no release. `look` is its curve in figures.
     """
 
     name: ClassVar[str]
-    uplink: ClassVar[str] = "knowledge"
+    payload: ClassVar[type[Payload]] = ClassMeans
+    tdma: ClassVar[bool] = False
     one_model: ClassVar[bool] = False
     inherits: ClassVar[tuple[str, ...]] = ()
     releases: ClassVar[Literal["private", "bare", "nothing"]] = "private"
+    look: ClassVar[Look | None] = None
 
     def adapt(self, scenario: Scenario) -> Scenario:
         """The scenario as this scheme runs it."""
@@ -132,4 +152,9 @@ class Scheme(ABC):
 
     @abstractmethod
     def play(self, this: Round) -> Outcome:
-        """One round."""
+        """Play one round."""
+
+    @property
+    def uplink_kind(self) -> str:
+        """The uplink's name in plans and ledgers."""
+        return TDMA_KIND if self.tdma else self.payload.kind

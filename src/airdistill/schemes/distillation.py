@@ -1,43 +1,42 @@
-""""""
+"""Schemes on class means: the paper's, this project's own, TDMA, and devices without radio or without privacy."""
 
 from __future__ import annotations
 
-from airdistill.radio.superposition import error_free, over_tdma, over_the_air
+from airdistill.radio.superposition import ideal_knowledge
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import Outcome, Round, Scheme
+from airdistill.schemes.base import BLUE, GREEN, GREY, PURPLE, SKY, Look, Outcome, Round, Scheme
 from airdistill.schemes.planning import truncation_threshold, with_fixed_rounds
 
 
 class LocalOnly(Scheme):
-    """Every device alone: no radio, no distillation. What federation must beat."""
+    """Every device trains on its own: no radio, no distillation. Federation must beat it."""
 
     name = "local_only"
     releases = "nothing"
+    look = Look(GREY, ":", "")
 
     def play(self, this: Round) -> Outcome:
         return Outcome(this.learn(None))
 
 
 class OtaFd(Scheme):
-    """Over-the-air federated distillation with differential privacy, for the planned number of rounds: the paper's."""
+    """Over-the-air federated distillation with differential privacy for the planned number of rounds: the paper's."""
 
     name = "ota_fd"
+    look = Look(BLUE, "-", "o")
 
     def play(self, this: Round) -> Outcome:
-        counts, design, slot = this.plan.fleet.class_counts, this.design(), this.scenario.radio.slot
-        noise = this.noise(design)
-        knowledge = this.local_knowledge()  # as late as can be: a GPU may still be on its way to it
-        heard = over_the_air(counts, knowledge, design, this.channel(), noise, slot, this.there())
-        heard = heard.estimated_by(this.receiver)
-        return Outcome(this.learn(heard.knowledge), heard)
+        reception = this.transmit(this.vectors())
+        return Outcome(this.learn(reception.broadcast), reception)
 
 
 class OtaFdFixed(OtaFd):
-    """The same with a constant T (400), in the privacy design and as the stop: the paper's "FD Constant T"."""
+    """The paper's scheme with a constant T (400), in the privacy design and as the stop: "FD Constant T"."""
 
     name = "ota_fd_fixed"
     inherits = ("ota_fd",)
+    look = Look(SKY, "-", "s")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         return with_fixed_rounds(scenario)
@@ -48,20 +47,22 @@ class OtaFdAntennas(OtaFd):
 
     name = "ota_fd_antennas"
     inherits = ("ota_fd",)
+    look = Look(SKY, "--", "p")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         return changed(scenario, {"privacy": {"epsilon": float("inf")}})
 
 
 class AirDistill(OtaFd):
-    """This project's own: exact accountant, privacy carried over, budget shared out by class, devices in a deep fade
-    silent, and a receiver that tracks the knowledge."""
+    """This project's own: exact accountant, budget carried over and divided among classes, truncated channel inversion,
+    and a receiver that tracks the class means over rounds."""
 
     name = "airdistill"
     inherits = ("ota_fd",)
+    look = Look(GREEN, "-", "D")
 
     def adapt(self, scenario: Scenario) -> Scenario:
-        """Takes every step; a threshold of silence and a receiver of the scenario's own choice stay."""
+        """Take every step; a truncation threshold and a receiver that the scenario chooses stay."""
         radio, learning = scenario.radio, scenario.learning
         return changed(
             scenario,
@@ -77,29 +78,22 @@ class AirDistill(OtaFd):
         )
 
 
-class OrthogonalFd(Scheme):
-    """The same knowledge sent by one device after the other, each hidden by its own noise: M times the air time."""
+class OrthogonalFd(OtaFd):
+    """The same class means by TDMA, each device protected by its own noise: M times the air time."""
 
     name = "orthogonal_fd"
-    uplink = "orthogonal_knowledge"
+    tdma = True
     inherits = ("ota_fd",)
-
-    def play(self, this: Round) -> Outcome:
-        counts, knowledge, design = this.plan.fleet.class_counts, this.local_knowledge(), this.design()
-        noise, slot = this.noise(design), this.scenario.radio.slot
-        heard = over_tdma(counts, knowledge, design, this.channel(), noise, slot).estimated_by(this.receiver)
-        return Outcome(this.learn(heard.knowledge), heard)
+    look = Look(PURPLE, "-", "P")
 
 
 class FdErrorFree(Scheme):
-    """Federated distillation over a perfect channel, with no privacy at all."""
+    """Federated distillation over a perfect channel, without privacy."""
 
     name = "fd_error_free"
     releases = "bare"
+    look = Look(GREEN, "--", "^")
 
     def play(self, this: Round) -> Outcome:
-        counts = this.plan.fleet.class_counts
-        knowledge = this.local_knowledge()
-        this.release_without_privacy()
-        heard = error_free(counts, knowledge, this.scenario.radio.slot)
-        return Outcome(this.learn(heard.received), heard)
+        reception = this.release_without_privacy(ideal_knowledge(this.plan.fleet.class_counts, this.vectors()))
+        return Outcome(this.learn(reception.received), reception)

@@ -1,4 +1,4 @@
-"""What the federated-learning schemes share: one model for all, and a gradient in place of knowledge."""
+"""Federated learning: one model for all devices, and a gradient or a model in place of class means."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import ClassVar
 import numpy as np
 
 from airdistill.arrays import FloatArray
-from airdistill.planning.transceiver.gradient import GradientUplink
-from airdistill.radio.superposition import mean_without_error, vector_over_the_air
+from airdistill.planning.payloads import Gradient
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import Outcome, Round, Scheme
+from airdistill.schemes.base import BLACK, ORANGE, PURPLE, RED, Look, Outcome, Round, Scheme
 from airdistill.schemes.planning import with_fixed_rounds
 
 
 class FederatedLearning(Scheme):
-    """One model for all devices; nothing is distilled, and every device takes part."""
+    """One model for all devices, which all participate; nothing is distilled."""
 
-    uplink = "gradient"
+    payload = Gradient
     one_model = True
     inherits: ClassVar[tuple[str, ...]] = ("ota_fl",)
 
@@ -37,54 +36,49 @@ def shares_of_data(this: Round) -> FloatArray:
 
 
 class FedSgd(FederatedLearning):
-    """Federated learning over a perfect channel, with no privacy: one full-batch step of the mean gradient a round."""
+    """Federated learning over a perfect channel, without privacy: one full-batch step of the mean gradient a round."""
 
     name = "fedsgd"
     releases = "bare"
+    look = Look(BLACK, "--", "x")
 
     def play(self, this: Round) -> Outcome:
         gradients, losses = this.fleet.gradients(clip_norm=None)
-        this.release_without_privacy()
-        heard = mean_without_error(shares_of_data(this), gradients, this.scenario.radio.slot)
-        this.fleet.descend(heard.received[0], this.lr)
-        return Outcome(losses, heard)
+        reception = this.release_without_privacy((shares_of_data(this) @ gradients)[None])
+        this.fleet.descend(reception.received[0], this.lr)
+        return Outcome(losses, reception)
 
 
 class FedAvg(FederatedLearning):
-    """Federated averaging over a perfect channel, with no privacy: local epochs, then the mean of all models."""
+    """Federated averaging over a perfect channel, without privacy: local epochs, then the mean of all models."""
 
     name = "fedavg"
     releases = "bare"
+    look = Look(BLACK, "-.", "*")
 
     def play(self, this: Round) -> Outcome:
         losses, weights = this.learn(None), shares_of_data(this)
-        this.release_without_privacy()
-        heard = mean_without_error(weights, this.fleet.parameters(), this.scenario.radio.slot)
+        reception = this.release_without_privacy((weights @ this.fleet.parameters())[None])
         this.fleet.average(weights)
-        return Outcome(losses, heard)
+        return Outcome(losses, reception)
 
 
 class OtaFl(FederatedLearning):
-    """Over-the-air federated learning with differential privacy and the planned number of rounds: gradients clipped per
-    sample; every device takes part, or those that `fleet.sampling` or `fleet.participation` draws."""
+    """Over-the-air federated learning with differential privacy for the planned number of rounds: gradients clipped per
+    sample, from all devices or from those that `fleet.sampling` or `fleet.participation` draws."""
 
     name = "ota_fl"
     inherits: ClassVar[tuple[str, ...]] = ()
+    look = Look(RED, "--", "D")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         return without_distillation(scenario)
 
     def play(self, this: Round) -> Outcome:
-        uplink, radio = this.plan.uplink, this.scenario.radio
-        assert isinstance(uplink, GradientUplink)
-        gradients, losses = this.fleet.gradients(uplink.clip_norm)
-        design, weights = this.design(), uplink.participation.weights(this.index)
-        heard = vector_over_the_air(
-            weights, gradients, design, this.channel(), this.noise(design), radio.slot, uplink.clip_norm, this.there()
-        )
-        if np.isfinite(heard.received).all():  # else a device has no channel, and nothing could be sent
-            this.fleet.descend(heard.received[0], this.lr)
-        return Outcome(losses, heard)
+        gradients, losses = this.fleet.gradients(this.plan.uplink.largest_norm)
+        reception = this.transmit(gradients[:, None])
+        this.learn(reception.received)
+        return Outcome(losses, reception)
 
 
 class OtaFlFixed(OtaFl):
@@ -92,22 +86,21 @@ class OtaFlFixed(OtaFl):
 
     name = "ota_fl_fixed"
     inherits = ("ota_fl",)
+    look = Look(ORANGE, "--", "v")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         return with_fixed_rounds(super().adapt(scenario))
 
 
-_HALF = 0.5
-
-
 class OtaFlSampled(OtaFl):
-    """The same with those whom a coin brings, `fleet.participation` of them on average, by default half: the paper's
-    reference DP-FL."""
+    """The same with Poisson sampling: each device joins a round with probability `fleet.participation`, by default one
+    half. The paper's reference DP-FL."""
 
     name = "ota_fl_sampled"
     inherits = ("ota_fl",)
+    look = Look(PURPLE, ":", "d")
 
     def adapt(self, scenario: Scenario) -> Scenario:
-        chance = scenario.fleet.participation
-        coins = {"sampling": "none", "sampled_devices": None, "participation": _HALF if chance == 1 else chance}
-        return super().adapt(changed(scenario, {"fleet": coins}))
+        given = scenario.fleet.participation
+        sampling = {"sampling": "none", "sampled_devices": None, "participation": 0.5 if given == 1 else given}
+        return super().adapt(changed(scenario, {"fleet": sampling}))

@@ -1,4 +1,4 @@
-""""""
+"""Schemes on a public set: devices send predictions on public samples instead of class means."""
 
 from __future__ import annotations
 
@@ -6,90 +6,82 @@ from dataclasses import replace
 
 import numpy as np
 
-from airdistill.learning.public_predictions import certain_rows
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
-from airdistill.planning.uplinks import declared_public
+from airdistill.planning.payloads import PublicPredictions, declared_public, rows_of_round
 from airdistill.radio.receivers import Estimate
-from airdistill.radio.superposition import mean_of_answers, vector_over_the_air
+from airdistill.radio.superposition import mean_of_answers
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import Outcome, Round, Scheme
-from airdistill.schemes.payloads import rows_of_round
+from airdistill.schemes.base import BLUE, ORANGE, PURPLE, SKY, Look, Outcome, Round, Scheme
+from airdistill.schemes.distillation import OtaFd
 from airdistill.schemes.planning import for_public_set, refuse_server_selector, truncation_threshold
+
+_SERVER_SELECTOR = 1.0  # keeps labels given by most devices that answered
 
 
 class ProxyFd(Scheme):
-    """Predictions on a public set averaged over a perfect channel, with no privacy, and sharpened: FedMD and DS-FL."""
+    """Predictions on a public set averaged over a perfect channel, without privacy, and sharpened: FedMD and DS-FL."""
 
     name = "proxy_fd"
-    uplink = "public_knowledge"
+    payload = PublicPredictions
     releases = "bare"
+    look = Look(PURPLE, "--", "^")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         return for_public_set(scenario, abstain=False)
 
     def play(self, this: Round) -> Outcome:
+        from airdistill.learning.public_predictions import certain_rows
+
         public, vectors = declared_public(this.scenario), this.vectors()
-        this.release_without_privacy()
-        heard = mean_of_answers(vectors.reshape(len(vectors), public.rows_a_round, -1), this.scenario.radio.slot)
-        rows = heard.received.reshape(public.rows_a_round, -1)
+        answers = vectors.reshape(len(vectors), public.rows_a_round, -1)
+        reception = this.release_without_privacy(mean_of_answers(answers))
+        rows = reception.received.reshape(public.rows_a_round, -1)
         if public.server_selector is not None:
             rows = np.where(certain_rows(rows, public.server_selector)[:, None], rows, np.nan)
         broadcast = np.full((public.samples, rows.shape[1]), np.nan)
         broadcast[rows_of_round(public, this.index)] = rows
-        return Outcome(this.learn(broadcast), replace(heard, estimate=Estimate(broadcast)))
-
-
-_SERVER_SELECTOR = 1.0  # a label that most of those who answered give
+        return Outcome(this.learn(broadcast), replace(reception, estimate=Estimate(broadcast)))
 
 
 class SelectiveFd(ProxyFd):
     """The same with two selectors (Selective-FD, the paper's reference S-FD): a device answers only samples that look
-    like its own, and the server leaves out rows that no label stands out of."""
+    like its own, and the server drops rows without a clear label."""
 
     name = "selective_fd"
     inherits = ("proxy_fd",)
+    look = Look(SKY, "-.", "^")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         adapted = super().adapt(scenario)
-        assert adapted.public is not None
-        kept = adapted.public.server_selector
+        kept = declared_public(adapted).server_selector
         selectors = {"client_selector": "density", "server_selector": _SERVER_SELECTOR if kept is None else kept}
         return changed(adapted, {"public": selectors})
 
 
-class OtaProxyFd(Scheme):
-    """Predictions on a public set, added up in the air with differential privacy for whole devices, and taken as they
-    arrive."""
+class OtaProxyFd(OtaFd):
+    """Predictions on a public set, superposed on the air with differential privacy for whole devices, and broadcast as
+    received."""
 
     name = "ota_proxy_fd"
-    uplink = "public_knowledge"
+    payload = PublicPredictions
+    look = Look(BLUE, "-.", "o")
 
     def adapt(self, scenario: Scenario) -> Scenario:
         adapted = for_public_set(scenario, abstain=False)
         refuse_server_selector(adapted)
         return adapted
 
-    def play(self, this: Round) -> Outcome:
-        uplink, design, slot = this.plan.uplink, this.design(), this.scenario.radio.slot
-        assert isinstance(uplink, KnowledgeUplink)
-        # Paid for first: devices train before they answer, and must not for a round that cannot be paid.
-        noise, weights = this.noise(design), uplink.nominal_weights[:, 0]
-        heard = vector_over_the_air(
-            weights, this.vectors()[:, 0], design, this.channel(), noise, slot, uplink.largest_norm, this.there()
-        ).estimated_by(this.receiver)
-        return Outcome(this.learn(heard.knowledge), heard)
-
 
 class AirDistillProxy(OtaProxyFd):
-    """This project's own for devices that hold different classes: they vote on what they know of a public set, the air
-    adds the votes up, and a model of the server's own learns what the noisy sums mean."""
+    """This project's own for devices that hold different classes: they vote on public samples that they know, the air
+    adds the votes, and a model of the server learns from the noisy sums."""
 
     name = "airdistill_proxy"
     inherits = ("ota_proxy_fd",)
+    look = Look(ORANGE, "-", "D")
 
     def adapt(self, scenario: Scenario) -> Scenario:
-        """Takes every step; a threshold of silence and a receiver of the scenario's own choice stay."""
+        """Take every step; a truncation threshold and a receiver that the scenario chooses stay."""
         radio, learning = scenario.radio, scenario.learning
         refuse_server_selector(scenario)
         return changed(

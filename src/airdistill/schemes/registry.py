@@ -1,4 +1,4 @@
-"""Schemes by name."""
+"""Schemes by name. A built-in scheme is one class and one line here."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ SCHEMES: dict[str, type[Scheme]] = {
 
 
 def load_scheme(reference: str) -> Scheme:
-    """A scheme by name, or a user's own by `package.module:Scheme`."""
+    """Load a scheme by name, or a user's own by `package.module:Class`."""
     if reference in SCHEMES:
         return SCHEMES[reference]()
     if ":" not in reference:
-        rule = f"must be one of {', '.join(SCHEMES)}, or your own as package.module:Scheme"
+        rule = f"must be one of {', '.join(SCHEMES)}, or your own as package.module:Class"
         raise InputError("--scheme", reference, rule)
     found = load_object(reference, "--scheme")
     if not (isinstance(found, type) and issubclass(found, Scheme)):
@@ -63,6 +63,6 @@ def load_scheme(reference: str) -> Scheme:
 
 
 def plan_run(scenario: Scenario, scheme: str = DEFAULT_SCHEME, rounds: int | None = None) -> Plan:
-    """The plan that a run of these arguments would follow."""
+    """The plan that a run with these arguments follows."""
     chosen = load_scheme(scheme)
     return plan_scheme(chosen, as_run_by(chosen, scenario, rounds))

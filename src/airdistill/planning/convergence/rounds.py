@@ -19,7 +19,7 @@ from airdistill.planning.convergence.gap import LearningConstants, biased_gap, f
 from airdistill.planning.convergence.receiver_error import ReceiverError
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payloads import ClassMeans
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.sensitivity import TrajectoryDynamics
 
@@ -68,11 +68,11 @@ def exact_rounds(
     unknown = np.full(mu.shape, np.nan)  # ε and δ are in μ already
     power_w = np.broadcast_to(np.asarray(peak_power_w, dtype=np.float64), mu.shape)
     fleet = RealisedFleet(np.asarray(class_counts), power_w, unknown, unknown, mu)
-    uplink = KnowledgeUplink(
+    uplink = SuperposedUplink(
         fleet=fleet,
         channel_noise_var=channel_noise_var,
         trust=trust,
-        shared=ClassMeans(fleet, model, relabel, TrajectoryDynamics.of(constants if dynamics is None else dynamics)),
+        payload=ClassMeans(fleet, model, relabel, TrajectoryDynamics.of(constants if dynamics is None else dynamics)),
     )
     return GapObjective.over(uplink, np.atleast_2d(channels), constants, outage).best_rounds(max_rounds)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.planning.convergence.rounds import GapObjective
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.transceiver.superposed import SuperposedUplink
 
 # Shares of devices and rounds that a threshold would silence, least first.
 _SILENT_SHARES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.35, 0.55, 0.8)
@@ -48,7 +48,7 @@ def best_truncation(
     return min(found)[1]
 
 
-def typical_floor(uplink: KnowledgeUplink, channels: ComplexArray) -> FloatArray:
+def typical_floor(uplink: SuperposedUplink, channels: ComplexArray) -> FloatArray:
     """σ_n²/cap_k of a median draw in which the class can be sent, at usual weights, `[class]`; 0 if it never can."""
     spoken = replace(uplink, floor=None)
     kept = 1 - np.sqrt(spoken.squared_bias(channels) / 2)

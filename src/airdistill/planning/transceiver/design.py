@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.privacy.sensitivity import aggregation_weights
+from airdistill.privacy.trust import Trust, counted_by_trust, trust_named
 
 _NUMBERS_AT_ONCE = 2**16  # of as many draws as a processor's cache holds: one by one takes long, all much memory
 
@@ -116,117 +116,6 @@ class Links:
         return np.asarray(np.einsum("...ik,...ik->...k", self.weights, self.weights) / self.energy_slots)
 
 
-_CHUNK = 1 << 20  # numbers that a temporary array over draws × devices × classes may hold
-
-
-class TrustModel(Protocol):
-    """A rule of your own needs these four methods."""
-
-    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray: ...
-
-    def artificial_noise_var(self, required: FloatArray) -> FloatArray: ...
-
-    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray: ...
-
-    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray: ...
-
-
-class ReceiverNoise:
-    """The paper's: all noise at the receiver counts. Backing the power off is enough, and cheapest: P2 = 0."""
-
-    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
-        # λ² = min(cap, σ_n²/req)
-        return np.asarray(np.maximum(links.inverse_cap, required.max(axis=-2) / links.channel_noise_var))
-
-    def artificial_noise_var(self, required: FloatArray) -> FloatArray:
-        return np.zeros(required.shape[-1])
-
-    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:  # noqa: ARG002
-        return np.broadcast_to(0.0, required.shape)
-
-    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
-        return np.broadcast_to(effective, required.shape)
-
-
-class FleetNoise:
-    """The server owns the receiver: only what the devices add counts, and everyone helps to add it."""
-
-    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
-        # λ² = min(cap, Σ_j|h_j|²P_j/(req + Σ_j w_j²/K)), with 2 req where noise goes on both axes.
-        noise = links.noise_axes * required.max(axis=-2)
-        needed = np.where(links.signal_share > 0, noise + links.signal_share, 0.0)
-        total_w = links.power_w.sum(axis=-1)[..., None]
-        return np.maximum(links.inverse_cap, _quotient(needed, total_w))
-
-    def artificial_noise_var(self, required: FloatArray) -> FloatArray:
-        return np.asarray(required.max(axis=-2))
-
-    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:
-        # In proportion to the power that its signal leaves a device: |h_j|²P_j − λ²w_j²/K.
-        headroom = links.weights**2
-        headroom *= -scale_sq / links.energy_slots
-        headroom += links.power_w[:, None]
-        np.maximum(headroom, 0.0, out=headroom)
-        headroom *= divide_or(required.max(axis=0) * scale_sq, headroom.sum(axis=0), 0.0)
-        return headroom
-
-    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
-        strictest = required.max(axis=0)
-        return np.broadcast_to(np.where(np.isfinite(effective), strictest, np.inf), required.shape)
-
-
-class OwnNoise:
-    """Nobody is trusted: only a device's own noise counts for it."""
-
-    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
-        # λ² = min_i K|h_i|²P_i/(w_i² + K req_ik)
-        needed = links.weights**2
-        needed /= links.energy_slots
-        needed = needed + required
-        rows = links.power_w.reshape(-1, links.power_w.shape[-1])
-        step = max(1, _CHUNK // (needed.shape[-1] * needed.shape[-2]))
-        chunks = [
-            _quotient(needed if needed.ndim == 2 else needed[part], rows[part, :, None]).max(axis=-2)
-            for part in (slice(start, start + step) for start in range(0, len(rows), step))
-        ]
-        return np.concatenate(chunks).reshape(*links.power_w.shape[:-1], links.num_classes)
-
-    def artificial_noise_var(self, required: FloatArray) -> FloatArray:
-        return np.asarray(required.sum(axis=-2))
-
-    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:  # noqa: ARG002
-        return required * scale_sq
-
-    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
-        sent = np.isfinite(effective)
-        return required if sent.all() else np.where(sent, required, np.inf)
-
-
-_RULES: dict[str, TrustModel] = {
-    "receiver_noise": ReceiverNoise(),
-    "fleet_noise": FleetNoise(),
-    "own_noise": OwnNoise(),
-}
-
-
-def trust_model(name: str, channel_noise_var: float) -> TrustModel:
-    """The rule of that name. A receiver without noise protects nobody: the fleet must make the noise then."""
-    if name not in _RULES:
-        raise ValueError(f"trust = {name!r}: must be one of {', '.join(_RULES)}")
-    if name == "receiver_noise" and channel_noise_var == 0:
-        return _RULES["fleet_noise"]
-    return _RULES[name]
-
-
-def _quotient(needed: FloatArray, available: FloatArray) -> FloatArray:
-    """needed/available, where nothing needed costs nothing even if nothing is available."""
-    if np.all(available > 0):
-        return np.asarray(needed / available)
-    shape = np.broadcast_shapes(needed.shape, available.shape)
-    ratio = divide_or(np.broadcast_to(needed, shape), np.broadcast_to(available, shape), np.inf)
-    return np.where(needed > 0, ratio, 0.0)
-
-
 TOLERANCE = 1e-9  # relative, for limits that a design meets exactly but for rounding
 
 
@@ -234,11 +123,11 @@ TOLERANCE = 1e-9  # relative, for limits that a design meets exactly but for rou
 class RoundDesign:
     """A round's transceiver: weights w, P1, P2 `[device, class]`, λ, v `[class]`, counted noise c `[device, class]`.
 
-    `weights` are what each device's vector has in the sum of this very round, zero for who stays silent. A class that
-    cannot be sent (nobody holds it, or a holder has no channel) has scale 0 and infinite noise. `required_noise_var`
-    `[class]` is what privacy asked for: of the strictest device, or of all where each is apart. With two `noise_axes`
-    a device's noise is complex, as strong on either axis. `combiner` f `[class, antenna]` is there if the server has
-    several antennas. Where coins are hidden a device sends its vector with `chance_of_signal`, and noise always.
+    `weights` are those of this round's sum, zero for inactive devices. A class that cannot be sent (no device holds it,
+    or a holder has no channel) has scale 0 and infinite noise. `required_noise_var` `[class]` is the requirement of
+    privacy: that of the strictest device, or the sum over devices with TDMA. With two `noise_axes` a device's noise is
+    complex, with the same power on both axes. `combiner` f `[class, antenna]` is set if the server has several
+    antennas. With secret participation a device sends its vector with `signal_probability`, and noise always.
     """
 
     weights: FloatArray
@@ -250,7 +139,12 @@ class RoundDesign:
     required_noise_var: FloatArray
     noise_axes: int = 1
     combiner: ComplexArray | None = None
-    chance_of_signal: float = 1.0
+    signal_probability: float = 1.0
+
+    @property
+    def uses_tdma(self) -> bool:
+        """Whether every device has its own slots, and so a scale of its own."""
+        return self.rx_scale.ndim == 2
 
     def noise_power_w(self) -> FloatArray:
         """|P2|² on the real axis, or on both, `[device, class]`."""
@@ -260,31 +154,31 @@ class RoundDesign:
         """|P1|² + |P2|², the bound of eq. (8) on the power averaged over a class's slots, `[device, class]`."""
         return np.asarray(np.abs(self.signal_gain) ** 2 + self.noise_power_w())
 
-    def with_hidden_coins(self, probability: float) -> RoundDesign:
-        """Nobody sends otherwise than before, but for the coin: the server divides the sum by p, and its noise too."""
+    def with_secret_participation(self, probability: float) -> RoundDesign:
+        """The same gains, with vectors sent with probability p: the server divides the sum and its noise by p."""
         return replace(
             self,
             weights=self.weights / probability,
             rx_scale=self.rx_scale * probability,
             effective_noise_var=self.effective_noise_var / probability**2,
             required_noise_var=self.required_noise_var / probability**2,
-            chance_of_signal=probability,
+            signal_probability=probability,
         )
 
-    def at_nominal_weights(self, usual: FloatArray) -> RoundDesign:
-        """The same with c as if each device had its usual weight, so that rounds of other weights can be added up."""
-        relative = divide_or(self.weights, usual, 0.0) ** 2
+    def at_nominal_weights(self, nominal: FloatArray) -> RoundDesign:
+        """Convert c to nominal weights, so that rounds of different weights add up."""
+        relative = divide_or(self.weights, nominal, 0.0) ** 2
         counted = divide_or(np.broadcast_to(self.counted_noise_var, relative.shape), relative, np.inf)
         return replace(self, counted_noise_var=counted)
 
     def power_slack(self, peak_power_w: ArrayLike) -> FloatArray:
-        """1 − (|P1|² + |P2|²)/P_i of eq. (9), `[device, class]`: negative where the limit is broken."""
+        """1 − (|P1|² + |P2|²)/P_i of eq. (9), `[device, class]`: negative if the limit is violated."""
         return 1.0 - self.mean_power_w() / np.reshape(np.asarray(peak_power_w, dtype=np.float64), (-1, 1))
 
     def privacy_slack(self, required_noise_var: FloatArray) -> FloatArray:
-        """c/req − 1, eq. (17) in units of the estimate, `[device, class]`: negative where it is broken.
+        """c/req − 1, eq. (17) in units of the estimate, `[device, class]`: negative if it is violated.
 
-        Infinite where nothing is required.
+        Infinite if nothing is required.
         """
         shape = self.counted_noise_var.shape
         return divide_or(self.counted_noise_var, np.broadcast_to(required_noise_var, shape), np.inf) - 1.0
@@ -304,8 +198,8 @@ def design_round(
 
 
 def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayLike, trust: str) -> RoundDesign:
-    """The same for links whose weights may be others than the class counts'."""
-    rule = trust_model(trust, links.channel_noise_var)
+    """The optimal gains for links whose weights may differ from those of the class counts."""
+    rule = trust_named(trust).for_receiver(links.channel_noise_var)
     required = np.asarray(required_noise_var, dtype=np.float64)
     if required.shape != links.weights.shape:
         raise ValueError(f"required_noise_var of shape {required.shape}: must be {links.weights.shape}")
@@ -313,14 +207,14 @@ def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayL
         raise ValueError("required_noise_var: must be finite and not negative")
     idle = links.weights == 0
     if required[idle].any():
-        # Who does not hold a class has nothing to hide in it.
+        # A device that does not hold a class has nothing to protect in it.
         required = np.where(idle, 0.0, required)
     del idle
     inverse_scale = rule.inverse_scale_sq(links, required)
     effective = effective_noise_var(links, required, rule, inverse_scale)
     scale_sq = np.where(np.isfinite(effective), divide_or(np.ones(()), inverse_scale, 0.0), 0.0)
     inverse_channel = inverse_of(np.asarray(channel, dtype=np.complex128))
-    # The noise first: its temporaries are gone before the signal's array is made.
+    # The noise first: its temporaries are freed before the signal's array is allocated.
     noise_gain = _noise_gain(rule.received_noise(links, required, scale_sq), inverse_channel)
     return RoundDesign(
         weights=links.weights,
@@ -335,26 +229,28 @@ def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayL
 
 
 def effective_noise_var(
-    links: Links, required: FloatArray, rule: TrustModel, inverse_scale: FloatArray | None = None
+    links: Links, required: FloatArray, rule: Trust, inverse_scale: FloatArray | None = None
 ) -> FloatArray:
     """v_k of the optimal design, `[..., class]`; infinite for a class that cannot be sent."""
     if inverse_scale is None:
         inverse_scale = rule.inverse_scale_sq(links, required)
     sendable = (inverse_scale > 0) & np.isfinite(inverse_scale)
-    # 0 · inf is no number: what cannot be sent is marked, not multiplied.
+    # 0 · inf is NaN: rows that cannot be sent are masked, not multiplied.
     from_channel = links.channel_noise_var * np.where(sendable, inverse_scale, 0.0)
     return np.where(sendable, rule.artificial_noise_var(required) + from_channel, np.inf)
 
 
-def noise_by_trust(design: RoundDesign, channel: ComplexArray, channel_noise_var: float) -> dict[str, FloatArray]:
-    """What each trust model counts of the noise that the gains really send, `[device, class]`, in units of r̂.
+def noise_by_trust(
+    design: RoundDesign, channel: ComplexArray, channel_noise_var: float, declared: str
+) -> dict[str, FloatArray]:
+    """What each trust model counts of the noise that the gains really send, `[device, row]`, in units of r̂.
 
-    With a scale for each device (one after the other) nobody else's noise is in its slots.
+    With TDMA a device's slots contain no other device's noise. `declared` may be a trust model of the user's own.
     """
     sent, scale_sq = design.rx_scale > 0, design.rx_scale**2
     own = np.abs(design.noise_gain * channel[:, None]) ** 2
-    together = own if scale_sq.ndim == 2 else own.sum(axis=0)
-    at_receiver = {"receiver_noise": together + channel_noise_var, "fleet_noise": together, "own_noise": own}
+    together = own if design.uses_tdma else own.sum(axis=0)
+    at_receiver = counted_by_trust(own, together, channel_noise_var, declared)
     return {
         trust: np.broadcast_to(np.where(sent, noise / np.where(sent, scale_sq, 1.0), np.inf), own.shape)
         for trust, noise in at_receiver.items()

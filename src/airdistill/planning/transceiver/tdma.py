@@ -1,7 +1,7 @@
-"""Knowledge sent by one device after the other: what sharing the air, and the noise in it, saves.
+"""TDMA: every device sends in its own slots. Comparing with it shows what superposition and common noise save.
 
-Each device is alone in its slots, so that only its own noise and the receiver's are there to hide it. The server
-weighs what it got itself: r̂^k = Σ_i w_i^k Re(r_i^k)/λ_ik, and v_k = Σ_i (w_i^k)² v_ik.
+A device's slots contain only its own noise and the receiver noise. The server weighs what it receives:
+r̂^k = Σ_i w_i^k Re(r_i^k)/λ_ik, and v_k = Σ_i (w_i^k)² v_ik.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.planning.transceiver.design import RoundDesign, inverse_of, noise_by_trust
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.transceiver.superposed import SuperposedUplink
+
+TDMA_KIND = "orthogonal_knowledge"  # its name in plans and ledgers
 
 
 @dataclass(frozen=True)
 class _AloneDesign:
-    """Every device by itself, `[..., device, class]`: 1/λ², its own noise and the receiver's in units of q_i."""
+    """Each device separately, `[..., device, class]`: 1/λ², its own noise and the receiver noise in units of q_i."""
 
     inverse_scale_sq: FloatArray
     own_noise_var: FloatArray
@@ -30,31 +32,35 @@ class _AloneDesign:
 
 
 @dataclass(frozen=True)
-class OrthogonalUplink(KnowledgeUplink):
+class TdmaUplink(SuperposedUplink):
     """K² slots for each device."""
 
     @property
     def kind(self) -> str:
-        return "orthogonal_knowledge"
+        return TDMA_KIND
 
     @property
     def num_slots(self) -> int:
         return self.fleet.num_devices * self.fleet.num_classes**2
 
     @property
-    def _counts_receiver(self) -> bool:
-        return self.trust == "receiver_noise" and self.channel_noise_var > 0
+    def uses_tdma(self) -> bool:
+        return True
 
     @property
-    def _counts_alone(self) -> bool:
+    def _counts_receiver(self) -> bool:
+        return self.trust_model.counts_receiver
+
+    @property
+    def _counts_own_only(self) -> bool:
         return True
 
     def _alone(self, channels: ComplexArray, asked: FloatArray | None) -> _AloneDesign:
-        """The optimum of section 1 for fleets of one device; without `asked` `[device, class]` no privacy is."""
+        """The optimum of section 1 for fleets of one device; without `asked` `[device, class]` there is no privacy."""
         weights = self.nominal_weights
         required = np.zeros(weights.shape)
         if asked is not None:
-            # Of q_i itself, not of its share in the mean.
+            # The requirement on q_i itself, not on its share in the mean.
             required = divide_or(asked, weights**2, 0.0)
         power_w = (np.abs(channels) ** 2 * self.fleet.peak_power_w)[..., None]
         least = divide_or(np.array(1.0 / self.num_rows), np.broadcast_to(power_w, (*power_w.shape[:-1], 1)), np.inf)
@@ -69,17 +75,17 @@ class OrthogonalUplink(KnowledgeUplink):
         return _AloneDesign(inverse_scale, own, receiver)
 
     def _of_the_mean(self, noise_var: FloatArray) -> FloatArray:
-        """v_k = Σ_i (w_i^k)² v_ik, `[..., class]`; infinite for a class that nobody holds."""
+        """v_k = Σ_i (w_i^k)² v_ik, `[..., class]`; infinite for a class that no device holds."""
         weights = self.nominal_weights
         weighed = weights**2 * np.where(weights > 0, noise_var, 0.0)
         return np.where(weights.any(axis=0), weighed.sum(axis=-2), np.inf)
 
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
-        """In slots of its own a device has its own noise and the receiver's."""
-        apart = noise_by_trust(design, channel, self.channel_noise_var)
+        """A device's slots contain its own noise and the receiver noise."""
+        each = noise_by_trust(design, channel, self.channel_noise_var, self.trust)
         sent, squared = design.rx_scale > 0, self.nominal_weights**2
-        # As if it stood in the mean, where the device's shift has weight w.
-        return {trust: np.where(sent, squared * np.where(sent, noise, 0.0), np.inf) for trust, noise in apart.items()}
+        # In units of the mean, in which the device's shift has weight w.
+        return {trust: np.where(sent, squared * np.where(sent, noise, 0.0), np.inf) for trust, noise in each.items()}
 
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
         # w² · req/w² of every holder.
@@ -107,7 +113,7 @@ class OrthogonalUplink(KnowledgeUplink):
             noise_gain=np.sqrt(alone.own_noise_var) * scale * inverse_channel,
             rx_scale=scale,
             effective_noise_var=self._of_the_mean(noise_var),
-            # As if it stood in the mean, where the device's shift has weight w.
+            # In units of the mean, in which the device's shift has weight w.
             counted_noise_var=np.where(sent, weights**2 * np.where(sent, counted, 0.0), np.inf),
             required_noise_var=np.asarray(required.sum(axis=0)),
         )

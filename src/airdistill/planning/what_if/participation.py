@@ -1,6 +1,6 @@
-"""What random participation buys and costs: the same rounds with those whom coins bring, and with everybody.
+"""Participation and amplification comparisons: the plan's own rounds against the same rounds with all devices.
 
-What hidden coins buy and cost: the same rounds with everybody, with coins that the server sees, and as published.
+With secret participation, also against participation that the server knows, and against the published form.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from airdistill.arrays import ComplexArray
 from airdistill.planning.amplification import amplified_epsilon, published_grant
 from airdistill.planning.fleet import RealisedFleet, realise_fleet
 from airdistill.planning.forecast import RoundForecast
-from airdistill.planning.participation import Coins, variance_of_division
 from airdistill.planning.transceiver.gradient import GradientUplink
-from airdistill.planning.transceiver.superposed import KnowledgeUplink
+from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.uplinks import Choices, uplink_for
+from airdistill.privacy.participation import KnownPoisson, without_sampling
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 
 
 @dataclass(frozen=True)
 class ParticipationComparison:
-    """Of a plan's own rounds: how many devices a round has, how many rounds a device, each from least to most.
+    """The fewest and most devices in a round and rounds of a device, over the plan's own rounds.
 
-    `effective_noise_of_all` and `round_joules_of_all` are what the same number of rounds would have at the same (ε, δ)
-    if everybody took part in each.
+    `effective_noise_of_all` and `round_joules_of_all` are those of the same number of rounds at the same (ε, δ) with
+    all devices in each.
     """
 
     probability: float
@@ -40,52 +40,34 @@ class ParticipationComparison:
     round_joules_of_all: float
 
 
-def coins_of(uplink: Uplink) -> Coins | None:
-    """None where everybody takes part, or devices are drawn in another way."""
-    if isinstance(uplink, GradientUplink):
-        return uplink.participation.coins
-    return uplink.coins if isinstance(uplink, KnowledgeUplink) else None
-
-
-def hidden_coins_of(uplink: Uplink) -> Coins | None:
-    """None where the server sees who takes part."""
-    return uplink.hidden_coins if isinstance(uplink, GradientUplink | KnowledgeUplink) else None
-
-
-def taking_part(
+def participation_comparison(
     uplink: Uplink, num_rounds: int, forecast_of: Callable[[Uplink], RoundForecast]
 ) -> ParticipationComparison | None:
-    """Beside everybody, who are forecast as the plan's own rounds are; None where there are no coins."""
-    coins = coins_of(uplink)
-    if coins is None:
+    """Compare known Poisson sampling with all devices; None for other participation."""
+    sampled = uplink.participation
+    if not isinstance(sampled, KnownPoisson):
         return None
-    devices = [int(np.count_nonzero(coins.there(round_index))) for round_index in range(1, num_rounds + 1)]
-    rounds = coins.rounds_taken(num_rounds)
-    all_of_them = forecast_of(_with_everybody(uplink))
+    devices = [int(np.count_nonzero(sampled.mask(round_index))) for round_index in range(1, num_rounds + 1)]
+    rounds = sampled.rounds_joined(num_rounds)
+    assert isinstance(uplink, GradientUplink | SuperposedUplink)
+    of_all = forecast_of(replace(uplink, participation=without_sampling(sampled)))
     return ParticipationComparison(
-        probability=coins.probability,
+        probability=sampled.probability,
         least_devices=min(devices),
         most_devices=max(devices),
         least_rounds=int(rounds.min()),
         most_rounds=int(rounds.max()),
-        effective_noise_of_all=all_of_them.effective_noise,
-        round_joules_of_all=all_of_them.round_joules,
+        effective_noise_of_all=of_all.effective_noise,
+        round_joules_of_all=of_all.round_joules,
     )
-
-
-def _with_everybody(uplink: Uplink) -> Uplink:
-    if isinstance(uplink, GradientUplink):
-        return replace(uplink, participation=replace(uplink.participation, coins=None))
-    assert isinstance(uplink, KnowledgeUplink)
-    return replace(uplink, coins=None)
 
 
 @dataclass(frozen=True)
 class AmplificationComparison:
-    """The error that the plan's own rounds would have at the same (ε, δ) otherwise, and energy where it differs.
+    """The error of the plan's own rounds at the same (ε, δ) with other participation, and energy if it differs.
 
-    `published_noise` is what the published form would plan, infinite where it says nothing, and `published_excess` how
-    many times the ε that it asked for some device would then really have.
+    `published_noise` is what the published form would plan, infinite if it does not apply; `published_excess` is the
+    largest ratio of a device's true ε to its target under that plan.
     """
 
     probability: float
@@ -96,44 +78,44 @@ class AmplificationComparison:
     published_excess: float
 
 
-def hidden_part(
+def amplification_comparison(
     scenario: Scenario,
     uplink: Uplink,
     channels: ComplexArray,
     num_rounds: int,
     forecast_of: Callable[[Uplink], RoundForecast],
 ) -> AmplificationComparison | None:
-    """None where the coins are seen, or where there are none."""
-    if not scenario.fleet.participation_hidden:
+    """Compare secret participation with its alternatives; None for other participation."""
+    if not uplink.participation.is_secret:
         return None
 
     def with_fleet(adapted: Scenario, fleet: RealisedFleet) -> Uplink:
         return uplink_for(uplink.kind, adapted, fleet, uplink.vector_length, _choices_of(uplink, adapted))
 
-    seen = changed(scenario, {"fleet": {"participation_hidden": False}})
-    everybody = changed(seen, {"fleet": {"participation": 1.0}})
-    of_all = forecast_of(with_fleet(everybody, realise_fleet(everybody)))
+    known = changed(scenario, {"fleet": {"participation_hidden": False}})
+    everyone = changed(known, {"fleet": {"participation": 1.0}})
+    of_all = forecast_of(with_fleet(everyone, realise_fleet(everyone)))
     noise, excess, fleet = np.inf, 0.0, realise_fleet(scenario)
     published = replace(fleet, mu=published_grant(scenario, fleet))
     if published.mu.all():
         sent = with_fleet(scenario, published)
         forecast = forecast_of(sent)
-        real = amplified_epsilon(scenario, sent, channels, fleet.delta, num_rounds)
+        true_epsilon = amplified_epsilon(scenario, sent, channels, fleet.delta, num_rounds)
         asked = np.isfinite(fleet.epsilon)
-        noise, excess = forecast.effective_noise, float((real[asked] / fleet.epsilon[asked]).max(initial=0.0))
+        noise, excess = forecast.effective_noise, float((true_epsilon[asked] / fleet.epsilon[asked]).max(initial=0.0))
     return AmplificationComparison(
         scenario.fleet.participation,
         of_all.effective_noise,
         of_all.round_joules,
-        forecast_of(with_fleet(seen, realise_fleet(seen))).effective_noise,
+        forecast_of(with_fleet(known, realise_fleet(known))).effective_noise,
         noise,
         excess,
     )
 
 
 def _choices_of(uplink: Uplink, adapted: Scenario) -> Choices:
-    """The plan's own, with the floor in the units of a sum that may not be divided by p."""
-    if not isinstance(uplink, KnowledgeUplink):
+    """The plan's own choices, with the floor in units of a sum that may not be divided by p."""
+    if not isinstance(uplink, SuperposedUplink):
         return Choices()
-    divided = 1.0 if adapted.fleet.participation_hidden else variance_of_division(uplink.hidden_coins)
-    return Choices(uplink.truncation, None if uplink.floor is None else uplink.floor / divided)
+    factor = 1.0 if adapted.fleet.participation_hidden else uplink.participation.variance_factor
+    return Choices(uplink.truncation, None if uplink.floor is None else uplink.floor / factor)

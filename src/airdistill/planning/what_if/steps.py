@@ -1,7 +1,4 @@
-"""What the receivers and the steps of the co-design would each bring, at the rounds and the guarantee of a plan.
-
-What several antennas buy and cost: less noise of the receiver's, and a server that sees more.
-"""
+"""What-if: receivers, the steps of the co-design, and antennas, at the rounds and the guarantee of a plan."""
 
 from __future__ import annotations
 
@@ -29,11 +26,11 @@ RECEIVERS = ("linear", "projected", "tracking")
 
 @dataclass(frozen=True)
 class ReceiverWhatIf:
-    """One receiver: T of least gap, and at the plan's T the gap and the mean squared error of a class's vector.
+    """One receiver: the T of the smallest gap, and at the plan's T the gap and the mean squared error of a class mean.
 
-    The gaps are of different bounds: Theorem 1 for the linear receiver, which has no bias, and the one for biased
-    receivers for the others. Errors of the others are bounds, too: before projection, at a drift that stays as given.
-    None of it counts on privacy that is carried over.
+    The gaps belong to different bounds: Theorem 1 for the linear receiver, which is unbiased, and the bound for biased
+    receivers for the others. The errors of the others are bounds too: before projection, at a constant drift. None of
+    them counts budget that is carried over.
     """
 
     name: str
@@ -44,9 +41,9 @@ class ReceiverWhatIf:
 
 @dataclass(frozen=True)
 class Step:
-    """The noise variance per entry of what is received once a step is taken, all those before it taken too.
+    """The received noise variance per entry after a step of the co-design and all steps before it.
 
-    `holds` is false where the noise is less than (ε, δ) needs.
+    `holds` is false if the noise is less than (ε, δ) requires.
     """
 
     name: str
@@ -56,18 +53,18 @@ class Step:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Receivers side by side; and from the paper's design to this project's own, step by step."""
+    """A comparison of receivers, and the steps from the paper's design to this project's own."""
 
     receivers: tuple[ReceiverWhatIf, ...]
     steps: tuple[Step, ...]
 
 
 def what_if(plan: Plan, with_steps: bool = True) -> WhatIf | None:
-    """Of a plan for knowledge that devices send at once, by the optimal transceiver; None of any other.
+    """The what-if of a plan for superposed class means with the optimal transceiver; None for other plans.
 
-    Steps are of devices with their whole budget before them: leave them out for a plan that has only the rest of it.
+    Steps assume that devices have their whole budget: leave them out for a plan that continues an earlier ledger.
     """
-    if plan.uplink.kind != "knowledge" or plan.scenario.radio.transceiver == "paper":
+    if not plan.uplink.payload.has_paper_design or plan.uplink.uses_tdma or plan.scenario.radio.transceiver == "paper":
         return None
     channels = planning_draws(plan.scenario)
     receivers = tuple(_receiver(plan, channels, name) for name in RECEIVERS)
@@ -89,12 +86,12 @@ def _steps(plan: Plan, channels: ComplexArray) -> Iterator[Step]:
     plain: dict[str, Any] = {
         "privacy": {"accountant": "paper", "carry_over": False, "class_budget": "equal"},
         "radio": {"truncation": 0.0},
-        # Silence is worth it by the receiver that airdistill has.
+        # Whether truncation pays depends on the receiver: take that of airdistill.
         "learning": {"rounds": plan.num_rounds, "receiver": "tracking"},
     }
     scenario = changed(scenario, plain)
-    hidden = scenario.fleet.participation_hidden  # what the published form says of them stands with the coins
-    if np.isfinite(plan.fleet.epsilon).any() and not hidden:
+    secret = plan.uplink.participation.is_secret  # its comparison with the published form stands elsewhere
+    if np.isfinite(plan.fleet.epsilon).any() and not secret:
         yield Step("the paper's accountant", _noise_var(scenario, plan, channels), _paper_suffices(scenario, plan))
     for name, change in _taken_in_turn(scenario):
         scenario = changed(scenario, change)
@@ -104,11 +101,11 @@ def _steps(plan: Plan, channels: ComplexArray) -> Iterator[Step]:
 def _taken_in_turn(scenario: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "exact accountant", {"privacy": {"accountant": "exact"}}
     if scenario.privacy.sensitivity in JOINT_MODELS:
-        yield "budget shared out over classes", {"privacy": {"class_budget": "optimal"}}
+        yield "budget divided among classes", {"privacy": {"class_budget": "optimal"}}
     if not scenario.fleet.participation_hidden:
-        yield "privacy carried over", {"privacy": {"carry_over": True}}
+        yield "budget carried over", {"privacy": {"carry_over": True}}
     if scenario.radio.antennas == 1:
-        yield "silence in deep fades", {"radio": {"truncation": "optimal"}}
+        yield "truncated channel inversion", {"radio": {"truncation": "optimal"}}
 
 
 def _paper_suffices(scenario: Scenario, plan: Plan) -> bool:
@@ -118,9 +115,10 @@ def _paper_suffices(scenario: Scenario, plan: Plan) -> bool:
 
 
 def _noise_var(scenario: Scenario, plan: Plan, channels: ComplexArray) -> float:
-    """Mean over entries, devices and all but the worst rounds."""
-    fleet, radio = fleet_for_rounds(scenario, "knowledge", plan.num_rounds), scenario.radio
-    uplink = choose_uplink(scenario, fleet, "knowledge", None, channels)
+    """The mean noise variance over entries, devices and all rounds below the outage."""
+    payload, radio = plan.uplink.payload, scenario.radio
+    fleet = fleet_for_rounds(scenario, payload.neighbours, plan.num_rounds)
+    uplink = choose_uplink(scenario, fleet, payload.kind, None, channels)
     forecast = forecast_round(
         uplink, fleet, channels, plan.num_rounds, channel_noise_var(scenario), radio.outage, radio.slot
     )
@@ -129,9 +127,12 @@ def _noise_var(scenario: Scenario, plan: Plan, channels: ComplexArray) -> float:
 
 @dataclass(frozen=True)
 class AntennaWhatIf:
-    """Noise variance per entry over rows, devices and all but the worst planning rounds, with all antennas and with the
-    first alone: what the channel alone leaves (`floor`), and what the design has. `gap` is the combiners' cost over its
-    bound, less one, in the median and at worst; `design_s` is how long one round's design took here."""
+    """Noise variance per entry with all antennas and with the first only, over rows, devices and rounds below the
+    outage.
+
+    `floor` is the channel's part, `noise_var` that of the whole design. `gap` is the combiners' cost over its bound,
+    minus one, in the median and at worst; `design_s` is the measured time of one round's design.
+    """
 
     num_antennas: int
     combining: str
@@ -145,7 +146,7 @@ class AntennaWhatIf:
 
 
 def antenna_what_if(plan: Plan) -> AntennaWhatIf | None:
-    """None of a plan for one antenna."""
+    """The what-if of a plan for several antennas; None for one antenna."""
     uplink, scenario = plan.uplink, plan.scenario
     if not isinstance(uplink, AntennaUplink):
         return None
@@ -172,7 +173,7 @@ def antenna_what_if(plan: Plan) -> AntennaWhatIf | None:
 
 
 def _seconds_of_a_design(plan: Plan, channel: ComplexArray) -> float:
-    """Measured. Combiners that were found before are kept: turned by another phase the channel is as good as new."""
+    """The measured time of a design. Combiners are cached: a common phase makes the channel a new one."""
     started = time.perf_counter()
     plan.design(channel * np.exp(1j * started))
     return time.perf_counter() - started

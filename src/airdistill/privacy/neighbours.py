@@ -1,0 +1,143 @@
+"""Neighbours: what two neighbouring datasets can do to a payload, and how a certificate states it.
+
+A payload is accounted as data: how far apart the vectors of two neighbours can be, in which geometry, and why. The
+ledger keeps the payload's name; of a user's own payload its header keeps the statements too, because a reader of the
+ledger may not have the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from airdistill.privacy.assumptions import Assumption
+from airdistill.privacy.poisson_sampling import OPPOSITE, ORTHOGONAL
+
+STATIC_MODEL = "static model"
+RELABEL = "The changed record may change its label, between classes that the device holds anyway."
+JUDGED_BY_CLASS_MEAN = (
+    "Lemma 1's √2/B_i is not a valid bound; the verdict uses √2/B_i^k, the least that one record moves if the model "
+    "was not trained on it."
+)
+_WHOLE_DEVICE = "Neighbours differ in one device's whole dataset."
+_ONE_RECORD = "Neighbours differ in one record."
+_ONE_RECORD_FEATURES = "Neighbours differ in one record's features."
+_STATIC = "The model is assumed not to depend on that record. Trained models do."
+_ANY_TRAINING = "The bound holds for any local training."
+_PUBLIC_BASIS = (
+    "A device answers at most the agreed number of public samples, each by a vector without negative entries and of "
+    "norm at most 1: the bound holds for any local training and any way to choose what to answer."
+)
+_GRADIENT_BASIS = (
+    "Gradients are clipped per sample, and the model is public and processes every sample separately: the bound holds "
+    "in every round."
+)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The neighbouring relation of a payload by sensitivity model, and the basis of its bound.
+
+    `geometry` is the worst pair of two neighbours' vectors: opposite, or orthogonal if no entry is negative; the
+    charged round checks that. `record_assumption` is what a guarantee for one record takes for granted, `declared` what
+    every guarantee declares. `is_class_mean` marks the paper's payload: Lemma 1, relabelling and trajectories apply to
+    it.
+    """
+
+    payload: str
+    geometry: str = OPPOSITE
+    relation: Mapping[str, str] = field(default_factory=dict)
+    basis: Mapping[str, str] = field(default_factory=dict)
+    record_assumption: Assumption | None = None
+    declared: Assumption | None = None
+    is_class_mean: bool = False
+
+    @property
+    def forbids_negative_entries(self) -> bool:
+        return self.geometry == ORTHOGONAL
+
+    @property
+    def unit_distance(self) -> float:
+        """How far apart two neighbours' vectors of norm 1 can be."""
+        return 2**0.5 if self.geometry == ORTHOGONAL else 2.0
+
+    def relation_for(self, model: str) -> str:
+        """Which two datasets must be indistinguishable."""
+        return self.relation.get(model, _WHOLE_DEVICE if model == "device" else _ONE_RECORD)
+
+    def basis_for(self, model: str) -> str:
+        """Why the bound holds, or what is wrong with it."""
+        return self.basis.get(model, _ANY_TRAINING)
+
+    def judged_by_class_mean(self, model: str) -> bool:
+        """Whether Lemma 1 is declared, which is not a valid bound."""
+        return self.is_class_mean and model == "paper"
+
+    def statement(self, model: str, relabel: bool) -> list[str]:
+        basis = JUDGED_BY_CLASS_MEAN if self.judged_by_class_mean(model) else self.basis_for(model)
+        return [self.relation_for(model), basis, *([RELABEL] if relabel and self.is_class_mean else [])]
+
+    def assumptions(self, model: str, constants: Mapping[str, Any]) -> Iterator[Assumption]:
+        """What the sensitivity bound takes for granted and can turn out false."""
+        if model == "device":
+            return
+        if self.record_assumption is not None:
+            yield self.record_assumption
+        elif model in ("paper", "class_mean"):
+            yield Assumption(STATIC_MODEL, _STATIC)
+        else:
+            size = f"L1 = {constants['grad_lipschitz']:g}, L2 = {constants['model_lipschitz']:g}"
+            yield Assumption("Lipschitz constants", f"Assumptions 1–3 hold with {size}.")
+            bound = f"S = {constants['grad_norm_bound']:g}"
+            yield Assumption(
+                "bounded gradients", f"Per-sample gradients stay below {bound}; training does not clip them."
+            )
+
+    def to_header(self) -> dict[str, Any]:
+        """What a ledger's header records: nothing of a built-in payload, whose name says it all."""
+        return {} if self.payload in BUILT_IN else {"neighbours": asdict(self)}
+
+
+CLASS_MEANS = Neighbours(
+    "knowledge",
+    ORTHOGONAL,
+    {"paper": _ONE_RECORD_FEATURES, "class_mean": _ONE_RECORD_FEATURES},
+    {
+        "paper": "The bound is Lemma 1's √2/B_i, which is not valid: a class mean is over B_i^k samples, and the model "
+        "was trained on the record. No guarantee follows from it.",
+        "class_mean": _STATIC,
+        "trajectory": "Assumptions 1–3 must hold for the declared L1 and L2, and per-sample gradients be clipped at S.",
+    },
+    is_class_mean=True,
+)
+PUBLIC_PREDICTIONS = Neighbours(
+    "public knowledge",
+    ORTHOGONAL,
+    {"paper": _ONE_RECORD_FEATURES, "class_mean": _ONE_RECORD_FEATURES},
+    dict.fromkeys(("paper", "class_mean", "trajectory", "device"), _PUBLIC_BASIS),
+    declared=Assumption(
+        "harmless public set",
+        "The public samples, and how many of them a device may answer in a round, are public and were chosen without "
+        "looking at private data.",
+        declared=True,
+    ),
+)
+GRADIENTS = Neighbours(
+    "gradient",
+    OPPOSITE,
+    dict.fromkeys(("paper", "class_mean", "trajectory"), "Neighbours differ in one record, its label included."),
+    dict.fromkeys(("paper", "class_mean", "trajectory"), _GRADIENT_BASIS),
+    Assumption("separate samples", _GRADIENT_BASIS),
+)
+BUILT_IN = {each.payload: each for each in (CLASS_MEANS, PUBLIC_PREDICTIONS, GRADIENTS)}
+
+
+def neighbours_from(payload: str, terms: Mapping[str, Any]) -> Neighbours:
+    """The neighbouring relation of a ledger's payload, from its name or from its header's terms."""
+    if payload in BUILT_IN:
+        return BUILT_IN[payload]
+    stored = dict(terms["neighbours"])
+    for name in ("record_assumption", "declared"):
+        stored[name] = None if stored[name] is None else Assumption(**stored[name])
+    return Neighbours(**stored)

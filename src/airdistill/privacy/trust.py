@@ -1,0 +1,235 @@
+"""Trust: whose noise counts as protection, the optimal design under each answer, and how it is stated.
+
+In units of the estimate r̂ = Re(r)/λ a device requires counted noise `required[device, row]`. Each trust model gives the
+closed form that minimises v_k = (Σ_j|h_jP2_j|² + σ_n²)/λ_k² under the power limits. K in the formulas stands for
+`Links.energy_slots`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from airdistill.arrays import FloatArray, divide_or
+from airdistill.errors import InputError
+from airdistill.plugins import load_object
+from airdistill.privacy.assumptions import Assumption
+
+if TYPE_CHECKING:
+    from airdistill.planning.transceiver.design import Links
+
+_CHUNK = 1 << 20  # numbers that a temporary array over draws × devices × rows may hold
+_OWN_SLOTS = "With TDMA the slots of a device contain no noise but its own: it counts on that only."
+
+
+class Trust(ABC):
+    """Whose noise a device counts on. A model of your own is a class with these names and methods.
+
+    `counts_receiver`: the receiver noise counts. `counts_others`: noise that other devices add counts. `sentence`
+    states it to the reader; `assumption` is its short name if it can turn out false.
+    """
+
+    name: ClassVar[str]
+    sentence: ClassVar[str]
+    assumption: ClassVar[str | None] = None
+    counts_receiver: ClassVar[bool] = False
+    counts_others: ClassVar[bool] = False
+
+    @abstractmethod
+    def counted(self, own: FloatArray, together: FloatArray, receiver_var: float | FloatArray) -> FloatArray:
+        """The received noise that counts for each device, `[device, row]`.
+
+        From |h_iP2_i|² of each device `[device, row]`, their sum `[row]` (with TDMA `own` again), and σ_n².
+        """
+
+    @abstractmethod
+    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
+        """1/λ_k² of the optimal design, `[..., row]`."""
+
+    @abstractmethod
+    def artificial_noise_var(self, required: FloatArray) -> FloatArray:
+        """The part of v_k that the devices add, `[row]`, or `[..., row]` for requirements by draw."""
+
+    @abstractmethod
+    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:
+        """The noise of each device as received, |h_jP2_j|² `[device, row]`."""
+
+    @abstractmethod
+    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
+        """What each device may count of the design's noise v `[row]`, `[device, row]`."""
+
+    @property
+    def counts_own_only(self) -> bool:
+        return not (self.counts_receiver or self.counts_others)
+
+    def for_receiver(self, channel_noise_var: float) -> Trust:
+        """The model to plan with for a receiver of this noise. A noiseless receiver protects no device: the fleet
+        must add the noise."""
+        return FleetNoise() if self.counts_receiver and channel_noise_var == 0 else self
+
+    def statement(self, tdma: bool) -> str:
+        return _OWN_SLOTS if tdma and self.counts_others and not self.counts_receiver else self.sentence
+
+    def assumptions(self, tdma: bool) -> list[Assumption]:
+        """What can turn out false."""
+        if self.assumption is None or (tdma and not self.counts_receiver):
+            return []
+        return [Assumption(self.assumption, self.sentence)]
+
+    def needs_aligned_channels(self, tdma: bool) -> bool:
+        """Whether protection depends on the channel estimates. A device's own noise has the phase of its signal."""
+        return self.counts_receiver or (self.counts_others and not tdma)
+
+
+class ReceiverNoise(Trust):
+    """The paper's model: all noise at the receiver counts. Backing the power off is enough, and cheapest: P2 = 0."""
+
+    name = "receiver_noise"
+    sentence = "The receiver noise is counted: a server with a quieter receiver sees more than is guaranteed."
+    assumption = "receiver noise"
+    counts_receiver = True
+    counts_others = True
+
+    def counted(self, own: FloatArray, together: FloatArray, receiver_var: float | FloatArray) -> FloatArray:  # noqa: ARG002
+        return together + receiver_var
+
+    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
+        # λ² = min(cap, σ_n²/req)
+        return np.asarray(np.maximum(links.inverse_cap, required.max(axis=-2) / links.channel_noise_var))
+
+    def artificial_noise_var(self, required: FloatArray) -> FloatArray:
+        return np.zeros(required.shape[-1])
+
+    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:  # noqa: ARG002
+        return np.broadcast_to(0.0, required.shape)
+
+    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
+        return np.broadcast_to(effective, required.shape)
+
+
+class FleetNoise(Trust):
+    """The server owns the receiver: the noise that the devices add counts, and all devices add to it."""
+
+    name = "fleet_noise"
+    sentence = (
+        "The devices' noise is counted, and the receiver noise is not: every device must add the noise that it was "
+        "told to add. Over a radio the server must have no more antennas than were planned for, because more antennas "
+        "can tell devices apart."
+    )
+    assumption = "honest fleet"
+    counts_others = True
+
+    def counted(self, own: FloatArray, together: FloatArray, receiver_var: float | FloatArray) -> FloatArray:  # noqa: ARG002
+        return together
+
+    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
+        # λ² = min(cap, Σ_j|h_j|²P_j/(req + Σ_j w_j²/K)), with 2 req if noise goes on both axes.
+        noise = links.noise_axes * required.max(axis=-2)
+        needed = np.where(links.signal_share > 0, noise + links.signal_share, 0.0)
+        total_w = links.power_w.sum(axis=-1)[..., None]
+        return np.maximum(links.inverse_cap, _quotient(needed, total_w))
+
+    def artificial_noise_var(self, required: FloatArray) -> FloatArray:
+        return np.asarray(required.max(axis=-2))
+
+    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:
+        # In proportion to the power that its signal leaves a device: |h_j|²P_j − λ²w_j²/K.
+        headroom = links.weights**2
+        headroom *= -scale_sq / links.energy_slots
+        headroom += links.power_w[:, None]
+        np.maximum(headroom, 0.0, out=headroom)
+        headroom *= divide_or(required.max(axis=0) * scale_sq, headroom.sum(axis=0), 0.0)
+        return headroom
+
+    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
+        strictest = required.max(axis=0)
+        return np.broadcast_to(np.where(np.isfinite(effective), strictest, np.inf), required.shape)
+
+
+class OwnNoise(Trust):
+    """No other party is trusted: only a device's own noise counts for it."""
+
+    name = "own_noise"
+    sentence = "Each device counts on its own noise only; no other party is trusted."
+
+    def counted(self, own: FloatArray, together: FloatArray, receiver_var: float | FloatArray) -> FloatArray:  # noqa: ARG002
+        return own
+
+    def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
+        # λ² = min_i K|h_i|²P_i/(w_i² + K req_ik)
+        needed = links.weights**2
+        needed /= links.energy_slots
+        needed = needed + required
+        rows = links.power_w.reshape(-1, links.power_w.shape[-1])
+        step = max(1, _CHUNK // (needed.shape[-1] * needed.shape[-2]))
+        chunks = [
+            _quotient(needed if needed.ndim == 2 else needed[part], rows[part, :, None]).max(axis=-2)
+            for part in (slice(start, start + step) for start in range(0, len(rows), step))
+        ]
+        return np.concatenate(chunks).reshape(*links.power_w.shape[:-1], links.num_classes)
+
+    def artificial_noise_var(self, required: FloatArray) -> FloatArray:
+        return np.asarray(required.sum(axis=-2))
+
+    def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:  # noqa: ARG002
+        return required * scale_sq
+
+    def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
+        sent = np.isfinite(effective)
+        return required if sent.all() else np.where(sent, required, np.inf)
+
+
+TRUST_MODELS: dict[str, Trust] = {trust.name: trust for trust in (ReceiverNoise(), FleetNoise(), OwnNoise())}
+
+
+@cache
+def trust_named(name: str) -> Trust:
+    """A trust model by name, or a user's own by `package.module:Class`."""
+    if name in TRUST_MODELS:
+        return TRUST_MODELS[name]
+    if ":" not in name:
+        rule = f"must be one of {', '.join(TRUST_MODELS)}, or your own as package.module:Class"
+        raise InputError("privacy.trust", name, rule)
+    found = load_object(name, "privacy.trust")
+    if not (isinstance(found, type) and issubclass(found, Trust)):
+        raise InputError("privacy.trust", name, "must be a class derived from airdistill.privacy.trust.Trust")
+    made: Trust = found()
+    return made
+
+
+def counted_by_trust(
+    own: FloatArray, together: FloatArray, receiver_var: float | FloatArray, declared: str
+) -> dict[str, FloatArray]:
+    """What every trust model counts of received noise, and the declared one if it is a user's own."""
+    models = TRUST_MODELS if declared in TRUST_MODELS else {**TRUST_MODELS, declared: trust_named(declared)}
+    return {name: trust.counted(own, together, receiver_var) for name, trust in models.items()}
+
+
+def trust_header(name: str) -> dict[str, Any]:
+    """What a ledger's header records of a user's own model, whose class a reader may not have; else nothing."""
+    if name in TRUST_MODELS:
+        return {}
+    own = trust_named(name)
+    flags = {flag: getattr(own, flag) for flag in ("sentence", "assumption", "counts_receiver", "counts_others")}
+    return {"trust": flags}
+
+
+def trust_from(name: str, terms: Mapping[str, Any]) -> Trust:
+    """The trust model of a ledger's header, as far as statements go."""
+    if name in TRUST_MODELS:
+        return TRUST_MODELS[name]
+    stated: type[Trust] = type("StatedTrust", (FleetNoise,), {"name": name, **terms["trust"]})
+    return stated()
+
+
+def _quotient(needed: FloatArray, available: FloatArray) -> FloatArray:
+    """needed/available; nothing needed costs nothing even if nothing is available."""
+    if np.all(available > 0):
+        return np.asarray(needed / available)
+    shape = np.broadcast_shapes(needed.shape, available.shape)
+    ratio = divide_or(np.broadcast_to(needed, shape), np.broadcast_to(available, shape), np.inf)
+    return np.where(needed > 0, ratio, 0.0)

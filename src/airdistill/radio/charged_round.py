@@ -1,0 +1,176 @@
+"""The protected part of a round, for simulator, Flower and audit alike: charge the ledger, then transmit once.
+
+`charge_round` designs the round for its channel, charges the ledger with what the design really sends, and draws the
+noise for that ledger entry. What it returns can transmit, and nothing else can: there is no way to send a payload that
+the ledger does not know of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray
+from airdistill.channel.csi import round_estimate
+from airdistill.channel.sources import ChannelSource
+from airdistill.errors import AirDistillError
+from airdistill.planning.fleet import counted_share
+from airdistill.planning.plan import Plan
+from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.privacy.ledger import Ledger
+from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid, transmit_on_grid
+from airdistill.radio.sum_grid import SumGrid
+from airdistill.radio.superposition import Noise, Reception, RoundNoise, error_free, over_the_air, receiver_noise
+
+_ROUNDING = 1e-4  # relative, of norms: gradients are clipped in single precision
+
+
+@dataclass
+class ChargedRound:
+    """A round that its ledger has charged: its channel and design, and the noise that protects it.
+
+    `noise` is for the air, emulated or real; `sum_grid` is for a secure sum. One of them is set. `was_begun` says that
+    the ledger had charged this round before, and devices may have sent their vectors already.
+    """
+
+    plan: Plan
+    index: int
+    channel: ComplexArray
+    design: RoundDesign
+    noise: Noise | None = None
+    sum_grid: SumGrid | None = None
+    was_begun: bool = False
+    _transmitted: bool = field(default=False, repr=False)
+
+    @property
+    def on_air(self) -> Noise:
+        """The noise of a round that is not a secure sum."""
+        assert self.noise is not None
+        return self.noise
+
+    @property
+    def summed(self) -> SumGrid:
+        """The grid of a secure sum."""
+        assert self.sum_grid is not None
+        return self.sum_grid
+
+    def transmit(self, vectors: FloatArray) -> Reception:
+        """Send every device's vectors `[device, row, entry]` over the air and return what the server receives.
+
+        Raise `AirDistillError` if a vector exceeds the bound that its noise was made for, or on a second call.
+        """
+        self._use(vectors)
+        uplink = self.plan.uplink
+        return over_the_air(
+            uplink.weights(self.index),
+            vectors,
+            self.design,
+            self.channel,
+            self.on_air,
+            self.plan.scenario.radio.slot,
+            uplink.largest_norm,
+            self._signal_mask(),
+        )
+
+    def signal_of(self, device: int, vectors: FloatArray) -> ComplexArray:
+        """The signal of one device from its vectors `[row, entry]`, `[row, slot]`, with its own share of the noise."""
+        everyone = self._alone(device, vectors)
+        if isinstance(self.on_air, SecureNoise):
+            return np.asarray(transmit_on_grid(self.on_air.grid.only(device), vectors[None])[0])
+        return np.asarray(self.on_air.transmit(self.design, everyone, self.plan.uplink.energy_slots)[device])
+
+    def sum_values(self, device: int, vectors: FloatArray) -> IntArray:
+        """What one device submits to the secure sum, from its vectors `[row, entry]`."""
+        self._alone(device, vectors)
+        return self.summed.values(device, vectors)
+
+    def _alone(self, device: int, vectors: FloatArray) -> FloatArray:
+        """The vectors of one device among zeros for the others, checked."""
+        everyone = np.zeros((self.plan.fleet.num_devices, *vectors.shape))
+        everyone[device] = vectors
+        self._use(everyone)
+        return everyone
+
+    def _signal_mask(self) -> BoolArray | None:
+        return self.plan.uplink.participation.signal_mask(self.index)
+
+    def _use(self, vectors: FloatArray) -> None:
+        if self._transmitted:
+            rule = "its noise protects one transmission; send all rows in one call"
+            raise AirDistillError(f"round {self.index} was transmitted already: {rule}")
+        check_vectors(self.plan, self.design, vectors, self.index)
+        self._transmitted = True
+
+
+def charge_round(
+    plan: Plan,
+    ledger: Ledger,
+    source: ChannelSource,
+    round_index: int,
+    design: RoundDesign | None = None,
+    secure_sum: bool = False,
+) -> ChargedRound:
+    """Charge a round and draw its noise. Raise `BudgetExceeded` if it exceeds a device's budget.
+
+    1. draw the channel, and what devices and server know of it;
+    2. design the round, unless a `design` of the caller's own is given: the ledger counts what its gains really send;
+    3. charge the ledger;
+    4. draw the noise, seeded or secure, or make the grid of a secure sum.
+    """
+    scenario, was_begun = plan.scenario, ledger.charged_ahead
+    channel = source.round_channel(round_index)
+    known = round_estimate(scenario, channel, round_index)
+    if secure_sum:
+        # The plan counts the noise of all devices, the ledger that of the devices which cannot be missing.
+        spent = ledger.cost_of_run * counted_share(scenario)
+        made = plan.design(known, round_index, spent) if design is None else design
+        grid = SumGrid.of(plan, made, known, round_index)
+        ledger.charge(grid.release())
+        return ChargedRound(plan, round_index, known, made, sum_grid=grid, was_begun=was_begun)
+    made = plan.design(known, round_index, ledger.cost_of_run) if design is None else design
+    noise = _charged_noise(plan, ledger, made, known, round_index)
+    return ChargedRound(plan, round_index, channel, made, noise, was_begun=was_begun)
+
+
+def _charged_noise(
+    plan: Plan, ledger: Ledger, design: RoundDesign, known: ComplexArray, round_index: int
+) -> RoundNoise | SecureNoise:
+    scenario, uplink, radio = plan.scenario, plan.uplink, plan.scenario.radio
+    drawn_as = (scenario.seed, round_index, design, uplink.vector_length, radio.noise_power, radio.noise)
+    if scenario.privacy.noise == "secure":
+        grid = secure_grid(plan, design, known, round_index)
+        ledger.charge(release_on_grid(uplink, grid, design, known, round_index))
+        return SecureNoise(grid, receiver_noise(*drawn_as))
+    ledger.charge(uplink.release(design, known, round_index))
+    return RoundNoise.seeded(*drawn_as)
+
+
+def release_without_privacy(plan: Plan, ledger: Ledger, round_index: int, aggregate: FloatArray) -> Reception:
+    """Charge a non-private release, and return the error-free exchange of an aggregate `[row, entry]`."""
+    ledger.charge(plan.uplink.non_private_release(round_index))
+    return error_free(aggregate, plan.scenario.radio.slot)
+
+
+def check_vectors(plan: Plan, design: RoundDesign, vectors: FloatArray, round_index: int) -> None:
+    """Raise `AirDistillError` unless all vectors that a design sends keep the bounds that the plan counts on.
+
+    A longer vector exceeds the power limit and the sensitivity. For payloads whose neighbours are bounded by vectors
+    without negative entries, a negative entry would double the distance.
+    """
+    payload = plan.uplink.payload
+    expected = (plan.fleet.num_devices, payload.num_rows, payload.vector_length)
+    if vectors.shape != expected:
+        rule = f"the round was planned for [device, row, entry] = {list(expected)}"
+        raise AirDistillError(f"round {round_index}: vectors of shape {list(vectors.shape)} cannot be sent; {rule}")
+    sent = design.signal_gain != 0
+    norms = np.where(sent, np.linalg.norm(vectors, axis=2), 0.0)
+    if not (norms <= payload.largest_norm * (1 + _ROUNDING)).all():
+        device, row = np.unravel_index(int(np.argmax(np.nan_to_num(norms, nan=np.inf))), norms.shape)
+        rule = f"the round was planned for {payload.largest_norm:.6g} at most: clip it"
+        named = f"device {device} would send a vector of norm {norms[device, row]:.6g}"
+        raise AirDistillError(f"round {round_index}: {named}; {rule}")
+    if payload.neighbours.forbids_negative_entries and (vectors < 0)[sent].any():
+        first = int(np.argmax(((vectors < 0).any(axis=2) & sent).any(axis=1)))
+        rule = f"the guarantee for {payload.words} holds for vectors without negative entries"
+        raise AirDistillError(f"round {round_index}: device {first} would send a negative entry; {rule}")
