@@ -116,7 +116,7 @@ def locked(folder: Path, patience_s: float = 0.2) -> Iterator[None]:
         try:
             yield
         finally:
-            file.truncate(0)  # before the lock is released: a later holder must not be taken for this process
+            file.truncate(0)  # before the lock is released: the next holder must not be taken for this process
 
 
 def _acquire(file: IO[str], patience_s: float) -> bool:

@@ -23,7 +23,7 @@ def show() -> None:
     """Draw the page that the visitor has chosen."""
     st.set_page_config("AirDistill", str(Path(__file__).with_name("icon.svg")), layout="wide")
     st.html(_STYLE)
-    # Streamlit's own navigation is hidden on a phone, and its addresses make a browser request files that do not exist.
+    # Streamlit's own navigation is out of sight on a phone, and its addresses make a browser request missing files.
     select_from_address(PAGE, list(_PAGES))
     picked = st.segmented_control("Page", list(_PAGES), required=True, key=PAGE, label_visibility="collapsed")
     chosen = st.query_params[PAGE] = picked or "Plan"

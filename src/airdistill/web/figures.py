@@ -10,10 +10,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from airdistill.planning.plan import Plan
-from airdistill.report.drawing import BLUE, GREEN, GREY, ORANGE, RED, SKY, looks_for
+from airdistill.report.drawing import looks_for
 from airdistill.report.plan_figure import gap_curve, shows_choice
 from airdistill.report.wording import number
 from airdistill.runs.record import RunRecord
+from airdistill.schemes.base import BLUE, GREEN, GREY, ORANGE, RED, SKY
 
 CHART: dict[str, Any] = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
 _MOST_BARS = 30  # more classes than this are drawn as a line
@@ -67,7 +68,7 @@ def noise_figure(plan: Plan) -> go.Figure:
             figure.add_bar(x=names, y=values, name=name, marker={"color": colour})
         else:
             figure.add_scatter(x=names, y=values, name=name, line={"color": colour})
-    rows = "class" if plan.uplink.payload == "knowledge" else "vector"
+    rows = plan.uplink.payload.row_name
     figure.update_xaxes(title=rows, type="category")
     positive = bool((forecast.effective_noise_var > 0).any())
     figure.update_yaxes(type="log" if positive else "linear", title="noise variance per entry", exponentformat="power")
