@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import streamlit as st
 
+from airdistill.scenario.fields import Kind
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.per_device import PerDevice
 from airdistill.scenario.reference import scenario_fields
@@ -178,7 +179,9 @@ class ScenarioControls:
 def _literal_values(name: str) -> tuple[Any, ...]:
     section, own = name.split(".")
     section_type: Any = Scenario.model_fields[section].annotation
-    return get_args(section_type.model_fields[own].annotation)
+    field = section_type.model_fields[own]
+    named = [rule.choices for rule in field.metadata if isinstance(rule, Kind)]
+    return named[0] if named and named[0] else get_args(field.annotation)
 
 
 def _help(name: str) -> str:
