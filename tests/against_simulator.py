@@ -23,7 +23,7 @@ def simulated(scenario, scheme):
     class Recording(SCHEMES[scheme]):
         def play(self, this):
             outcome = super().play(this)
-            broadcasts.append(outcome.heard.knowledge)
+            broadcasts.append(outcome.reception.broadcast)
             return outcome
 
     chosen = Recording()

@@ -1,10 +1,11 @@
-"""Releases and headers to try ledgers on."""
+"""Random releases, and headers for ledgers in tests."""
 
 import numpy as np
 
 from airdistill.privacy.ledger import LedgerHeader
-from airdistill.privacy.release import TRUST_MODELS, Release
+from airdistill.privacy.release import Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.trust import TRUST_MODELS
 
 TERMS = {
     "uplink": "knowledge", "releases": "private", "planned_rounds": 5, "sampling": "none", "transceiver": "optimal",
