@@ -77,7 +77,7 @@ def _target_rows(audit: Audit) -> list[tuple[str, str]]:
         ("Scheme", f"{audit.scheme} on {audit.name}, device {audit.device}"),
         ("Rounds", f"{audit.num_rounds} of {audit.planned_rounds}"),
         ("Guarantee", f"ε {number(audit.epsilon)} at δ {number(audit.delta)} after these rounds"),
-        ("  under", f"sensitivity {audit.sensitivity}, trust {audit.trust}"),
+        ("Conditions", f"sensitivity {audit.sensitivity}, trust {audit.trust}"),
     ]
 
 
@@ -272,7 +272,7 @@ def audit_page(audit: Audit) -> Page:
 
 
 def _verdict_blocks(audit: Audit) -> tuple[Block, ...]:
-    facts = Facts(tuple((label.strip(), text) for label, text in _target_rows(audit)))
+    facts = Facts(tuple(_target_rows(audit)))
     if audit.violations:
         return facts, Bullets(audit.violations, "warning")
     return facts, Paragraph("No attack violated a guarantee. This does not prove that none can.")
@@ -281,8 +281,8 @@ def _verdict_blocks(audit: Audit) -> tuple[Block, ...]:
 def _exact_section(exact: ExactAudit) -> Section:
     text = (
         "One device is trained on its own data D and on a neighbouring dataset D', with the same broadcasts. The "
-        "distance between the two payloads, divided by the counted noise, is exactly the loss of the transcript: μ. "
-        "The smallest value over transcripts gives an estimate of a lower bound on the true ε."
+        "distance between the two payloads, in standard deviations of the counted noise, is the exact loss μ of the "
+        "transcript. The smallest μ over transcripts gives an estimate of a lower bound on the true ε."
     )
     table = DataTable(_pair_columns(exact), tuple(_pair_rows(exact)), notes=tuple(_exact_lines(exact)))
     over = f"median and range over {exact.num_transcripts} transcripts"

@@ -216,7 +216,7 @@ def _page(title: str, text: str, sections: list[Section], command: str) -> Page:
         ),
     )
     command_section = Section("How to reproduce", (Command(command),))
-    shown = (Section("Contents", about), *sections, command_section)
+    shown = (Section("About this figure", about), *sections, command_section)
     return Page(title, "Computed with this version", shown, f"airdistill {__version__}")
 
 
