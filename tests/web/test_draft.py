@@ -51,6 +51,9 @@ def test_scenarios_that_name_files_or_code_are_rejected():
             check_names_no_files(load("skewed", [change]))
     for change in (
         "learning.model=mine:Net",
+        "learning.receiver=mine:Receiver",
+        "privacy.trust=mine:Trust",
+        "fleet.sampling=mine:Draws",
         "public.server_model=mine:Net",
         "overrides.ota_fl.learning.model=mine:Net",
         'overrides.ota_fl.fleet.groups=[{count = 200, model = "mine:Net"}]',

@@ -78,6 +78,12 @@ def test_every_slider_changes_its_field(open_page):
         page.select_slider[number].set_value(start)
 
 
+def test_every_choice_offers_several_values(open_page):
+    page = open_page()
+    assert choice(page, "Trust model: noise that counts").options == ["receiver_noise", "fleet_noise", "own_noise"]
+    assert min(len(each.options) for each in page.selectbox) > 1
+
+
 def test_a_choice_that_requires_another_field_shows_its_slider(open_page):
     page = open_page()
     choice(page, "Partition of classes").set_value("dirichlet")

@@ -118,7 +118,7 @@ class ScenarioControls:
     def choice(self, name: str, label: str, options: tuple[Any, ...] | None = None) -> Any:
         """A choice among `options`, or among all values of the field. Return the chosen value."""
         own = self._own(name)
-        values = list(options or _literal_values(name))
+        values = list(options or _names_of(name))
         if own not in values:
             values.append(own)
         chosen = st.selectbox(
@@ -176,12 +176,13 @@ class ScenarioControls:
         return f"{self.identity}/{name}"
 
 
-def _literal_values(name: str) -> tuple[Any, ...]:
-    section, own = name.split(".")
+def _names_of(field_name: str) -> tuple[Any, ...]:
+    """The names that the field accepts."""
+    section, own = field_name.split(".")
     section_type: Any = Scenario.model_fields[section].annotation
-    field = section_type.model_fields[own]
-    named = [rule.choices for rule in field.metadata if isinstance(rule, Kind)]
-    return named[0] if named and named[0] else get_args(field.annotation)
+    info = section_type.model_fields[own]
+    kinds = [each for each in info.metadata if isinstance(each, Kind)]
+    return kinds[0].choices if kinds else get_args(info.annotation)
 
 
 def _help(name: str) -> str:

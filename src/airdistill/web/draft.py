@@ -17,6 +17,8 @@ from airdistill.planning.plan import Plan
 from airdistill.scenario.loading import as_toml, for_scheme, load, load_text
 from airdistill.scenario.model import Scenario
 
+_FILE_FIELDS = ("data.dataset", "radio.trace", "public.source")
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -86,12 +88,20 @@ def check_names_no_files(scenario: Scenario) -> None:
 def check_names_no_code(scenario: Scenario) -> None:
     """Reject a scenario that names Python code. Any visitor could otherwise run code on this machine."""
     for prefix, variant in _variants(scenario):
-        server = None if variant.public is None else variant.public.server_model
-        groups = [("fleet.groups", group.model) for group in variant.fleet.groups]
-        for name, model in [("learning.model", variant.learning.model), *groups, ("public.server_model", server)]:
-            if model is not None and ":" in model:
-                rule = "names code of your own, which the page does not run; use the command line"
-                raise InputError(prefix + name, model, rule)
+        for section, content in variant.model_dump(mode="json", exclude={"overrides"}).items():
+            for name, value in content.items() if isinstance(content, dict) else ():
+                _check_no_reference(f"{section}.{name}", value, prefix)
+
+
+def _check_no_reference(name: str, value: Any, prefix: str) -> None:
+    """Reject `package.module:Class` in any field, because any field may be one that is imported."""
+    if isinstance(value, str):
+        if ":" in value and name not in _FILE_FIELDS:
+            rule = "names code of your own, which the page does not run; use the command line"
+            raise InputError(prefix + name, value, rule)
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_no_reference(name, item, prefix)
 
 
 def _variants(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
