@@ -181,8 +181,8 @@ def _names_of(field_name: str) -> tuple[Any, ...]:
     section, own = field_name.split(".")
     section_type: Any = Scenario.model_fields[section].annotation
     info = section_type.model_fields[own]
-    kinds = [each for each in info.metadata if isinstance(each, Kind)]
-    return kinds[0].choices if kinds else get_args(info.annotation)
+    choices = [rule.choices for rule in info.metadata if isinstance(rule, Kind) and rule.choices]
+    return choices[0] if choices else get_args(info.annotation)
 
 
 def _help(name: str) -> str:
