@@ -19,6 +19,7 @@ from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.errors import InputError
 from airdistill.files import jsonable
 from airdistill.planning.plan import Plan
+from airdistill.privacy.trust import TRUST_MODELS
 from airdistill.runs.accounts import note_audit, trusted_ledger
 from airdistill.runs.folder import RUN, read_sealed, simulated
 from airdistill.runs.options import RunOptions
@@ -148,6 +149,9 @@ def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
             "overstate what a server learns that does not; set it to false"
         )
         raise InputError("fleet.participation_hidden", True, rule)
+    if plan.scenario.privacy.trust not in TRUST_MODELS:
+        rule = f"an audit supports the trust models {', '.join(TRUST_MODELS)}"
+        raise InputError("privacy.trust", plan.scenario.privacy.trust, rule)
     if scheme.releases != "private":
         sent = "values without noise" if scheme.releases == "bare" else "nothing"
         raise InputError("--scheme", scheme.name, f"sends {sent}: there is no guarantee to audit")

@@ -109,7 +109,7 @@ def load_trace(source: str, num_devices: int) -> ComplexArray:
         shape = Described(f"{source} of shape {gains.shape}")
         raise InputError(_FIELD, shape, f"must be rounds × {num_devices} devices")
     if gains.dtype.kind not in "iufc" or not np.isfinite(gains).all():
-        raise InputError(_FIELD, source, "has gains that are no finite numbers")
+        raise InputError(_FIELD, source, "has gains that are not finite")
     return gains.astype(np.complex128)
 
 

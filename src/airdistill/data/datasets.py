@@ -160,7 +160,7 @@ def _as_samples(array: NDArray[np.generic], name: str) -> NDArray[np.generic]:
         raise DataError(f"{name}: samples must be numbers, not {array.dtype}")
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
-            raise DataError(f"{name}: has samples that are no finite numbers")
+            raise DataError(f"{name}: has samples that are not finite")
         return array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32, copy=False)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 

@@ -24,6 +24,7 @@ from airdistill.privacy.participation import (
     WithReplacement,
     participation_named,
 )
+from airdistill.privacy.trust import TRUST_MODELS
 from airdistill.scenario.model import Scenario
 
 _FOR_DISTILLATION = "put it into [overrides.ota_fd]"
@@ -66,6 +67,9 @@ def uplink_for(
     elif not payload.has_paper_design:
         _refuse_paper_transceiver(scenario)
     if scenario.radio.antennas > 1:
+        if scenario.privacy.trust not in TRUST_MODELS:
+            rule = f"with several antennas the trust model is one of {', '.join(TRUST_MODELS)}"
+            raise InputError("privacy.trust", scenario.privacy.trust, rule)
         made = partial(AntennaUplink, combining=scenario.radio.combining)
     return _superposed(made, payload, scenario, choices or Choices())
 

@@ -13,6 +13,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import round_estimate
 from airdistill.channel.sources import ChannelSource
+from airdistill.errors import AirDistillError
 from airdistill.planning.payloads import ClassMeans, Payload
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
@@ -114,6 +115,9 @@ class Round:
 
     def release_without_privacy(self, aggregate: FloatArray) -> Reception:
         """Charge the release of every device's vectors without noise; the server gets the aggregate `[row, entry]`."""
+        if self.ledger.header.enforced:
+            rule = 'its class must declare releases = "bare"'
+            raise AirDistillError(f"scheme {self.ledger.header.scheme}: released vectors without privacy; {rule}")
         return release_without_privacy(self.plan, self.ledger, self.index, aggregate)
 
     def learn(self, broadcast: FloatArray | None) -> Sequence[Losses]:
