@@ -1,4 +1,4 @@
-"""The grid in numbers worked out by hand, and its promises on random designs."""
+"""The grid of secure noise: by hand, and its guarantees on random designs."""
 
 import math
 
@@ -12,7 +12,7 @@ from airdistill.planning.transceiver.design import RoundDesign, design_round
 from airdistill.radio.discrete_noise import LEAST_UNITS, MOST_UNITS, ROUNDING, SecureGrid
 
 
-def a_design(amplitude, deviation, channel, rx_scale, energy_slots=1.0):
+def design_with(amplitude, deviation, channel, rx_scale, energy_slots=1.0):
     """A design whose signal and noise arrive with these amplitudes in r̂, `[device, row]`."""
     unit = rx_scale / np.asarray(channel)[:, None]
     shape = np.broadcast_shapes(np.shape(amplitude), unit.shape)
@@ -28,11 +28,11 @@ AMPLITUDE = np.array([[0.5, 0.0], [0.25, 0.9], [0.25, 0.1]])
 
 
 def grid_of(deviation, own=False, amplitude=AMPLITUDE, length=7):
-    design = a_design(amplitude, deviation, CHANNEL, SCALE, energy_slots=3.0)
+    design = design_with(amplitude, deviation, CHANNEL, SCALE, energy_slots=3.0)
     return SecureGrid.of(design, CHANNEL, np.full((3, 2), 0.8), length, 3.0, own)
 
 
-def test_units_and_amplitudes_are_the_designs():
+def test_units_and_amplitudes_are_those_of_the_design():
     grid = grid_of(0.3)
     assert grid.unit == pytest.approx(SCALE / CHANNEL[:, None])
     assert grid.amplitude == pytest.approx(AMPLITUDE, rel=1e-12)
@@ -49,7 +49,7 @@ def test_the_spacing_is_the_largest_power_of_two_that_rounding_allows():
     assert (grid.added_shift() >= grid.spacing * math.sqrt(7)).all()
 
 
-def test_noise_too_small_for_the_grid_moves_to_the_others():
+def test_noise_too_small_for_the_grid_is_added_by_other_devices():
     deviation = np.full((3, 2), 0.3)
     spacing = grid_of(0.3).spacing
     deviation[1, 0] = 7.9 * spacing[0]
@@ -57,23 +57,23 @@ def test_noise_too_small_for_the_grid_moves_to_the_others():
     grid = grid_of(deviation)
     assert grid.deviation[1, 0] == 0
     assert grid.deviation[2, 1] == pytest.approx(8.1 * spacing[1])
-    wanted, total = (deviation**2).sum(axis=0), grid.noise_var().sum(axis=0)
-    assert total == pytest.approx(wanted, rel=1e-12)
-    assert total[0] >= wanted[0] * (1 - 1e-15)
+    required, total = (deviation**2).sum(axis=0), grid.noise_var().sum(axis=0)
+    assert total == pytest.approx(required, rel=1e-12)
+    assert total[0] >= required[0] * (1 - 1e-15)
     assert grid.closeness() < 1e-200
 
 
-def test_own_noise_cannot_move():
+def test_own_noise_cannot_be_added_by_other_devices():
     deviation = np.full((3, 2), 0.3)
     deviation[1, 0] = 7.9 * grid_of(0.3).spacing[0]
     with pytest.raises(InputError, match=r"privacy\.epsilon = \(as given\): too large for secure noise.*would be 7\.9"):
         grid_of(deviation, own=True)
-    # A device that asks for no privacy makes no noise, and a single summand is a discrete Gaussian itself.
+    # A device without a privacy target adds no noise; the own noise of a device is one discrete Gaussian.
     deviation[1, 0] = 0.0
     assert grid_of(deviation, own=True).closeness() == 0
 
 
-def test_a_row_must_keep_some_noise():
+def test_a_row_whose_noise_is_too_small_is_rejected():
     deviation = np.full((3, 2), 0.3)
     deviation[:, 1] = 1e-12
     with pytest.raises(InputError, match="too large for secure noise"):
@@ -82,29 +82,29 @@ def test_a_row_must_keep_some_noise():
     assert not grid_of(deviation).deviation[:, 1].any()
 
 
-def test_noise_too_large_for_exact_integers_is_refused():
+def test_noise_too_large_for_exact_integers_is_rejected():
     with pytest.raises(InputError, match="too small for secure noise"):
         grid_of(2 * MOST_UNITS * grid_of(0.3).spacing)
 
 
-def test_devices_and_rows_that_are_silent():
+def test_devices_without_a_channel_and_rows_that_are_not_sent():
     channel = CHANNEL * [1, 0, 1]
-    design = a_design(AMPLITUDE, 0.3, CHANNEL, SCALE * [1, 0])
+    design = design_with(AMPLITUDE, 0.3, CHANNEL, SCALE * [1, 0])
     grid = SecureGrid.of(design, channel, np.full((3, 2), 0.8), 7, 1.0)
-    for silent in (grid.unit, grid.amplitude, grid.deviation):
-        assert not silent[1].any()
-        assert not silent[:, 1].any()
-        assert silent[[0, 2], 0].all()
+    for array in (grid.unit, grid.amplitude, grid.deviation):
+        assert not array[1].any()
+        assert not array[:, 1].any()
+        assert array[[0, 2], 0].all()
     assert np.isfinite(grid.spacing).all()
 
 
-def test_signals_off_the_real_axis_are_refused():
-    design = a_design(AMPLITUDE, 0.3, CHANNEL * np.exp(0.01j), SCALE)
+def test_misaligned_signals_are_rejected():
+    design = design_with(AMPLITUDE, 0.3, CHANNEL * np.exp(0.01j), SCALE)
     with pytest.raises(ValueError, match="in phase"):
         SecureGrid.of(design, CHANNEL, np.full((3, 2), 0.8), 7, 1.0)
 
 
-def test_noise_that_the_bound_does_not_cover_is_not_accounted():
+def test_a_sum_that_is_not_close_to_a_discrete_gaussian_is_rejected():
     two = np.array([[3.0], [3.0]])
     grid = SecureGrid(np.ones(1), two, two, two + 0j, 4)
     with pytest.raises(RuntimeError, match="closeness"):
@@ -112,7 +112,7 @@ def test_noise_that_the_bound_does_not_cover_is_not_accounted():
 
 
 @given(fleets)
-def test_on_random_designs_the_noise_and_the_shift_are_kept(fleet):
+def test_random_designs_keep_noise_and_shift(fleet):
     required = fleet.required
     args = fleet.class_counts, fleet.channel, fleet.peak_power_w, fleet.channel_noise_var, required
     sensitivity = np.full(required.shape, math.sqrt(2))
@@ -124,8 +124,8 @@ def test_on_random_designs_the_noise_and_the_shift_are_kept(fleet):
         sent = design.rx_scale > 0
         assert grid.amplitude[:, sent] == pytest.approx(fleet.weights[:, sent], rel=1e-9)
         counted = grid.noise_var() if own else grid.noise_var().sum(axis=0)
-        wanted = required if own else required.max(axis=0)
-        assert counted[..., sent] == pytest.approx(wanted[..., sent], rel=1e-9)
+        least = required if own else required.max(axis=0)
+        assert counted[..., sent] == pytest.approx(least[..., sent], rel=1e-9)
         held = (grid.amplitude > 0) & sent
         shift = np.broadcast_to(grid.added_shift(), held.shape)
         assert (shift[held] <= ROUNDING * (grid.amplitude * sensitivity)[held] * (1 + 1e-12)).all()

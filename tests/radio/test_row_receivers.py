@@ -1,10 +1,10 @@
-"""Rows gathered over rounds, against weighted means written out and the errors that are really left."""
+"""Rows accumulated over rounds, against weighted means and measured errors."""
 
 import numpy as np
 import pytest
 
 from airdistill.radio.receivers import PooledRows, TrackedRows
-from airdistill.radio.superposition import mean_of_answers
+from airdistill.radio.superposition import error_free, mean_of_answers
 
 ROWS, CLASSES = 400, 4
 
@@ -13,7 +13,7 @@ def truth(rng):
     return np.eye(CLASSES)[rng.integers(0, CLASSES, ROWS)]
 
 
-def test_rounds_are_weighed_by_their_noise():
+def test_rounds_are_weighted_by_their_inverse_noise_variance():
     rng, pooled, received = np.random.default_rng(0), PooledRows(ROWS, CLASSES), []
     for noise_var in (0.5, 2.0, 0.1):
         received.append((rng.standard_normal((ROWS, CLASSES)), noise_var))
@@ -24,30 +24,30 @@ def test_rounds_are_weighed_by_their_noise():
     assert pooled.noise_var == pytest.approx(np.full(ROWS, 1 / weights.sum()))
 
 
-def test_rows_of_a_part_and_rows_that_were_not_heard():
+def test_rounds_with_part_of_the_rows_and_rows_that_were_not_received():
     pooled = PooledRows(ROWS, CLASSES)
     rows = np.ones((3, CLASSES))
     rows[1] = np.nan
     pooled.add(np.array([7, 8, 9]), rows, 0.25)
-    heard = np.isfinite(pooled.mean).all(axis=1)
-    assert np.flatnonzero(heard).tolist() == [7, 9]
+    received = np.isfinite(pooled.mean).all(axis=1)
+    assert np.flatnonzero(received).tolist() == [7, 9]
     assert pooled.noise_var[[7, 8]].tolist() == [0.25, np.inf]
 
 
 @pytest.mark.parametrize("kind", [PooledRows, lambda *shape: TrackedRows(*shape, 1e-4)])
-def test_without_noise_rows_come_out_as_they_came_in(kind):
-    rng, gathered = np.random.default_rng(1), kind(ROWS, CLASSES)
+def test_noiseless_rows_are_returned_unchanged(kind):
+    rng, accumulated = np.random.default_rng(1), kind(ROWS, CLASSES)
     for _ in range(3):
         rows = rng.dirichlet(np.ones(CLASSES), ROWS)
         if kind is PooledRows:
-            gathered = kind(ROWS, CLASSES)
-        gathered.add(np.arange(ROWS), rows, 0.0)
-        np.testing.assert_allclose(gathered.mean, rows, rtol=0, atol=1e-12)
+            accumulated = kind(ROWS, CLASSES)
+        accumulated.add(np.arange(ROWS), rows, 0.0)
+        np.testing.assert_allclose(accumulated.mean, rows, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("noise_var", [0.02, 0.5])
-def test_the_tracker_knows_its_error_and_shrinks(noise_var):
-    """Over many draws: less error than as received, and about as much as it thinks, after one round and after ten."""
+def test_the_tracker_knows_its_error_and_reduces_it(noise_var):
+    """On average its error is below that of the received rows and close to its own estimate, after 1 and 10 rounds."""
     rng, measured, expected = np.random.default_rng(2), [], []
     for _ in range(60):
         rows, tracked = truth(rng), TrackedRows(ROWS, CLASSES, 1e-6)
@@ -63,7 +63,7 @@ def test_the_tracker_knows_its_error_and_shrinks(noise_var):
 
 
 @pytest.mark.parametrize("kind", [PooledRows, lambda *shape: TrackedRows(*shape, 1e-3)])
-def test_gathering_goes_on_from_its_state(kind):
+def test_accumulation_resumes_from_its_state(kind):
     rng = np.random.default_rng(3)
     rounds = [rng.standard_normal((ROWS, CLASSES)) for _ in range(4)]
     one, other = kind(ROWS, CLASSES), kind(ROWS, CLASSES)
@@ -78,11 +78,12 @@ def test_gathering_goes_on_from_its_state(kind):
     assert np.array_equal(one.noise_var, other.noise_var)
 
 
-def test_the_mean_is_over_those_who_answered():
+def test_the_mean_is_over_the_devices_that_answered():
     answers = np.zeros((3, 4, 2))
     answers[0, 0], answers[1, 0], answers[0, 1] = [1, 0], [0.5, 0.5], [0.3, 0.7]
-    heard = mean_of_answers(answers, 1e-6)
-    rows = heard.received.reshape(4, 2)
+    mean = mean_of_answers(answers)
+    assert mean.shape == (1, 8)
+    rows = mean.reshape(4, 2)
     np.testing.assert_allclose(rows[:2], [[0.75, 0.25], [0.3, 0.7]])
     assert np.isnan(rows[2:]).all()
-    assert heard.uplink_seconds == pytest.approx(8e-6)
+    assert error_free(mean, 1e-6).uplink_seconds == pytest.approx(8e-6)

@@ -1,6 +1,6 @@
-"""The sampler's distribution, and signals on the grid through the air's own path.
+"""Secure noise: the distribution of the sampler, and signals on the grid through superposition and TDMA.
 
-This randomness cannot be seeded: bounds of five standard errors are missed by chance about once in a million runs.
+This randomness cannot be seeded: bounds of five standard errors fail by chance about once in a million runs.
 """
 
 import math
@@ -34,7 +34,7 @@ def needs_opendp():
     return pytest.importorskip("opendp")
 
 
-def knowledge_grid(trust, mu=MU, repeats=1):
+def class_mean_grid(trust, mu=MU, repeats=1):
     """Three classes of three entries; `repeats` makes the vectors longer, to measure more noise at once."""
     required = required_noise_var(COUNTS, mu, ROUNDS, "device")
     design = design_round(COUNTS, CHANNEL, POWER, 1e-15, required, trust)
@@ -43,7 +43,7 @@ def knowledge_grid(trust, mu=MU, repeats=1):
     return design, grid
 
 
-def orthogonal_grid(mu=MU, repeats=1):
+def tdma_grid(mu=MU, repeats=1):
     fleet = RealisedFleet(COUNTS, POWER, mu, mu, mu)
     dynamics = TrajectoryDynamics(0.05, 10.0, 2.0, 4.0)
     design = TdmaUplink(fleet, 1e-15, "fleet_noise", ClassMeans(fleet, "device", False, dynamics)).design(
@@ -66,18 +66,18 @@ def some_vectors(grid, seed=0):
     return np.random.default_rng(seed).dirichlet(np.ones(grid.vector_length), grid.amplitude.shape)
 
 
-def silence(shape):
+def no_receiver_noise(shape):
     return np.zeros(shape, dtype=complex)
 
 
 def received_sum(design, grid, vectors):
     sent = transmit_on_grid(grid, vectors)
-    return receive(superpose(sent, CHANNEL, silence(sent.shape[1:])), design.rx_scale)
+    return receive(superpose(sent, CHANNEL, no_receiver_noise(sent.shape[1:])), design.rx_scale)
 
 
 @pytest.mark.parametrize("deviation", [0.4, 1.0, 2.7, 5.0])
 def test_small_deviations_follow_the_exact_probabilities(deviation):
-    """χ² over all values expected at least ten times, the rest in one cell; refused once in a million runs."""
+    """χ² over all values expected at least ten times, the rest in one cell; rejected once in a million runs."""
     needs_opendp()
     count, values = 20_000, np.arange(-60, 61)
     expected = np.exp(-(values**2) / (2 * deviation**2))
@@ -101,7 +101,7 @@ def test_large_deviations_have_their_mean_and_variance(deviation):
     assert 3 < np.abs(drawn).max() < 8
 
 
-def test_draws_that_do_not_fit_are_refused():
+def test_draws_that_do_not_fit_into_64_bits_are_rejected():
     needs_opendp()
     assert np.abs(discrete_gaussian(2.0**59, 2000).astype(float)).max() > 2.0**60
     with pytest.raises(AirDistillError, match="64 bits"):
@@ -120,7 +120,7 @@ def test_randomness_is_fresh_in_every_call_and_every_process():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_forked_process_draws_other_noise():
+def test_a_forked_process_draws_different_noise():
     needs_opendp()
     discrete_gaussian(1e6, 5)
     source, sink = os.pipe()
@@ -137,14 +137,14 @@ def test_a_forked_process_draws_other_noise():
     assert not (here == there).any()
 
 
-def test_no_deviation_is_no_noise_and_no_deviation_is_negative():
+def test_a_zero_deviation_gives_no_noise_and_invalid_deviations_are_rejected():
     assert not discrete_gaussian(0.0, (2, 3)).any()
     for wrong in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="must be finite and not negative"):
             discrete_gaussian(wrong, 3)
 
 
-def test_a_missing_library_is_named(monkeypatch):
+def test_a_missing_library_is_named_in_the_error(monkeypatch):
     discrete_noise._mechanism.cache_clear()
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     with pytest.raises(AirDistillError, match=r"pip install 'airdistill\[secure\]'"):
@@ -154,8 +154,8 @@ def test_a_missing_library_is_named(monkeypatch):
 NO_PRIVACY = np.full(4, np.inf)
 
 
-def test_without_noise_the_sum_arrives_to_within_rounding():
-    for design, grid in (knowledge_grid("fleet_noise", NO_PRIVACY), gradient_grid("own_noise", mu=NO_PRIVACY)):
+def test_without_noise_the_sum_is_received_within_rounding():
+    for design, grid in (class_mean_grid("fleet_noise", NO_PRIVACY), gradient_grid("own_noise", mu=NO_PRIVACY)):
         assert not grid.deviation.any()
         vectors = some_vectors(grid)
         exact = np.einsum("ik,ikd->kd", grid.amplitude, vectors)
@@ -164,47 +164,47 @@ def test_without_noise_the_sum_arrives_to_within_rounding():
         assert error.any()
 
 
-def test_without_noise_each_device_arrives_to_within_rounding():
-    design, grid = orthogonal_grid(NO_PRIVACY)
+def test_without_noise_each_device_is_received_within_rounding_under_tdma():
+    design, grid = tdma_grid(NO_PRIVACY)
     vectors = some_vectors(grid)
     sent = transmit_on_grid(grid, vectors)
-    each = receive(superpose_tdma(sent, CHANNEL, silence(sent.shape)), design.rx_scale)
+    each = receive(superpose_tdma(sent, CHANNEL, no_receiver_noise(sent.shape)), design.rx_scale)
     held = COUNTS > 0
     assert np.isnan(each[~held]).all()
     assert np.abs(each - vectors)[held].max() <= grid.spacing.max() / 2 * (1 + 1e-3)
 
 
-def test_rounding_moves_neighbours_no_further_than_promised():
+def test_rounding_moves_neighbours_no_further_than_the_bound():
     _, grid = gradient_grid("fleet_noise", mu=NO_PRIVACY)
     rng = np.random.default_rng(0)
     for _ in range(20):
         one, other = rng.standard_normal((2, 4, 1, grid.vector_length))
         sent = [transmit_on_grid(grid, vectors) / grid.unit[:, :, None] for vectors in (one, other)]
-        apart = np.linalg.norm(sent[0] - sent[1], axis=2)
+        distance = np.linalg.norm(sent[0] - sent[1], axis=2)
         unrounded = np.linalg.norm(grid.amplitude[:, :, None] * (one - other), axis=2)
-        assert (np.abs(apart - unrounded) <= grid.added_shift()).all()
+        assert (np.abs(distance - unrounded) <= grid.added_shift()).all()
 
 
 @pytest.mark.parametrize("kind", ["fleet_noise", "own_noise", "gradient fleet_noise", "gradient own_noise"])
-def test_the_noise_of_the_sum_is_what_the_grid_says(kind):
+def test_the_noise_of_the_sum_has_the_variance_of_the_grid(kind):
     needs_opendp()
-    made = gradient_grid(kind.split()[1], 2000) if "gradient" in kind else knowledge_grid(kind, repeats=700)
+    made = gradient_grid(kind.split()[1], 2000) if "gradient" in kind else class_mean_grid(kind, repeats=700)
     design, grid = made
     vectors = some_vectors(grid)
     noise = received_sum(design, grid, vectors) - np.einsum("ik,ikd->kd", grid.amplitude, vectors)
-    wanted = grid.noise_var().sum(axis=0)
-    ratio = (noise**2).mean(axis=1) / wanted
-    assert wanted == pytest.approx(design.effective_noise_var - 1e-15 / design.rx_scale**2, rel=1e-9)
+    expected = grid.noise_var().sum(axis=0)
+    ratio = (noise**2).mean(axis=1) / expected
+    assert expected == pytest.approx(design.effective_noise_var - 1e-15 / design.rx_scale**2, rel=1e-9)
     assert np.abs(ratio - 1).max() < 5 * math.sqrt(2 / noise.shape[1])
     assert abs(ratio.mean() - 1) < 5 * math.sqrt(2 / noise.size)
 
 
-def test_the_noise_of_each_device_apart_is_what_the_grid_says():
+def test_the_noise_of_each_device_has_the_variance_of_the_grid_under_tdma():
     needs_opendp()
-    design, grid = orthogonal_grid(repeats=300)
+    design, grid = tdma_grid(repeats=300)
     vectors = some_vectors(grid)
     sent = transmit_on_grid(grid, vectors)
-    noise = receive(superpose_tdma(sent, CHANNEL, silence(sent.shape)), design.rx_scale) - vectors
+    noise = receive(superpose_tdma(sent, CHANNEL, no_receiver_noise(sent.shape)), design.rx_scale) - vectors
     held = COUNTS > 0
     ratio = (noise**2).mean(axis=2)[held] / grid.noise_var()[held]
     assert np.abs(ratio - 1).max() < 5 * math.sqrt(2 / grid.vector_length)
@@ -212,9 +212,9 @@ def test_the_noise_of_each_device_apart_is_what_the_grid_says():
 
 
 def test_every_value_lies_on_the_grid():
-    """Divided by what multiplied it last, each value is a whole number of spacings, and no two calls agree."""
+    """Each value is a whole number of spacings times the unit, and the noise is new in every call."""
     needs_opendp()
-    _, grid = knowledge_grid("fleet_noise")
+    _, grid = class_mean_grid("fleet_noise")
     vectors = some_vectors(grid)
     unit = grid.unit[:, :, None]
     runs = [transmit_on_grid(grid, vectors) for _ in range(2)]
@@ -224,9 +224,9 @@ def test_every_value_lies_on_the_grid():
         assert np.array_equal(sent, unit * (whole * grid.spacing[:, None]))
 
 
-def test_what_a_device_lacks_poisons_nothing_and_noise_is_sent_all_the_same():
+def test_nan_rows_of_missing_classes_are_not_sent_but_their_noise_is():
     needs_opendp()
-    design, grid = knowledge_grid("fleet_noise")
+    design, grid = class_mean_grid("fleet_noise")
     vectors = some_vectors(grid)
     vectors[COUNTS == 0] = np.nan
     sent = transmit_on_grid(grid, vectors)
@@ -235,8 +235,8 @@ def test_what_a_device_lacks_poisons_nothing_and_noise_is_sent_all_the_same():
     assert np.isfinite(received_sum(design, grid, vectors)).all()
 
 
-def test_signals_that_the_grid_cannot_hold_are_refused():
-    _, grid = knowledge_grid("fleet_noise", NO_PRIVACY)
+def test_signals_that_the_grid_cannot_represent_are_rejected():
+    _, grid = class_mean_grid("fleet_noise", NO_PRIVACY)
     vectors = some_vectors(grid)
     for wrong in (np.nan, np.inf, 2 * LARGEST_SIGNAL * grid.spacing.max() / grid.amplitude[1, 1]):
         vectors[1, 1, 1] = wrong
@@ -246,7 +246,7 @@ def test_signals_that_the_grid_cannot_hold_are_refused():
         transmit_on_grid(grid, vectors[:, :, :2])
 
 
-def test_noise_beyond_exact_integers_is_refused():
+def test_noise_beyond_exact_integers_is_rejected():
     needs_opendp()
     one = np.ones((1, 1))
     grid = SecureGrid(np.ones(1), one, one * 2.0**55, one + 0j, 50)
@@ -255,7 +255,7 @@ def test_noise_beyond_exact_integers_is_refused():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_fleets_go_through(seed):
+def test_random_fleets_are_received(seed):
     needs_opendp()
     fleet = random_fleet(seed)
     num_classes = fleet.class_counts.shape[1]
@@ -265,5 +265,5 @@ def test_random_fleets_go_through(seed):
         shape = fleet.class_counts.shape
         grid = SecureGrid.of(design, fleet.channel, np.ones(shape), num_classes, num_classes, trust == "own_noise")
         sent = transmit_on_grid(grid, some_vectors(grid))
-        heard = receive(superpose(sent, fleet.channel, silence(sent.shape[1:])), design.rx_scale)
-        assert np.isfinite(heard[design.rx_scale > 0]).all()
+        received = receive(superpose(sent, fleet.channel, no_receiver_noise(sent.shape[1:])), design.rx_scale)
+        assert np.isfinite(received[design.rx_scale > 0]).all()

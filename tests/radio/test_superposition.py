@@ -1,4 +1,4 @@
-"""The air's noise and power, measured over many rounds."""
+"""Noise and power of the superposed signal, measured over many rounds."""
 
 import math
 
@@ -7,88 +7,92 @@ import pytest
 
 import airdistill as ad
 from airdistill.channel import channel_source
-from airdistill.radio import error_free, ideal_knowledge, over_the_air
-from airdistill.radio.superposition import RoundNoise
+from airdistill.radio import ideal_knowledge, over_the_air
+from airdistill.radio.superposition import RoundNoise, error_free
 
 NUM_ROUNDS = 400
 
 
-def exchanges(plan, axis, noise_power_w, num_rounds=NUM_ROUNDS):
+def receptions(plan, axis, noise_power_w, num_rounds=NUM_ROUNDS):
     fleet, source = plan.fleet, channel_source(plan.scenario)
     rng = np.random.default_rng(1)
-    knowledge = rng.dirichlet(np.full(fleet.num_classes, 0.3), (fleet.num_devices, fleet.num_classes))
+    vectors = rng.dirichlet(np.full(fleet.num_classes, 0.3), (fleet.num_devices, fleet.num_classes))
     for round_index in range(1, num_rounds + 1):
         channel = source.round_channel(round_index)
         design = plan.design(channel)
         noise = RoundNoise.seeded(0, round_index, design, fleet.num_classes, noise_power_w, axis)
-        yield knowledge, design, over_the_air(fleet.class_counts, knowledge, design, channel, noise, 3.6e-6)
+        yield vectors, design, over_the_air(plan.uplink.weights(1), vectors, design, channel, noise, 3.6e-6)
 
 
 @pytest.mark.parametrize("axis", ["complex", "real"])
 @pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
 def test_the_measured_variance_is_the_predicted_one(axis, trust):
-    """Mean of (r̂ − q)²/v over all rounds, classes and entries: 1 within its error, so that 5 % would be seen."""
+    """The mean of (r̂ − q)²/v over all rounds, classes and entries is 1. Its error is small enough to detect 5 %."""
     changes = ["fleet.devices=6", "radio.noise_power=2e-14 W", f"radio.noise={axis}", f"privacy.trust={trust}"]
     plan = ad.plan(ad.load("quick", changes))
-    ratios = np.stack([h.squared_error / h.predicted_noise_var for _, _, h in exchanges(plan, axis, 2e-14)])
+    ratios = np.stack(
+        [found.squared_error / found.predicted_noise_var for _, _, found in receptions(plan, axis, 2e-14)]
+    )
     error = math.sqrt(2 / (ratios.size * 10))
     assert 4 * error < 0.05
     assert abs(ratios.mean() - 1) < 4 * error
 
 
-def test_noise_of_another_strength_would_be_noticed():
+def test_noise_of_another_strength_is_detected():
     plan = ad.plan(ad.load("quick", ["fleet.devices=6", "privacy.trust=receiver_noise"]))
-    loud = [h.squared_error / h.predicted_noise_var for _, _, h in exchanges(plan, "complex", 1.05 * 5e-15)]
-    error = math.sqrt(2 / (np.size(loud) * 10))
-    assert np.mean(loud) - 1 > 4 * error
+    stronger = receptions(plan, "complex", 1.05 * 5e-15)
+    ratios = [found.squared_error / found.predicted_noise_var for _, _, found in stronger]
+    error = math.sqrt(2 / (np.size(ratios) * 10))
+    assert np.mean(ratios) - 1 > 4 * error
 
 
 @pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
-def test_power_stays_under_its_limit_and_is_what_was_planned(trust):
+def test_power_stays_below_its_limit_and_is_the_planned_one(trust):
     plan = ad.plan(ad.load("quick", ["fleet.devices=6", f"privacy.trust={trust}"]))
     expected, measured = [], []
-    for knowledge, design, heard in exchanges(plan, "complex", 5e-15):
-        norms = (knowledge**2).sum(axis=2)
+    for vectors, design, found in receptions(plan, "complex", 5e-15):
+        norms = (vectors**2).sum(axis=2)
         signal, noise = np.abs(design.signal_gain) ** 2 * norms, np.abs(design.noise_gain) ** 2
         assert (signal + noise <= plan.fleet.peak_power_w[:, None] * (1 + 1e-9)).all()
-        assert heard.planned_power_w == pytest.approx(design.mean_power_w().sum() / 10)
-        assert heard.measured_joules == pytest.approx(heard.measured_power_w * heard.uplink_seconds)
+        assert found.planned_power_w == pytest.approx(design.mean_power_w().sum() / 10)
+        assert found.measured_joules == pytest.approx(found.measured_power_w * found.uplink_seconds)
         expected.append((signal + noise).sum() / 10)
-        measured.append(heard.measured_power_w)
+        measured.append(found.measured_power_w)
     difference = np.array(measured) - np.array(expected)
-    # Without artificial noise nothing is random about the power.
+    # Without artificial noise the power is not random.
     error = difference.std() / math.sqrt(NUM_ROUNDS)
     assert abs(difference.mean()) <= 5 * error + 1e-12 * np.mean(expected)
 
 
-def test_the_ideal_is_the_weighted_mean_and_an_error_free_air_delivers_it():
+def test_the_ideal_sum_is_the_weighted_mean_and_an_error_free_exchange_delivers_it():
     counts = np.array([[3, 0, 0], [1, 4, 0]])
-    knowledge = np.random.default_rng(0).dirichlet(np.ones(3), (2, 3))
-    knowledge[0, 1:] = np.nan
-    knowledge[1, 2] = np.nan
-    heard = error_free(counts, knowledge, 2.0)
-    assert heard.received[0] == pytest.approx(0.75 * knowledge[0, 0] + 0.25 * knowledge[1, 0])
-    assert heard.received[1] == pytest.approx(knowledge[1, 1])
-    assert np.isnan(heard.received[2]).all()
-    assert np.array_equal(heard.received, ideal_knowledge(counts, knowledge), equal_nan=True)
-    assert heard.squared_error.tolist() == [0, 0, 0]
-    assert heard.uplink_seconds == 9 * 2.0
+    vectors = np.random.default_rng(0).dirichlet(np.ones(3), (2, 3))
+    vectors[0, 1:] = np.nan
+    vectors[1, 2] = np.nan
+    ideal = ideal_knowledge(counts, vectors)
+    found = error_free(ideal, 2.0)
+    assert found.received[0] == pytest.approx(0.75 * vectors[0, 0] + 0.25 * vectors[1, 0])
+    assert found.received[1] == pytest.approx(vectors[1, 1])
+    assert np.isnan(found.received[2]).all()
+    assert np.array_equal(found.received, found.ideal, equal_nan=True)
+    assert np.array_equal(found.broadcast, ideal, equal_nan=True)
+    assert found.squared_error.tolist() == [0, 0, 0]
+    assert found.uplink_seconds == 9 * 2.0
 
 
-def test_a_class_that_cannot_be_sent_arrives_as_nothing():
+def test_a_class_that_no_device_holds_is_not_received():
     plan = ad.plan(
         ad.load("quick", ["fleet.devices=2", "radio.gains=[[1e-6, 0], [1e-6, 0]]", "data.class_counts=[[5,0],[5,0]]"])
     )
     channel = np.full(2, 1e-6 + 0j)
     design = plan.design(channel)
     noise = RoundNoise.seeded(0, 1, design, 2, 5e-15, "complex")
-    knowledge = np.full((2, 2, 2), 0.5)
-    heard = over_the_air(plan.fleet.class_counts, knowledge, design, channel, noise, 1e-6)
-    assert np.isfinite(heard.received[0]).all()
-    assert np.isnan(heard.received[1]).all()
+    found = over_the_air(plan.uplink.weights(1), np.full((2, 2, 2), 0.5), design, channel, noise, 1e-6)
+    assert np.isfinite(found.received[0]).all()
+    assert np.isnan(found.received[1]).all()
 
 
-def test_seeded_noise_depends_on_round_and_device_alone():
+def test_seeded_noise_depends_on_round_and_device_only():
     def noise(round_index, num_devices):
         plan = ad.plan(ad.load("quick", [f"fleet.devices={num_devices}"]))
         design = plan.design(np.full(num_devices, 1e-6 + 0j))
