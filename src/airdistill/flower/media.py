@@ -109,7 +109,7 @@ class OverTheAir:
             return Collected(None, np.full(uplink.num_rows, np.inf), {}, lost)
         self._front_end.listen(charged.index, (uplink.num_rows, uplink.vector_length))
         answers = self._devices.ask("send", charged.index, {device: {} for device in present})
-        summed, missing = self._front_end.heard(charged.index), {}
+        summed, missing = self._front_end.received(charged.index), {}
         for device in range(self._endpoint.plan.fleet.num_devices):
             try:
                 _reply_of(answers, device)

@@ -1,9 +1,9 @@
-"""The interface to a radio: what a device and the server need of their hardware, and nothing of how it works.
+"""The interface to a radio: what a device and the server need of their hardware.
 
-A driver of yours is a class with one of these methods; see `loopback` for one that needs no hardware. Symbols are
-complex baseband, `[row, slot]`: their power is in watt at the antenna, after the driver's own calibration. The driver
-sees to it that all devices' first symbols arrive together, and that the channel it reports to the scenario (a trace) is
-the one that it sends through: AirDistill inverts it.
+A driver of your own is a class with these methods; `loopback` is an example without hardware. Symbols are complex
+baseband, `[row, slot]`, with their power in watts at the antenna: the driver applies its own calibration. The driver
+synchronises the devices, so that their first symbols arrive at the same time. The channel that it reports to the
+scenario (a trace) must be the channel that it transmits through, because AirDistill inverts it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from airdistill.arrays import ComplexArray
 
 
 class Transmitter(Protocol):
-    """A device's side. It is made anew for every message, with the scenario and the device's number."""
+    """A device's radio. It is constructed for every message, with the scenario and the device's number."""
 
     def send(self, round_index: int, symbols: ComplexArray) -> None:
-        """Puts the symbols on the air and returns when the last one has left."""
+        """Transmit the symbols, and return after the last one."""
 
 
 class FrontEnd(Protocol):
-    """The server's side, made with the scenario when a run begins or goes on."""
+    """The server's radio, constructed with the scenario when a run begins or resumes."""
 
     def listen(self, round_index: int, shape: tuple[int, int]) -> None:
-        """From now on, for a round of so many rows and slots. Returns at once."""
+        """Start to receive a round of `shape` = (rows, slots), and return at once."""
 
-    def heard(self, round_index: int) -> ComplexArray:
-        """y = Σ h x + n of the round, `[row, slot]`, once the devices have said that they have sent."""
+    def received(self, round_index: int) -> ComplexArray:
+        """y = Σ h x + n of the round, `[row, slot]`; called after the devices have confirmed their transmissions."""
 
     def close(self) -> None:
-        """Called when the run ends, however it does."""
+        """Release the hardware; called when the run ends, also after an error."""

@@ -1,7 +1,7 @@
-"""A radio without hardware, for tests and first steps: the air is a socket on this machine.
+"""A radio without hardware, for tests and first steps: devices send their symbols to a socket of this machine.
 
-The server's `FrontEnd` plays the scenario's channel and adds up what arrives; it hands on the sum and keeps no signal.
-The port is in the environment variable AIRDISTILL_LOOPBACK_PORT of both sides.
+The server's `FrontEnd` applies the scenario's channel and adds the signals; it keeps the sum only. The environment
+variable AIRDISTILL_LOOPBACK_PORT names the port, for devices and server alike.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _Add = Callable[[int, int, ComplexArray], bool]
 PORT = "AIRDISTILL_LOOPBACK_PORT"
 _HOST = "127.0.0.1"
 _HEADER = struct.Struct("<qqqq")  # device, round, rows, slots
-_HEARD = b"\x01"
+_ADDED, _REFUSED = b"\x01", b"\x00"
 _TIMEOUT_S = 30.0
 
 
 class Transmitter:
-    """A device's side."""
+    """A device's radio."""
 
-    def __init__(self, scenario: Scenario, device: int) -> None:  # noqa: ARG002 - other radios need to know it
+    def __init__(self, scenario: Scenario, device: int) -> None:  # noqa: ARG002 - part of the interface
         self._device = device
 
     def send(self, round_index: int, symbols: ComplexArray) -> None:
         content = np.ascontiguousarray(symbols, "<c16").tobytes()
-        with socket.create_connection((_HOST, _port()), timeout=_TIMEOUT_S) as air:
-            air.sendall(_HEADER.pack(self._device, round_index, *symbols.shape) + content)
-            if air.recv(1) != _HEARD:
-                raise AirDistillError(f"round {round_index}: nobody listens on the loopback radio")
+        with socket.create_connection((_HOST, _port()), timeout=_TIMEOUT_S) as connection:
+            connection.sendall(_HEADER.pack(self._device, round_index, *symbols.shape) + content)
+            if connection.recv(1) != _ADDED:
+                raise AirDistillError(f"round {round_index}: the loopback radio does not receive such a round now")
 
 
 class FrontEnd:
-    """The server's side, and the air itself."""
+    """The server's radio, which also emulates the channel."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario, self._source = scenario, channel_source(scenario)
@@ -57,11 +57,13 @@ class FrontEnd:
         with self._lock:
             self._round, self._sum = round_index, np.zeros(shape, dtype=np.complex128)
 
-    def heard(self, round_index: int) -> ComplexArray:
+    def received(self, round_index: int) -> ComplexArray:
         radio = self._scenario.radio
         with self._lock:
             if round_index != self._round:
-                raise AirDistillError(f"round {round_index} was not listened for")
+                raise AirDistillError(
+                    f"round {round_index} was not received: the loopback radio is at round {self._round}"
+                )
             noise = thermal_noise(self._scenario.seed, round_index, self._sum.shape, radio.noise_power, radio.noise)
             return np.asarray(self._sum + noise)
 
@@ -94,11 +96,13 @@ class _Arrival(socketserver.StreamRequestHandler):
         device, round_index, rows, slots = _HEADER.unpack(self.rfile.read(_HEADER.size))
         content = self.rfile.read(16 * rows * slots)
         symbols = np.frombuffer(content, "<c16").reshape(rows, slots)
-        self.wfile.write(_HEARD if self.server.add(device, round_index, symbols) else b"\x00")
+        self.wfile.write(_ADDED if self.server.add(device, round_index, symbols) else _REFUSED)
 
 
 def _port() -> int:
     given = os.environ.get(PORT, "")
     if not given.isdigit():
-        raise InputError(PORT, given or "(not set)", "must be the number of a free port, the same on both sides")
+        raise InputError(
+            PORT, given or "(not set)", "must be the number of a free port, the same for devices and server"
+        )
     return int(given)

@@ -217,7 +217,7 @@ class _Confidence:
 
 
 class _Rest:
-    """w of every class separately, in K − 2 dimensions: p ← p + drift; g = p/(p + v); w ← w + g(y − w); p ← (1 − g)p."""
+    """w of each class separately, in K − 2 dimensions: p ← p + drift; g = p/(p + v); w ← w + g(y − w); p ← (1 − g)p."""
 
     def __init__(self, part: Part, num_classes: int) -> None:
         self.drift = _Drift(part.drift)

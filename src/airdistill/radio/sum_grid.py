@@ -1,9 +1,9 @@
 """The integers that devices submit to a secure sum instead of transmitting signals.
 
 A secure sum has no channel and no receiver: the devices' noise is the only noise. Every device adds the same share of
-what the round's design requires of the fleet. The plan allows for drop-outs: the noise of any `least_devices` suffices.
-Values lie on a common grid, like those of secure noise (`SecureGrid`), and the sum over all devices must not wrap:
-`largest` bounds a device's number.
+the noise that the round's design requires of the fleet. The plan allows for drop-outs: the noise of any `least_devices`
+suffices. Values lie on a common grid, like those of secure noise (`SecureGrid`). The sum over all devices must not wrap
+around, and so `largest` bounds the values of a device.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from airdistill.privacy.trust import counted_by_trust
 from airdistill.radio.discrete_noise import LEAST_UNITS, SecureGrid, discrete_gaussian, rounded_on_grid, secure_grid
 from airdistill.radio.superposition import seeded_noise
 
-# Standard deviations of noise that a number has room for: one in 10^55 draws would exceed it.
-_ROOM = 16.0
+# Standard deviations of noise that a value can hold: one in 10^55 draws would exceed it.
+_NOISE_RANGE = 16.0
 
 
 @dataclass(frozen=True)
 class SumGrid:
-    """The grid of one round. `grid` has every device's weights and noise, the same noise for all devices."""
+    """The grid of one round. `grid` has the weights and the noise of every device; all devices have the same noise."""
 
     grid: SecureGrid
     least_devices: int
@@ -38,12 +38,12 @@ class SumGrid:
 
     @classmethod
     def of(cls, plan: Plan, design: RoundDesign, channel: ComplexArray, round_index: int) -> SumGrid:
-        """The grid for the noise that a design requires of the whole fleet, whatever its channel."""
+        """The grid for the noise that a design requires of the whole fleet, for any channel."""
         num_devices = plan.fleet.num_devices
         least = num_devices - plan.scenario.fleet.expected_dropouts
         air = secure_grid(plan, design, channel, round_index)
-        wanted = plan.uplink.noise_by_trust(design, channel)["fleet_noise"][0]
-        each = np.sqrt(np.where(np.isfinite(wanted), wanted, 0.0) / num_devices)
+        required = plan.uplink.noise_by_trust(design, channel)["fleet_noise"][0]
+        each = np.sqrt(np.where(np.isfinite(required), required, 0.0) / num_devices)
         spacing = np.minimum(air.spacing, _spacing_for(each))
         deviation = np.broadcast_to(each, air.amplitude.shape)
         grid = SecureGrid(spacing, air.amplitude, deviation, np.ones_like(air.unit), air.vector_length)
@@ -51,7 +51,7 @@ class SumGrid:
 
     @property
     def digest(self) -> str:
-        """The digest of what all devices must agree on for the sum to be meaningful: grid, weights and noise."""
+        """The digest of what all devices must agree on: grid, weights and noise."""
         arrays = (self.grid.spacing, self.grid.amplitude, self.grid.deviation)
         return hashlib.sha256(b"".join(np.ascontiguousarray(array, "<f8").tobytes() for array in arrays)).hexdigest()
 
@@ -61,13 +61,13 @@ class SumGrid:
 
     @property
     def largest(self) -> int:
-        """The largest magnitude that a device may send: that of its vector, whose norm is bounded, and of its noise."""
+        """The largest magnitude of a value: that of the vector, whose norm is bounded, plus that of the noise."""
         vector = self.grid.amplitude.max(axis=0) * self.plan.uplink.largest_norm
-        return int(np.ceil((vector + _ROOM * self.grid.deviation[0]) / self.grid.spacing).max()) + 1
+        return int(np.ceil((vector + _NOISE_RANGE * self.grid.deviation[0]) / self.grid.spacing).max()) + 1
 
     def release(self) -> Release:
-        """The release of the smallest sum that the devices will unmask."""
-        self.grid.closeness()  # raises unless the sum of all noise is one discrete Gaussian; with fewer it is closer
+        """The release of the sum over the fewest devices that the fleet unmasks."""
+        self.grid.closeness()  # raises unless all noise sums to a discrete Gaussian; that of fewer devices is closer
         added = divide_or(self.grid.added_shift(), self.grid.amplitude, 0.0)
         uplink, own = self.plan.uplink, self.grid.noise_var()
         sent = self.grid.amplitude.any(axis=0)
@@ -80,7 +80,7 @@ class SumGrid:
         )
 
     def values(self, device: int, vector: FloatArray) -> IntArray:
-        """What a device submits, flat: its vector `[row, entry]` plus its noise, on the grid."""
+        """The flat values that a device submits: its vector `[row, entry]` plus its noise, on the grid."""
         scenario, own = self.plan.scenario, self.grid.only(device)
         if scenario.privacy.noise == "secure":
             units = own.deviation[0] / own.spacing
@@ -92,7 +92,7 @@ class SumGrid:
         return np.asarray(np.rint((share + drawn) / own.spacing[:, None]).astype(np.int64).ravel())
 
     def received(self, total: IntArray, survivors: list[int]) -> tuple[FloatArray, FloatArray]:
-        """The survivors' average `[row, entry]` and the variance of its noise `[row]`; NaN for a row without any."""
+        """The survivors' average `[row, entry]` and its noise variance `[row]`; NaN for a row that no survivor sent."""
         summed = total.reshape(len(self.grid.spacing), -1) * self.grid.spacing[:, None]
         noise_var = len(survivors) * self.grid.noise_var()[0]
         share = divide_or(self.grid.amplitude[survivors].sum(axis=0), self.grid.amplitude.sum(axis=0), 0.0)
@@ -102,6 +102,6 @@ class SumGrid:
 
 
 def _spacing_for(each: FloatArray) -> FloatArray:
-    """The largest power of two of which a device's noise has enough units, `[row]`; infinite without noise."""
+    """The largest power of two that makes a device's noise `LEAST_UNITS` strong, `[row]`; infinite without noise."""
     _, exponent = np.frexp(np.where(each > 0, each / LEAST_UNITS, 1.0))
     return np.where(each > 0, np.ldexp(1.0, exponent - 1), np.inf)
