@@ -8,9 +8,10 @@ from random_releases import TERMS, header, random_release
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.privacy.ledger import Ledger
-from airdistill.privacy.release import TRUST_MODELS, Release
+from airdistill.privacy.release import Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import target_mu
+from airdistill.privacy.trust import TRUST_MODELS
 
 COUNTS = np.array([[30.0, 10.0], [20.0, 40.0]])
 
@@ -78,7 +79,7 @@ def test_holds_without_assumptions_needs_own_secure_noise_and_the_device_model()
         ),
         (
             {"sensitivity": "paper", "trust": "own_noise", "noise": "secure", "payload": "gradient"},
-            ["samples apart"],
+            ["separate samples"],
         ),
         ({"trust": "fleet_noise", "noise": "secure", "terms": TERMS | {"uplink": "orthogonal_knowledge"}}, []),
     ],
@@ -131,7 +132,7 @@ def test_lemma_1_is_judged_by_what_one_record_can_move():
     certificate = certified(enough, sensitivity="paper", trust="own_noise", noise="seeded", enforced=True)
     assert max(account.spent for account in certificate.devices) <= 1.0
     assert certificate.verdict == "does not hold"
-    assert "Lemma 1 is no bound" in certificate.reasons[0]
+    assert "Lemma 1 is not a valid bound" in certificate.reasons[0]
     # With one class a device Lemma 1 and the class mean are the same bound.
     single = knowledge_release((0.5 * math.sqrt(2) / 30 / mu) ** 2, np.array([[30.0], [30.0]]))
     terms = header(mu, 2, 1, epsilon=np.full(2, 1.0), sensitivity="paper", trust="own_noise", enforced=False)
@@ -148,13 +149,13 @@ def test_the_papers_accountant_above_epsilon_7_does_not_hold():
         enough = max((np.hypot(*(weights[i] * math.sqrt(2))) / mu) ** 2 for i in range(2))
         certificate = certified(enough, asked, accountant="paper", trust="own_noise", enforced=True)
         assert certificate.verdict == expected
-    assert "the paper's accountant grants too little noise" in certificate.reasons[0]
+    assert "the paper's accountant adds too little noise" in certificate.reasons[0]
 
 
 def test_a_non_private_release_does_not_hold():
     certificate = certified(0.0, terms=TERMS | {"releases": "bare"})
     assert certificate.verdict == "does not hold"
-    assert certificate.reasons == ("Numbers went out as they are: nothing hides them.",)
+    assert certificate.reasons == ("Numbers were released without noise: nothing protects them.",)
 
 
 def test_an_audit_violation_overrules_the_ledger():
@@ -172,7 +173,7 @@ def test_devices_without_a_target_are_left_out():
 
 
 def test_the_certificate_states_that_seeded_noise_does_not_protect():
-    assert certified(1e4).reasons == ("The noise of this run is seeded: it is a simulation and protects nobody.",)
+    assert certified(1e4).reasons == ("The noise of this run is seeded: it is a simulation and protects no device.",)
 
 
 def test_relabelling_is_counted_and_stated():
@@ -215,12 +216,12 @@ def test_guarantees_of_earlier_runs_and_continuing_runs_are_named(tmp_path):
     first.charge(random_release(1))
     second = Ledger.begin(header(name="second"), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     second.charge(random_release(1, seed=3))
-    assert any("test had promised device" in reason for reason in certificate_of(second).reasons)
+    assert any("test guaranteed device" in reason for reason in certificate_of(second).reasons)
     closed = certificate_of(Ledger.read(tmp_path / "first.jsonl"))
-    assert any("Another run has gone on from this ledger" in reason for reason in closed.reasons)
+    assert any("Another run continues this ledger" in reason for reason in closed.reasons)
 
 
 def test_lemma_1_is_judged_by_the_class_mean_bound_if_that_holds():
     statement = " ".join(certified(1e8, sensitivity="paper", trust="own_noise").statement)
-    assert "the verdict is by √2/B_i^k" in statement
+    assert "the verdict uses √2/B_i^k" in statement
     assert "No guarantee follows" not in statement

@@ -121,7 +121,7 @@ def test_lines_are_on_disk_before_append_returns(tmp_path, monkeypatch):
 
 
 def test_a_ledger_does_not_overwrite_another(path):
-    with pytest.raises(LedgerError, match="never begun anew"):
+    with pytest.raises(LedgerError, match="a ledger cannot be begun twice"):
         Ledger.begin(header(), path)
 
 
@@ -132,7 +132,7 @@ def test_files_that_are_not_ledgers_are_rejected(tmp_path):
     with pytest.raises(LedgerError, match="cannot be read"):
         Ledger.read(tmp_path / "nothing.jsonl")
     Chain.begin(tmp_path / "other.jsonl", {"kind": "release", "round": 1})
-    with pytest.raises(LedgerError, match="is no ledger"):
+    with pytest.raises(LedgerError, match="is not a ledger"):
         Ledger.read(tmp_path / "other.jsonl")
 
 
