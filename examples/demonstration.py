@@ -1,6 +1,6 @@
-"""The demonstration of `make run`: plan the `quick` fleet, train it with every kind of scheme, certify, and compare.
+"""The demonstration of `make run`: plan the `quick` fleet, train it with eight schemes, certify and compare.
 
-Run it with `python examples/demonstration.py [ROUNDS [FIELD=VALUE ...]]`; records and report then lie under runs/.
+Run it with `python examples/demonstration.py [ROUNDS [FIELD=VALUE ...]]`. It stores records and report under runs/.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Your own model on your own data: what does private distillation give a fleet with them, and what does it promise?
+"""Your own model on your own data: how much does private distillation gain, and what does it guarantee?
 
 Run it with `python examples/own_model_and_dataset.py [ROUNDS [FIELD=VALUE ...]]`. The data are made here: MNIST's
-digits at half their size, which are 14 × 14 numbers from 0 to 1 each; yours may have any shape. 35 s on two
-cores; data and records lie under runs/.
+digits at half their size, 14 × 14 numbers from 0 to 1. Your samples may have any shape. It takes 35 s on two cores and
+stores data and records under runs/.
 """
 
 import sys
@@ -18,7 +18,7 @@ DATA = Path("runs") / "half-size-digits.npz"
 
 
 class WithSkip(nn.Module):
-    """Any module that gives logits; it is made with the shape of a sample and the number of classes."""
+    """Any module that returns logits. It is made with the shape of a sample and the number of classes."""
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class WithSkip(nn.Module):
 
 
 def half_size(images: np.ndarray) -> np.ndarray:
-    """The mean of each 2 × 2 pixels, `[sample, row, column]`."""
+    """Average each 2 × 2 pixels; returns `[sample, row, column]`."""
     blocks = images.reshape(len(images), 14, 2, 14, 2)
     return (blocks.mean(axis=(2, 4)) / 255).astype(np.float32)
 

@@ -1,7 +1,7 @@
-"""Plan a deployment: how many sensors, and how strong a radio, before shared knowledge is worth its privacy?
+"""Plan a deployment: how many sensors, and how much transmit power, does private distillation need?
 
 Run it with `python examples/plan_a_deployment.py [EPSILON [FIELD=VALUE ...]]`. It trains nothing and needs no data,
-for what every sensor holds is declared: 300 samples, 30 of each of 10 classes. 20 s on two cores.
+because the scenario declares what every sensor holds: 300 samples, 30 of each of 10 classes. 20 s on two cores.
 """
 
 import sys
@@ -9,12 +9,12 @@ import sys
 import airdistill as ad
 
 CLASSES, SAMPLES_OF_A_CLASS = 10, 30
-HEADER = ("devices", "power", "rounds", "what binds", "linear", "tracked", "uplink", "energy", "ε")
+HEADER = ("devices", "power", "rounds", "limited by", "linear", "tracked", "uplink", "energy", "ε")
 WIDTHS = (8, 8, 8, 12, 9, 9, 9, 14, 5)
 
 
 def plan_for(devices: int, power: str, epsilon: str, changes: list[str]) -> ad.Plan:
-    """What a run with this fleet, radio and whole-device ε would do."""
+    """Plan a run with this fleet, transmit power and whole-device ε."""
     scenario = [
         f"fleet.devices={devices}",
         f"data.class_counts={[[SAMPLES_OF_A_CLASS] * CLASSES] * devices}",
@@ -31,7 +31,7 @@ def row(plan: ad.Plan, power: str) -> tuple[str, ...]:
         f"{plan.fleet.num_devices}",
         power,
         f"{plan.num_rounds}",
-        plan.forecast.regime,
+        "both" if plan.forecast.regime == "mixed" else plan.forecast.regime,
         f"{error['linear']:.3g}",
         f"{error['tracking']:.2g}",
         f"{plan.uplink_seconds * 1e3:.0f} ms",
@@ -49,9 +49,9 @@ def main(epsilon: str, changes: list[str]) -> None:
     show(HEADER)
     for devices, power in [(20, "1 mW"), (50, "1 mW"), (200, "1 mW"), (200, "1 uW"), (200, "1 nW")]:
         show(row(plan_for(devices, power, epsilon, changes), power))
-    print("linear, tracked: planned squared error of a class's knowledge with the paper's receiver and with ours,")
-    print("for knowledge whose own squared length is 1 at most: worth sharing where the error is far below that.")
-    print("uplink, energy: time on the air and energy sent by the whole fleet in all rounds; ε: of the worst device.")
+    print("linear, tracked: planned squared error of a class mean with the paper's receiver and with the tracking one.")
+    print("The squared norm of a class mean is at most 1: distillation helps if the error is far below that.")
+    print("uplink, energy: air time and transmitted energy of the whole fleet over all rounds; ε: of the worst device.")
 
 
 if __name__ == "__main__":
