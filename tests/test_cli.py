@@ -193,7 +193,7 @@ def test_a_class_that_no_device_holds_is_a_warning(run):
     changes = ["--set", "fleet.devices=2", "--set", "data.class_counts=[[5, 0], [5, 0]]"]
     code, out, _ = run("plan", "quick", *changes)
     assert code == 0
-    assert "Nobody holds class 1" in out
+    assert "No device holds class 1" in out
 
 
 @pytest.fixture
@@ -449,7 +449,7 @@ def test_planning_a_scheme_needs_torch_only_to_count_parameters(small_file):
     """Schemes that transmit gradients count the parameters of a model, which PyTorch has to build."""
     from airdistill.schemes.registry import SCHEMES
 
-    schemes = [name for name, scheme in SCHEMES.items() if scheme.uplink != "gradient"]
+    schemes = [name for name, scheme in SCHEMES.items() if scheme().uplink_kind != "gradient"]
     assert {"airdistill", "ota_fd", "orthogonal_fd", "airdistill_proxy", "local_only"} <= set(schemes)
     public = ["--set", "public.samples=10"]
     loaded = loaded_by(*(["plan", small_file, *public, "--scheme", scheme, "--json"] for scheme in schemes))

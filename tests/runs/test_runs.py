@@ -187,7 +187,7 @@ def test_an_edited_round_file_is_rejected(tmp_path):
         ad.run(small_scenario(tmp_path), out=tmp_path / "cut", options=OFTEN, on_round=stop_after(5))
     rounds = tmp_path / "cut" / "rounds.jsonl"
     rounds.write_text(rounds.read_text().replace('"round": 2', '"round": 9'))
-    with pytest.raises(RunError, match="edited or cut"):
+    with pytest.raises(RunError, match="edited or truncated"):
         ad.resume(tmp_path / "cut")
 
 

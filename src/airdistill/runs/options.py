@@ -61,24 +61,6 @@ def plan(
     return plan_scheme(chosen, adapted, spent_by_earlier_runs(Path(ledger), adapted))
 
 
-class _EngineName(str):
-    """`RunOptions.engine`, which until version 0.1 was the method that is now `learning_engine`."""
-
-    options: RunOptions
-
-    @classmethod
-    def of(cls, options: RunOptions, name: str) -> _EngineName:
-        named = cls(name)
-        named.options = options
-        return named
-
-    def __call__(self) -> Engine:
-        return self.options.learning_engine()
-
-    def __deepcopy__(self, _memo: object) -> str:
-        return str(self)
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """How a run is computed. Stored with the run, so that a resumed run repeats the same arithmetic.
@@ -114,7 +96,7 @@ class RunOptions:
     def __post_init__(self, kernels: str | None) -> None:
         if kernels is not None:
             warnings.warn("RunOptions(kernels=...) is now RunOptions(engine=...)", DeprecationWarning, stacklevel=3)
-        object.__setattr__(self, "engine", _EngineName.of(self, kernels or self.engine))
+            object.__setattr__(self, "engine", kernels)
         object.__setattr__(self, "eval_also", tuple(self.eval_also))  # JSON returns a list
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) < 1:
@@ -143,7 +125,7 @@ class RunOptions:
         keep_freed_memory()
         workers = self.threads or len(os.sched_getaffinity(0))
         device, dtype, chunk = self._device(), getattr(torch, self.dtype), self.resolved().chunk_samples
-        return Engine(device, dtype, chunk, self.kept_bytes, workers, device.type == "cuda", str(self.engine))
+        return Engine(device, dtype, chunk, self.kept_bytes, workers, device.type == "cuda", self.engine)
 
     def _device(self) -> torch.device:
         import torch
