@@ -23,6 +23,7 @@ from airdistill.planning.transceiver.required_noise import ClassRequiredNoise, R
 from airdistill.plugins import load_object
 from airdistill.privacy.neighbours import CLASS_MEANS, GRADIENTS, PUBLIC_PREDICTIONS, Neighbours
 from airdistill.privacy.sensitivity import (
+    SENSITIVITY_MODELS,
     SIMPLEX_DIAMETER,
     AccumulatedShift,
     ConstantShift,
@@ -104,6 +105,10 @@ class Payload(ABC):
     @abstractmethod
     def shift(self, model: str) -> Shift:
         """How far T rounds move what the server sees, under a sensitivity model."""
+
+    def shifts(self) -> dict[str, Shift]:
+        """The shift under every sensitivity model."""
+        return {model: self.shift(model) for model in SENSITIVITY_MODELS}
 
     @abstractmethod
     def over_fleet(self, of_row: FloatArray) -> FloatArray:
@@ -194,11 +199,11 @@ class ClassMeans(Payload):
         del vector_length
         return cls(fleet, scenario.privacy.sensitivity, scenario.privacy.relabel, training_dynamics(scenario))
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         return self.fleet.num_classes
 
-    @property
+    @cached_property
     def vector_length(self) -> int:
         return self.fleet.num_classes
 
@@ -211,6 +216,10 @@ class ClassMeans(Payload):
 
     def shift(self, model: str) -> AccumulatedShift:
         return AccumulatedShift(self.fleet.class_counts, model, self.dynamics)
+
+    def shifts(self) -> dict[str, Shift]:
+        counts, dynamics = self.fleet.class_counts, self.dynamics
+        return {model: AccumulatedShift(counts, model, dynamics) for model in SENSITIVITY_MODELS}
 
     def over_fleet(self, of_row: FloatArray) -> FloatArray:
         return over_fleet(self.fleet.class_counts, of_row)

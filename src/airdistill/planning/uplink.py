@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +58,7 @@ class Uplink(ABC):
         """Its name in plans and ledgers."""
         return self.payload.kind
 
-    @property
+    @cached_property
     def trust_model(self) -> Trust:
         """The declared trust model, as it applies to this receiver."""
         return trust_named(self.trust).for_receiver(self.channel_noise_var)
@@ -66,19 +67,19 @@ class Uplink(ABC):
     def model(self) -> str:
         return self.payload.model
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         return self.payload.num_rows
 
-    @property
+    @cached_property
     def vector_length(self) -> int:
         return self.payload.vector_length
 
-    @property
+    @cached_property
     def largest_norm(self) -> float:
         return self.payload.largest_norm
 
-    @property
+    @cached_property
     def energy_slots(self) -> float:
         """K of eq. (7): the vector length over the squared norm bound."""
         return self.vector_length / self.largest_norm**2
@@ -93,7 +94,7 @@ class Uplink(ABC):
         """Whether every device has its own slots."""
         return False
 
-    @property
+    @cached_property
     def nominal_weights(self) -> FloatArray:
         return self.payload.nominal_weights
 
@@ -173,14 +174,15 @@ class Uplink(ABC):
     def release(self, design: RoundDesign, channel: ComplexArray, round_index: int) -> Release:
         """What a designed round releases, with the noise that its gains really send."""
         return Release(
-            round_index, design.weights, self._sensitivities(round_index), self.noise_by_trust(design, channel)
+            round_index, design.weights, self.sensitivities(round_index), self.noise_by_trust(design, channel)
         )
 
     def non_private_release(self, round_index: int) -> Release:
         """The release of all devices' vectors without any noise."""
         weights = self.weights(round_index)
         no_noise = {trust: np.zeros_like(weights) for trust in dict.fromkeys((*TRUST_MODELS, self.trust))}
-        return Release(round_index, weights, self._sensitivities(round_index), no_noise)
+        return Release(round_index, weights, self.sensitivities(round_index), no_noise)
 
-    def _sensitivities(self, round_index: int) -> dict[str, FloatArray]:
+    def sensitivities(self, round_index: int) -> dict[str, FloatArray]:
+        """The sensitivity under every model."""
         return {model: self.sensitivity(model, round_index) for model in SENSITIVITY_MODELS}

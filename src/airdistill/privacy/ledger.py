@@ -172,7 +172,8 @@ class Ledger:
             for charged in self._charged_before:
                 self._count(charged)
             self._charged_before.clear()
-        self._check(release)
+        spending = self.spending.after(release, self.header.payload)
+        self._check(release, spending)
         if self.chain is None:
             self._in_memory.append(release)
         elif self.chain.last["kind"] == "continued":
@@ -180,10 +181,10 @@ class Ledger:
         else:
             self.chain.append({"kind": "release", **release.to_dict(self._last_written)})
         self._last_written, self.last_round = release, release.round_index
-        self._count(release)
+        self._count(release, spending)
 
-    def _count(self, release: Release) -> None:
-        self.spending = self.spending.after(release, self.header.payload)
+    def _count(self, release: Release, spending: Spending | None = None) -> None:
+        self.spending = spending or self.spending.after(release, self.header.payload)
         self._subsampled = None if self._subsampled is None else self._subsampled.after(release)
         self.cost_of_run = self.cost_of_run + release.cost(self.header.sensitivity, self.header.trust)
         self.num_releases += 1
@@ -257,9 +258,9 @@ class Ledger:
         """μ² that earlier runs spent on whole devices, `[device]`."""
         return self._before_this_run.squared_mu("device", trust, relabel=False)
 
-    def _check(self, release: Release) -> None:
+    def _check(self, release: Release, spending: Spending) -> None:
         terms = self.header
-        over = self._over_budget(release) if terms.enforced else None
+        over = self._over_budget(release, spending) if terms.enforced else None
         if over is None:
             return
         device, wanted = over
@@ -269,12 +270,12 @@ class Ledger:
             f"{terms.trust}, accountant {terms.accountant}); it was not transmitted"
         )
 
-    def _over_budget(self, release: Release) -> tuple[int, float] | None:
+    def _over_budget(self, release: Release, spending: Spending) -> tuple[int, float] | None:
         """The device that a release would take furthest above its budget, and the ε it would have; None if none."""
         terms = self.header
         if self._subsampled is not None:
             return self._subsampled.after(release).over_budget(terms, self._earlier(terms.trust))
-        spent = self._declared(self.spending.after(release, terms.payload))
+        spent = self._declared(spending)
         over = spent > terms.mu**2 * (1 + TOLERANCE)
         if not over.any():
             return None

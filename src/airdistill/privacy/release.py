@@ -18,11 +18,11 @@ from airdistill.arrays import FloatArray, IntArray, divide_or
 from airdistill.files import jsonable
 from airdistill.privacy.neighbours import neighbours_from
 from airdistill.privacy.poisson_sampling import SubsampledGaussian, composition_groups, grid_index
-from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import spent_squared_mu
 from airdistill.privacy.trust import OwnNoise
 
 AS_BEFORE = "as before"
+Cost = dict[tuple[str, str], FloatArray]  # by sensitivity model and trust model, `[device, row]` each
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,16 @@ class Release:
         price = divide_or(squared_shift, self.counted_noise_var[trust], np.inf)
         return np.where(squared_shift > 0, price, 0.0)
 
+    def costs(self) -> Cost:
+        """The cost under every sensitivity model and trust model, computed together."""
+        squared_shift = (self.weights * np.stack(list(self.sensitivity.values()))) ** 2
+        counted = np.stack(list(self.counted_noise_var.values()))
+        shape = (len(squared_shift), *counted.shape)
+        shifts = np.broadcast_to(squared_shift[:, None], shape)
+        prices = np.where(shifts > 0, divide_or(shifts, np.broadcast_to(counted, shape), np.inf), 0.0)
+        names = itertools.product(self.sensitivity, self.counted_noise_var)
+        return dict(zip(names, prices.reshape(-1, *counted.shape[1:]), strict=True))
+
     def same_as(self, other: Release) -> bool:
         """To the last bit."""
         return self.round_index == other.round_index and all(
@@ -64,12 +74,13 @@ class Release:
         written: dict[str, Any] = {"round": self.round_index, "participants": self.participants.tolist()}
         for (field, name), array in _arrays(self).items():
             same = (field, name) in known and np.array_equal(known[field, name], array)
-            value = AS_BEFORE if same else jsonable(_shrunk(array))
+            value = AS_BEFORE if same else _shrunk(array)
             if name:
                 written.setdefault(field, {})[name] = value
             else:
                 written[field] = value
-        return written
+        ready: dict[str, Any] = jsonable(written)
+        return ready
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], shape: tuple[int, int], before: Release | None = None) -> Release:
@@ -104,9 +115,6 @@ def _shrunk(array: FloatArray) -> FloatArray:
     return array[:, :1] if (array == array[:, :1]).all() else array
 
 
-Cost = dict[tuple[str, str], FloatArray]
-
-
 class Spending:
     """The sum of (w s)²/c of every device and row over releases.
 
@@ -121,10 +129,7 @@ class Spending:
     def after(self, release: Release, payload: str) -> Spending:
         """The spending with one more release."""
         before = self._costs.get(payload, {})
-        now = {
-            (model, trust): before.get((model, trust), 0.0) + release.cost(model, trust)
-            for model, trust in itertools.product(SENSITIVITY_MODELS, release.counted_noise_var)
-        }
+        now = {names: before.get(names, 0.0) + cost for names, cost in release.costs().items()}
         return Spending(self.num_devices, {**self._costs, payload: now})
 
     def squared_mu(self, model: str, trust: str, relabel: bool) -> FloatArray:

@@ -230,7 +230,8 @@ class RoundNoise:
 
 
 def _artificial(seed: int, purpose: str, round_index: int, num_devices: int, shape: tuple[int, ...]) -> FloatArray:
-    return np.stack([seeded_noise(seed, round_index, device, shape, purpose) for device in range(num_devices)])
+    drawn = [stream(seed, purpose, round_index, device).standard_normal(shape) for device in range(num_devices)]
+    return np.stack(drawn)
 
 
 def seeded_noise(

@@ -313,10 +313,10 @@ def learn_from(
     target = None if received is None else Target.of(received, engine.dtype, engine.device)
     if learning.local_epochs == 0:
         return fleet.full_batch_step(target, lr, learning.distill_weight)
+    sizes = [learner.num_samples for learner in fleet.learners]
+    streams = [stream(scenario.seed, "batch-order", round_index, device) for device in devices]
     orders = [
-        [rng.permutation(learner.num_samples) for _ in range(learning.local_epochs)]
-        for device, learner in zip(devices, fleet.learners, strict=True)
-        for rng in [stream(scenario.seed, "batch-order", round_index, device)]
+        [rng.permutation(size) for _ in range(learning.local_epochs)] for rng, size in zip(streams, sizes, strict=True)
     ]
     return fleet.local_epochs(target, lr, learning.distill_weight, orders, learning.batch_size)
 

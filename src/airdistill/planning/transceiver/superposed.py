@@ -24,7 +24,7 @@ from airdistill.planning.transceiver.paper import design_round_paper, privacy_st
 from airdistill.planning.transceiver.required_noise import RequiredNoise
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.participation import MANY_ROUNDS, Everyone, Participation
-from airdistill.privacy.sensitivity import SENSITIVITY_MODELS, Shift
+from airdistill.privacy.sensitivity import Shift
 from airdistill.privacy.trust import counted_by_trust, trust_named
 
 
@@ -66,13 +66,24 @@ class SuperposedUplink(Uplink):
 
     @cached_property
     def _shifts(self) -> dict[str, Shift]:
-        return {model: self.shift(model) for model in SENSITIVITY_MODELS}
+        return self.payload.shifts()
+
+    @cached_property
+    def _exact_channels(self) -> bool:
+        return self.error.exact
+
+    def shift(self, model: str) -> Shift:
+        return self._shifts[model]
 
     def weights(self, round_index: int) -> FloatArray:  # noqa: ARG002
         return self.nominal_weights
 
     def sensitivity(self, model: str, round_index: int) -> FloatArray:
         return divide_or(np.sqrt(self._shifts[model].at(round_index)), self.nominal_weights, 0.0)
+
+    def sensitivities(self, round_index: int) -> dict[str, FloatArray]:
+        shifts = np.stack([shift.at(round_index) for shift in self._shifts.values()])
+        return dict(zip(self._shifts, divide_or(np.sqrt(shifts), self.nominal_weights, 0.0), strict=True))
 
     def linear_from(self, max_rounds: int) -> int:
         return self.required_noise.shift.linear_from(max_rounds)
@@ -122,7 +133,7 @@ class SuperposedUplink(Uplink):
 
         A device's own noise has the same misalignment as its signal.
         """
-        return 1 if self.error.exact or not self._counts_fleet_noise else 2
+        return 1 if self._exact_channels or not self._counts_fleet_noise else 2
 
     def _links(self, channels: ComplexArray, mask: BoolArray | None) -> Links:
         """The links of channels `[..., device]` as they are known; inactive devices have no power to offer."""
@@ -151,7 +162,7 @@ class SuperposedUplink(Uplink):
         """Required noise at nominal weights, converted to the weights of a round and to misaligned signals."""
         if self._weights_vary:
             required = required * divide_or(links.weights, self.nominal_weights, 0.0) ** 2
-        return required if self.error.exact else required * self._misalignment_margin
+        return required if self._exact_channels else required * self._misalignment_margin
 
     @property
     def _weights_vary(self) -> bool:
@@ -164,7 +175,7 @@ class SuperposedUplink(Uplink):
         A signal inverted by ĥ = h(1+e) arrives 1/|1+e| ≤ 1/(1−e_q) times as strong, other devices' noise at least
         1/(1+e_q) times. The receiver noise does not change, and a device's own noise changes with its signal.
         """
-        if self.error.exact or self._counts_own_only:
+        if self._exact_channels or self._counts_own_only:
             return 1.0
         limit = self.error.limit
         others = 1 + limit if self._counts_fleet_noise else 1.0
@@ -173,7 +184,7 @@ class SuperposedUplink(Uplink):
     def _predicted(self, links: Links, required: FloatArray, noise_var: FloatArray) -> FloatArray:
         """v with the error of misalignment: E|1/(1+e)|² − 1 of noise on both axes, and half of that of noise and
         vectors (of norm 1 at most) on one axis, because the other half leaves the decision axis."""
-        if self.error.exact:
+        if self._exact_channels:
             return noise_var
         artificial = self.trust_model.artificial_noise_var(required)
         added = 0.5 * self._noise_axes * artificial + 0.5 * links.signal_share
@@ -220,7 +231,7 @@ class SuperposedUplink(Uplink):
         links = self._links(channel, mask)
         asked = self._round_requirement(links, self.required_at(num_rounds, round_index, spent))
         made = design_links(links, self._active_channels(channel, mask), asked, self.trust)
-        if not self.error.exact:
+        if not self._exact_channels:
             made = replace(
                 made,
                 effective_noise_var=self._predicted(links, asked, made.effective_noise_var),
@@ -233,7 +244,7 @@ class SuperposedUplink(Uplink):
 
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
         """From the channel as it is known: the noise that is certain for any error up to its limit."""
-        if self.error.exact:
+        if self._exact_channels:
             return noise_by_trust(design, channel, self.channel_noise_var, self.trust)
         limit = self.error.limit
         kept = (1 - limit) ** 2
