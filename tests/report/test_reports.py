@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html import unescape
 
@@ -77,7 +79,7 @@ def test_the_page_of_a_comparison_has_tables_curves_and_settings(record):
 def test_no_page_shows_an_epsilon_for_a_scheme_that_is_not_private(record, tmp_path):
     """The page of FedSGD says so, and the comparison shows the plan of the private scheme, though it comes second."""
     page = write_run_page(next(run for task, run in record.runs.items() if task.label == "fedsgd"))
-    assert "nothing is hidden" in text_of(page)
+    assert "released without noise" in text_of(page)
     assert "any local training" not in text_of(page)
     scenario = record.comparison.arms[0].scenario
     with runs_in_this_process():
@@ -198,6 +200,19 @@ def test_the_command_line_compares_reports_and_reproduces(tmp_path, capsys):
     assert (code, json.loads(out)["rounds"]["chosen"]) == (0, 10)
     code, out, _ = call("plan", path, "--scheme", "ota_fl")
     assert (code, "Gradient error" in out) == (0, True)
+
+
+def test_certify_and_report_do_not_import_torch(record):
+    run = next(iter(record.runs.values())).folder
+    code = (
+        "import sys, airdistill.cli\n"
+        "try:\n    airdistill.cli.main()\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    for arguments in (["certify", run], ["report", run], ["report", record.folder]):
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def test_a_single_round_is_visible():

@@ -35,6 +35,7 @@ from airdistill.report.wording import (
 )
 from airdistill.runs.comparison import Comparison, ComparisonRecord, Task
 from airdistill.runs.results import ArmResult, Curve, arm_results, mean_curve, received_noise, runs_of
+from airdistill.schemes.registry import load_scheme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -278,9 +279,6 @@ def comparison_page(record: ComparisonRecord) -> Page:
 
 
 def _first_private(record: ComparisonRecord) -> Task | None:
-    # Imported here because schemes load torch.
-    from airdistill.schemes.registry import load_scheme
-
     schemes = {task: record.comparison.arm(task.label).scheme for task in record.runs}
     return next((task for task, scheme in schemes.items() if load_scheme(scheme).releases == "private"), None)
 
