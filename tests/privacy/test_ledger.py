@@ -85,7 +85,9 @@ def test_participants_are_recorded():
 def test_a_round_beyond_the_budget_is_not_charged(tmp_path):
     ledger = Ledger.begin(header(mu=0.5), tmp_path / "ledger.jsonl")
     many = [random_release(t, noise=30.0) for t in range(1, 1000)]
-    with pytest.raises(BudgetExceeded, match=r"round \d+ would take device \d to ε = .*, above its target 8 at δ = 1e-05"):
+    with pytest.raises(
+        BudgetExceeded, match=r"round \d+ would take device \d to ε = .*, above its target 8 at δ = 1e-05"
+    ):
         charge_all(ledger, many)
     charged = len(ledger.releases)
     assert charged > 1
@@ -248,7 +250,11 @@ def test_a_ledger_can_be_continued_only_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "rule"), [({"num_devices": 2}, "has 3 devices, and this run has 2"), ({"noise": "secure"}, "has seeded noise, and this run has secure noise")]
+    ("changes", "rule"),
+    [
+        ({"num_devices": 2}, "has 3 devices, and this run has 2"),
+        ({"noise": "secure"}, "has seeded noise, and this run has secure noise"),
+    ],
 )
 def test_other_devices_or_another_kind_of_noise_cannot_continue_a_ledger(tmp_path, changes, rule):
     Ledger.begin(header(), tmp_path / "first.jsonl")

@@ -29,33 +29,29 @@ from airdistill.schemes.base import Round
 FAST = RunOptions(threads=1, eval_every=100, checkpoint_every=2)
 FINAL = ("rounds.jsonl", "ledger.jsonl", "ledger.head", "summary.json", "certificate.json")
 
-# A scheme that dies between ledger and release, or between release and record, and keeps a log of what it sent.
+# A scheme that dies between ledger and release, or between release and record, and logs what it transmitted.
 DYING = '''
 import os, signal
 from pathlib import Path
-from airdistill.radio import over_the_air
 from airdistill.schemes import Outcome, Round, Scheme
 
 class Dying(Scheme):
-    """Dies in every round: first before it sends, then after it has sent, then not."""
+    """Dies twice in every round: before it transmits, and after it has transmitted."""
     name = "dying"
 
     def play(self, this: Round) -> Outcome:
         tries = Path(f"tries-{this.index}")
         count = len(tries.read_text()) if tries.exists() else 0
         tries.write_text("x" * (count + 1))
-        knowledge, design = this.local_knowledge(), this.design()
-        noise = this.noise(design)
+        vectors = this.vectors()
         if count % 3 == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         with open("released", "a") as log:
             log.write(f"{this.index}\\n")
-        heard = over_the_air(
-            this.plan.fleet.class_counts, knowledge, design, this.channel(), noise, this.scenario.radio.slot
-        )
+        reception = this.transmit(vectors)
         if count % 3 == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return Outcome(this.learn(heard.received), heard)
+        return Outcome(this.learn(reception.received), reception)
 '''
 # Forks for every try, because Python and PyTorch take seconds to start.
 KILL_MANY = """
@@ -169,43 +165,52 @@ def test_secure_noise_is_rejected_if_devices_add_no_noise(tmp_path):
         small_scenario(tmp_path, "privacy.noise=secure", "privacy.trust=receiver_noise")
 
 
-TOO_LOUD = '''
-from airdistill.radio import over_the_air
+OWN_SCHEMES = '''
+from airdistill.radio.superposition import error_free, ideal_knowledge
 from airdistill.schemes import Outcome, Round, Scheme
 
-class TooLoud(Scheme):
+class TooLittleNoise(Scheme):
     """Plans its noise for half of the rounds."""
-    name = "too_loud"
+    name = "too_little_noise"
 
     def play(self, this: Round) -> Outcome:
-        design = this.plan.uplink.design(this.channel(), this.plan.num_rounds // 2, this.index)
-        counts, knowledge = this.plan.fleet.class_counts, this.local_knowledge()
-        heard = over_the_air(counts, knowledge, design, this.channel(), this.noise(design), this.scenario.radio.slot)
-        return Outcome(this.learn(heard.received), heard)
+        channel = this.source.round_channel(this.index)
+        this.charge(this.plan.uplink.design(channel, this.plan.num_rounds // 2, this.index))
+        reception = this.transmit(this.vectors())
+        return Outcome(this.learn(reception.received), reception)
 
-class Forgetful(TooLoud):
-    """Sends without telling the ledger."""
-    name = "forgetful"
+class Uncharged(Scheme):
+    """Releases an aggregate without a charge."""
+    name = "uncharged"
 
     def play(self, this: Round) -> Outcome:
-        from airdistill.radio.superposition import error_free
-        heard = error_free(this.plan.fleet.class_counts, this.local_knowledge(), this.scenario.radio.slot)
-        return Outcome(this.learn(heard.received), heard)
+        vectors = this.protocol.vectors(this.fleet, this.index, range(len(this.fleet.learners)))
+        aggregate = ideal_knowledge(this.plan.fleet.class_counts, vectors)
+        reception = error_free(aggregate, this.scenario.radio.slot)
+        return Outcome(this.learn(reception.received), reception)
+
+class TenTimes(Scheme):
+    """Multiplies its vectors by ten, and so exceeds the power and the sensitivity that its noise was planned for."""
+    name = "ten_times"
+
+    def play(self, this: Round) -> Outcome:
+        reception = this.transmit(10 * this.vectors())
+        return Outcome(this.learn(reception.received), reception)
 '''
 
 
 @pytest.fixture
-def too_loud(tmp_path, monkeypatch):
-    (tmp_path / "too_loud.py").write_text(TOO_LOUD)
+def own_schemes(tmp_path, monkeypatch):
+    (tmp_path / "own_schemes.py").write_text(OWN_SCHEMES)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    sys.modules.pop("too_loud", None)
+    sys.modules.pop("own_schemes", None)
 
 
-@pytest.mark.usefixtures("too_loud")
+@pytest.mark.usefixtures("own_schemes")
 def test_a_run_ends_before_the_round_that_its_budget_does_not_allow(tmp_path):
     scenario = small_scenario(tmp_path, "learning.rounds=11")
-    record = ad.run(scenario, "too_loud:TooLoud", out=tmp_path / "run", options=FAST)
+    record = ad.run(scenario, "own_schemes:TooLittleNoise", out=tmp_path / "run", options=FAST)
     summary, ledger = record.summary, Ledger.read(tmp_path / "run" / "ledger.jsonl")
     assert 5 <= summary["rounds"] < 11
     assert len(ledger.releases) == summary["rounds"] == len(record.rounds)
@@ -218,10 +223,21 @@ def test_a_run_ends_before_the_round_that_its_budget_does_not_allow(tmp_path):
     assert {name: (record.folder / name).read_bytes() for name in FINAL} == before
 
 
-@pytest.mark.usefixtures("too_loud")
+@pytest.mark.usefixtures("own_schemes")
 def test_a_scheme_that_transmits_without_a_charge_is_stopped(tmp_path):
-    with pytest.raises(ad.AirDistillError, match="forgetful: sent what the ledger knows nothing of"):
-        ad.run(small_scenario(tmp_path), "too_loud:Forgetful", out=tmp_path / "run", options=FAST)
+    with pytest.raises(ad.AirDistillError, match="uncharged: returned a reception that no ledger entry covers"):
+        ad.run(small_scenario(tmp_path), "own_schemes:Uncharged", out=tmp_path / "run", options=FAST)
+
+
+@pytest.mark.usefixtures("own_schemes")
+def test_a_scheme_that_multiplies_its_vectors_by_ten_is_refused(tmp_path):
+    """The error names device, norm and bound. Nothing is recorded, and the charge of the round stays."""
+    named = r"round 1: device \d would send a vector of norm [3-9]\.\d+; the round was planned for 1 at most: clip it"
+    with pytest.raises(ad.AirDistillError, match=named):
+        ad.run(small_scenario(tmp_path), "own_schemes:TenTimes", out=tmp_path / "run", options=FAST)
+    rounds = tmp_path / "run" / "rounds.jsonl"
+    assert not rounds.exists() or not rounds.read_text()
+    assert Ledger.read(tmp_path / "run" / "ledger.jsonl").num_releases == 1
 
 
 def test_a_second_run_of_the_same_devices_has_the_remaining_budget(tmp_path):
@@ -238,7 +254,7 @@ def test_a_second_run_of_the_same_devices_has_the_remaining_budget(tmp_path):
     stored = json.loads((second.folder / "plan.json").read_text())["privacy"]["devices"]
     assert [device["mu"] ** 2 for device in stored] == pytest.approx(alone - spent, rel=1e-9)
     assert ad.certify(second.folder).devices[0].spent == ledger.epsilon()[0]
-    with pytest.raises(ad.AirDistillError, match="another run has gone on from it"):
+    with pytest.raises(ad.AirDistillError, match="another run continues it"):
         ad.run(more.model_copy(update={"seed": 5}), out=tmp_path / "third", options=FAST, ledger=first.folder)
     with pytest.raises(ad.BudgetExceeded, match="has spent its ε = 4"):
         ad.run(scenario, out=tmp_path / "fourth", options=FAST, ledger=second.folder)
@@ -326,7 +342,7 @@ def test_the_ledger_of_another_run_is_rejected(tmp_path):
     other = ad.run(small_scenario(tmp_path, "privacy.epsilon=7"), out=tmp_path / "other", options=FAST)
     for name in ("ledger.jsonl", "ledger.head"):
         (folder / name).write_bytes((other.folder / name).read_bytes())
-    with pytest.raises(ad.AirDistillError, match="is not the ledger that this run has kept"):
+    with pytest.raises(ad.AirDistillError, match="is not the ledger of this run"):
         ad.certify(folder)
 
 
@@ -381,7 +397,7 @@ def test_a_second_start_that_was_killed_can_be_repeated(tmp_path, monkeypatch, n
         ad.run(more, out=tmp_path / "third", options=FAST, ledger=tmp_path / "second")
     other = small_scenario(tmp_path, "learning.rounds=4", kind)
     for wrong, out in [(other, "second"), (more, "fourth")]:  # another scenario; another folder
-        with pytest.raises(ad.AirDistillError, match=r"repeat it as it was with --out .*second"):
+        with pytest.raises(ad.AirDistillError, match=r"repeat its command with --out .*second"):
             ad.run(wrong, out=tmp_path / out, options=FAST, ledger=tmp_path / "first")
     record = ad.run(more, out=tmp_path / "second", options=FAST, ledger=tmp_path / "first")
     ledger = Ledger.read(record.folder / "ledger.jsonl")
@@ -421,7 +437,7 @@ def test_a_ledger_with_fewer_rounds_than_the_records_is_rejected(tmp_path):
     digest = Ledger.read(path).chain.digest_at(1)
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     path.with_suffix(".head").write_text(json.dumps({"lines": 1, "digest": digest}))
-    with pytest.raises(ad.AirDistillError, match="round 4 is recorded and was never charged"):
+    with pytest.raises(ad.AirDistillError, match="round 4 is recorded but was never charged"):
         ad.certify(tmp_path / "run")
 
 
@@ -430,7 +446,7 @@ def test_a_ledger_is_continued_once_even_with_other_data(tmp_path):
     more = small_scenario(tmp_path, "learning.rounds=2")
     ad.run(more, out=tmp_path / "second", options=FAST, ledger=first.folder)
     write_dataset(tmp_path / "blobs.npz", seed=1)
-    with pytest.raises(ad.AirDistillError, match="another run has gone on from it"):
+    with pytest.raises(ad.AirDistillError, match="another run continues it"):
         ad.run(more, out=tmp_path / "third", options=FAST, ledger=first.folder)
 
 
