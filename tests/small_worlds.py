@@ -21,7 +21,7 @@ def write_dataset(path, num_classes=3, features=(4,), num_train=60, num_test=30,
 
 
 def write_few_digits(path, num_train=1500, num_test=200):
-    """The first digits of MNIST, for what needs images of its kind and not its ten thousand tests after every run."""
+    """The first digits of MNIST, for tests that need its images but not ten thousand test samples."""
     mnist = load_dataset("mnist")
     x_test, y_test = mnist.x_test[:num_test], mnist.y_test[:num_test]
     np.savez(path, x_train=mnist.x_train[:num_train], y_train=mnist.y_train[:num_train], x_test=x_test, y_test=y_test)
@@ -29,9 +29,9 @@ def write_few_digits(path, num_train=1500, num_test=200):
 
 
 def small_scenario(folder, *changes, base="quick"):
-    """Three devices with softmax regressions on blobs; the first changes can be overridden.
+    """Three devices with softmax regressions on blobs; `changes` override everything set here.
 
-    A plan looks for the best T even where one is given, the longer the more rounds there may be.
+    `learning.max_rounds` is small, because a plan searches for the optimal T even if the number of rounds is given.
     """
     path = folder / "blobs.npz"
     if not path.exists():
