@@ -25,7 +25,7 @@ def as_if_combined(context):
         combined = np.einsum("kn,in->ik", this.design.combiner.conj(), this.channel)[:, 0]
         alone = replace(this.design, combiner=None)
         trust = context.scenario.privacy.trust
-        return noise_by_trust(alone, combined, context.plan.uplink.channel_noise_var)[trust]
+        return noise_by_trust(alone, combined, context.plan.uplink.channel_noise_var, trust)[trust]
 
     rounds = tuple(
         replace(this, design=replace(this.design, counted_noise_var=counted(this))) for this in context.rounds

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 import airdistill as ad
 from airdistill.audit import AuditOptions, audit
-from airdistill.audit.certificate import CLASS_MEAN, LEMMA_1, RECORD_GRADIENT, guarantee_of
+from airdistill.audit.certificate import guarantee_of
 from airdistill.audit.exact import audit_exactly, measured_mu
 from airdistill.audit.neighbours import NeighbouringPair, follow, neighbours_of
 from airdistill.learning.models import build_model
+from airdistill.planning.payloads import CLASS_MEAN_BOUND, LEMMA_1, RECORD_GRADIENT
 from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.runs.options import RunOptions
 from airdistill.streams import stream
@@ -119,7 +120,7 @@ def test_lemma_1_is_found_not_to_be_a_valid_bound(tmp_path):
     record = found.exact.pairs[0]
     assert record.ratios[LEMMA_1].min(axis=0).max() > 1.5
     assert record.ratios[LEMMA_1] == pytest.approx(record.ratios["declared, paper"])
-    assert (record.ratios[CLASS_MEAN] < record.ratios[LEMMA_1]).all()
+    assert (record.ratios[CLASS_MEAN_BOUND] < record.ratios[LEMMA_1]).all()
     assert "declared sensitivity (paper) is not a valid bound" in found.violations[0]
     assert not found.exact.pairs[1].compared
 
@@ -167,7 +168,7 @@ def test_a_record_never_moves_a_clipped_gradient_further_than_2c_over_b(tmp_path
     record = found.exact.pairs[0]
     assert (record.ratios[RECORD_GRADIENT] <= 1 + 1e-9).all()
     assert found.violations == ()
-    not_sampled = [plan.uplink.participation.weights(index)[0] == 0 for index in range(1, 7)]
+    not_sampled = [plan.uplink.weights(index)[0, 0] == 0 for index in range(1, 7)]
     assert (record.shift[:, not_sampled] == 0).all()
     steps = np.diff(record.mu, axis=1, prepend=0)
     assert ((steps == 0).all(axis=0) == np.array(not_sampled)).all()
