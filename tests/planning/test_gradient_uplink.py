@@ -1,4 +1,4 @@
-"""Federated learning's plan against the formulas of theory section 5, written out with loops."""
+"""Plans for federated learning against the formulas of theory section 5, written out with loops."""
 
 import math
 
@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import airdistill as ad
+from airdistill.channel import channel_source
 from airdistill.errors import InputError
-from airdistill.planning.participation import Participation
 from airdistill.planning.plan import plan
 from airdistill.privacy.gaussian import gaussian_mu, paper_mu
+from airdistill.privacy.participation import WithReplacement
 
 D, CLIP = 777, 1.7
 COUNTS = [[30, 10], [5, 15], [20, 20]]
@@ -29,7 +30,7 @@ def made(*changes):
 
 
 @pytest.mark.parametrize("model", ["paper", "class_mean", "trajectory", "device"])
-def test_required_noise_hides_one_record_or_one_device(model):
+def test_required_noise_protects_one_record_or_one_device(model):
     shift = 2 * CLIP * WEIGHTS if model == "device" else np.full(3, 2 * CLIP / 100)
     expected = 7 * shift**2 / gaussian_mu(EPSILON, DELTA) ** 2
     assert made(f"privacy.sensitivity={model}").required_noise_var()[:, 0] == pytest.approx(expected, rel=1e-12)
@@ -62,12 +63,10 @@ def test_power_and_privacy_hold_in_every_round(trust, sampling):
         assert (drawn.privacy_slack(planned.required_noise_var()) >= -1e-9).all()
 
 
-def test_gap_and_rounds_are_their_definitions():
+def test_gap_and_rounds_follow_their_definitions():
     planned = made("privacy.trust=receiver_noise", "learning.rounds=optimal", "learning.max_rounds=300")
     lr, lipschitz, loss = 0.05, 22.0, 2.5
     shift, mu = 2 * CLIP * WEIGHTS, gaussian_mu(EPSILON, DELTA)
-    from airdistill.channel import channel_source
-
     link = np.abs(channel_source(planned.scenario).planning_channels(200)) ** 2 * POWER
     floor = 0.5e-12 / (D / CLIP**2 * (link / WEIGHTS**2).min(axis=1))
 
@@ -90,12 +89,12 @@ def test_the_papers_rounds_by_its_formula():
     assert planned.rounds.paper == round(expected)
 
 
-def test_time_energy_and_what_is_forecast():
+def test_forecast_of_time_energy_and_epsilon():
     planned = made("privacy.trust=receiver_noise", "privacy.sensitivity=paper")
     assert planned.uplink_seconds == pytest.approx(7 * D * 3.6e-6)
     powers = planned.forecast.signal_power_w.sum()
     assert planned.uplink_joules == pytest.approx(7 * D * 3.6e-6 * powers)
-    # Per record the promise is kept to the letter by the strictest device and never broken by another.
+    # Per record the strictest device spends exactly its target, and no device spends more.
     assert (planned.epsilon_by_model["paper"] <= EPSILON * (1 + 1e-9)).all()
     assert np.array_equal(planned.epsilon_by_model["paper"], planned.epsilon_by_model["trajectory"])
     assert (planned.epsilon_by_model["device"] > 10 * planned.epsilon_by_model["paper"]).all()
@@ -105,58 +104,60 @@ SAMPLED = ["fleet.sampling=with_replacement", "fleet.sampled_devices=2", "learni
 
 
 def spent(planned, num_rounds):
-    """Σ_t (m_i/N · 2C/B_i)²/c_t over the rounds in which a device takes part, from the actual weights and noise."""
+    """Σ_t (m_i/N · 2C/B_i)²/c_t over the rounds that a device joins, from the actual weights and noise."""
     total = np.zeros(3)
     for index in range(1, num_rounds + 1):
-        weights = planned.uplink.participation.weights(index)
+        weights = planned.uplink.participation.weights(WEIGHTS, index)
         noise = planned.design(CHANNEL, index).effective_noise_var[0]
         total += (weights * 2 * CLIP / SAMPLES) ** 2 / noise
     return total
 
 
 @pytest.mark.parametrize("accountant", ["exact", "paper"])
-def test_sampled_devices_pay_for_the_rounds_in_which_they_take_part(accountant):
+def test_sampled_devices_are_charged_for_the_rounds_that_they_join(accountant):
     record = ["privacy.sensitivity=paper", "privacy.trust=receiver_noise", f"privacy.accountant={accountant}"]
     planned = made(*SAMPLED, *record, "radio.noise_power=1e-20 W")
-    taken = sum(planned.uplink.participation.weights(index) > 0 for index in range(1, 31))
+    joined = sum(planned.uplink.participation.weights(WEIGHTS, index) > 0 for index in range(1, 31))
     mu = (gaussian_mu if accountant == "exact" else paper_mu)(EPSILON, DELTA)
-    rounds = taken if accountant == "exact" else 30 * (1 - (1 - WEIGHTS) ** 2)
+    rounds = joined if accountant == "exact" else 30 * (1 - (1 - WEIGHTS) ** 2)
     assert planned.required_noise_var()[:, 0] == pytest.approx(rounds * (2 * CLIP / 100) ** 2 / mu**2)
-    assert (taken < 30).all()
+    assert (joined < 30).all()
     share = spent(planned, 30) / mu**2
     if accountant == "exact":
         assert (share <= 1 + 1e-9).all()
-        assert share.max() > 0.3  # not kept by drowning everything
-    meter_cost = sum(
+        assert share.max() > 0.3  # the target is not kept by excessive noise
+    ledger_cost = sum(
         planned.uplink.shift("paper").after(1)[:, 0] / planned.design(CHANNEL, index).counted_noise_var[:, 0]
         for index in range(1, 31)
     )
-    assert meter_cost == pytest.approx(spent(planned, 30), rel=1e-9)
+    assert ledger_cost == pytest.approx(spent(planned, 30), rel=1e-9)
 
 
-def test_who_is_not_drawn_is_silent():
+def test_devices_that_are_not_drawn_are_inactive():
     planned = made(*SAMPLED, "privacy.trust=fleet_noise")
-    seen_silent = False
+    found_inactive = False
     for index in range(1, 31):
-        silent = planned.uplink.participation.weights(index) == 0
+        inactive = planned.uplink.participation.weights(WEIGHTS, index) == 0
         drawn = planned.design(CHANNEL, index)
-        assert not drawn.signal_gain[silent].any()
-        assert not drawn.noise_gain[silent].any()
-        assert np.isinf(drawn.counted_noise_var[silent]).all()
-        seen_silent = seen_silent or silent.any()
-    assert seen_silent
+        assert not drawn.signal_gain[inactive].any()
+        assert not drawn.noise_gain[inactive].any()
+        assert np.isinf(drawn.counted_noise_var[inactive]).all()
+        found_inactive = found_inactive or inactive.any()
+    assert found_inactive
 
 
-def test_draws_are_fair_and_the_same_each_time():
-    many = Participation(np.array([10, 30, 60]), 4, seed=3)
-    weights = np.array([many.weights(index) for index in range(1, 4001)])
+def test_draws_with_replacement_follow_the_nominal_weights_and_repeat():
+    nominal = np.array([0.1, 0.3, 0.6])
+    sampled = WithReplacement(3, 3, 4, tuple(nominal))
+    weights = np.array([sampled.weights(nominal, index) for index in range(1, 4001)])
     assert weights.sum(axis=1) == pytest.approx(np.ones(4000))
     # The standard error of a mean of 4 · 4000 draws is 0.4 % at most.
     assert weights.mean(axis=0) == pytest.approx([0.1, 0.3, 0.6], abs=0.02)
-    assert np.array_equal(many.weights(17), Participation(np.array([10, 30, 60]), 4, seed=3).weights(17))
-    taken = (weights[:50] > 0).sum(axis=0)
-    assert many.rounds_taken(50).tolist() == taken.tolist()
-    assert (weights > 0).mean(axis=0) == pytest.approx(many.expected_rounds(1), abs=0.03)
+    again = WithReplacement(3, 3, 4, tuple(nominal))
+    assert np.array_equal(sampled.weights(nominal, 17), again.weights(nominal, 17))
+    joined = (weights[:50] > 0).sum(axis=0)
+    assert sampled.rounds_joined(50).tolist() == joined.tolist()
+    assert (weights > 0).mean(axis=0) == pytest.approx(sampled.expected_rounds(1), abs=0.03)
 
 
 def test_a_plan_survives_json():
@@ -166,7 +167,7 @@ def test_a_plan_survives_json():
     assert np.array_equal(again.design(CHANNEL, 5).signal_gain, planned.design(CHANNEL, 5).signal_gain)
 
 
-def test_sampling_is_for_gradients_alone():
+def test_sampling_with_replacement_is_only_for_gradients():
     scenario = ad.load("quick", [*BASE, *SAMPLED])
     with pytest.raises(InputError, match=r"fleet\.sampling.*only gradients"):
         plan(scenario)

@@ -1,4 +1,4 @@
-"""Every number of a plan, computed anew with plain loops for a small fleet of unequal devices."""
+"""Every number of a plan, computed again with plain loops for a small fleet of unequal devices."""
 
 import itertools
 import math
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import airdistill as ad
+from airdistill.planning.plan import plan
 from airdistill.privacy.gaussian import gaussian_epsilon, gaussian_mu
 
 COUNTS = np.array([[10, 30, 4], [25, 0, 5], [6, 8, 40]])
@@ -25,11 +26,11 @@ WEIGHTS = COUNTS / COUNTS.sum(axis=0)
 def planned(tmp_path):
     np.savez(tmp_path / "trace.npz", channel=GAINS)
 
-    def plan(model, trust, relabel, axis):
+    def planned_for(model, trust, relabel, axis):
         def listed(values):
             return "{values = [" + ", ".join(map(str, values)) + "]}"
 
-        return ad.plan(
+        return plan(
             ad.load(
                 "quick",
                 [
@@ -47,11 +48,11 @@ def planned(tmp_path):
             )
         )  # fmt: skip
 
-    return plan
+    return planned_for
 
 
 def drift(samples, num_rounds):
-    """D_t of one device: the record in the first batch of every pass, or in a smaller last one if that is worse."""
+    """D_t of one device: the record is in the first batch of every epoch, or in a smaller last one if that is worse."""
     value, history, batch = 0.0, [], LEARNING["batch"]
     num_steps = math.ceil(samples / batch)
     for t in range(1, num_rounds + 1):
@@ -107,8 +108,8 @@ def design(channel, needed, trust, noise_var):
             arriving = np.zeros(3)
         elif trust == "fleet_noise":
             scale = min(cap, link.sum() / (req + (w**2).sum() / 3))
-            room = link - scale * w**2 / 3
-            arriving = req * scale * room / room.sum()
+            spare = link - scale * w**2 / 3
+            arriving = req * scale * spare / spare.sum()
         else:
             scale = (3 * link[holders] / (w**2 + 3 * needed[:, k])[holders]).min()
             arriving = needed[:, k] * scale
@@ -193,7 +194,7 @@ def test_every_number_of_a_plan(planned, model, trust, relabel, axis):
 
 
 @pytest.mark.parametrize(("model", "trust", "relabel", "axis"), CASES)
-def test_every_devices_epsilon_at_the_end(planned, model, trust, relabel, axis):
+def test_the_final_epsilon_of_every_device(planned, model, trust, relabel, axis):
     written = planned(model, trust, relabel, axis).to_dict()
     noise_var = NOISE_W * (0.5 if axis == "complex" else 1.0)
     needed = required(model, relabel, ROUNDS)
@@ -226,19 +227,19 @@ def test_rounds_under_every_rule(planned, model, trust, relabel, axis):
     assert written["paper"] == max(1, math.floor(3 * LEARNING["f"] / (factor * strictest) + 0.5))
 
 
-def test_the_papers_rounds_are_held_to_the_scenarios_limit():
+def test_the_papers_rounds_are_limited_by_max_rounds():
     changes = ["learning.rounds=paper", "learning.max_rounds=123"]
-    assert ad.plan(ad.load("quick", changes)).num_rounds == 123
+    assert plan(ad.load("quick", changes)).num_rounds == 123
 
 
 @pytest.mark.parametrize(("share", "regime"), [(0.5, "mixed"), (1.0, "privacy"), (0.0, "channel")])
-def test_the_regime_has_narrow_ends(tmp_path, share, regime):
-    """Of 200 rounds with a strong or a hopeless channel, so many are limited by privacy."""
+def test_the_regime_is_pure_only_above_99_percent(tmp_path, share, regime):
+    """Privacy limits this share of 200 rounds; the others have a hopeless channel."""
     gains = np.where(np.arange(200)[:, None] < 200 * share, 1.0, 1e-9) * np.ones((1, 2))
     np.savez(tmp_path / "trace.npz", channel=gains)
     changes = ["fleet.devices=2", "data.class_counts=[[5, 5], [5, 5]]", f"radio.trace={tmp_path / 'trace.npz'}"]
-    assert ad.plan(ad.load("quick", changes)).forecast.regime == regime
+    assert plan(ad.load("quick", changes)).forecast.regime == regime
     for off, expected in ((1, "privacy"), (3, "mixed")):
         gains = np.where(np.arange(200)[:, None] < 200 - off, 1.0, 1e-9) * np.ones((1, 2))
         np.savez(tmp_path / "trace.npz", channel=gains)
-        assert ad.plan(ad.load("quick", changes)).forecast.regime == expected
+        assert plan(ad.load("quick", changes)).forecast.regime == expected

@@ -1,4 +1,4 @@
-"""Rounds for receivers with a bias: the gap by hand, T against every T, the threshold of silence, the outlook."""
+"""Rounds for biased receivers: the gap by hand, T by exhaustive search, the truncation threshold, the what-if."""
 
 import json
 from dataclasses import replace
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from random_fleets import fleets, uplink_of
 
 import airdistill as ad
+from airdistill.planning import plan as make_plan
 from airdistill.planning.convergence.gap import (
     LearningConstants,
     biased_gap,
@@ -45,19 +46,19 @@ def gap_by_hand(fleet, noise_var, num_rounds):
     spread = np.diag([0.1, 1e-4])
     for t in range(1, num_rounds + 1):
         noise = noise_var[(t - 1) % len(noise_var)]
-        heard = [k for k in range(num_classes) if np.isfinite(noise[k])]
-        ever |= {*heard}
-        mean = 1 / sum(1 / noise[k] for k in heard) if heard else np.inf
-        if heard:
-            # c and its trend: one step of time, then of Bayes' rule.
+        received = [k for k in range(num_classes) if np.isfinite(noise[k])]
+        ever |= {*received}
+        mean = 1 / sum(1 / noise[k] for k in received) if received else np.inf
+        if received:
+            # c and its trend: a prediction step, then Bayes' rule.
             spread = np.array([[1, 1], [0, 1]]) @ spread @ np.array([[1, 0], [1, 1]])
         spread = spread + np.diag([1e-5, 1e-6])
         spread = np.linalg.inv(np.linalg.inv(spread) + np.diag([1 / mean, 0]))
         common = spread[0, 0]
         for k in range(num_classes):
             own[k], rest[k] = own[k] + 1e-4, rest[k] + 1e-5
-            if k in heard:
-                if len(heard) > 1:
+            if k in received:
+                if len(received) > 1:
                     own[k] = 1 / (1 / own[k] + 1 / (noise[k] - mean)) if noise[k] > mean else 0.0
                 rest[k] = 1 / (1 / rest[k] + 1 / noise[k])
         for device in range(num_devices):
@@ -84,7 +85,7 @@ def test_the_gap_of_the_tracker_by_hand(fleet, num_rounds, seed):
 
 @settings(max_examples=25)
 @given(fleets, st.integers(0, 2**32), st.sampled_from(["tracking", "projected"]))
-def test_the_best_rounds_are_the_best_of_all(fleet, seed, name):
+def test_the_best_rounds_agree_with_exhaustive_search(fleet, seed, name):
     receiver = {"tracking": TrackingError(PARTS), "projected": ProjectedError()}[name]
     objective = GapObjective.over(uplink_of(fleet, "fleet_noise"), drawn(fleet, seed), CONSTANTS, 0.05, receiver)
     every = objective.gaps(list(range(1, 151)))
@@ -98,15 +99,15 @@ def test_projection_bounds_the_error_by_the_simplex():
 
 
 @given(st.integers(1, 50), st.floats(0, 2), st.floats(0, 3))
-def test_a_bias_enters_theorem_1_as_the_paper_prints_it_but_for_jensen(num_rounds, bias, noise):
+def test_a_bias_enters_theorem_1_as_printed_in_the_paper(num_rounds, bias, noise):
     """One class, one device: the mean square of the bias and the square of its mean are the same."""
     printed = convergence_gap(num_rounds, CONSTANTS, np.array([[noise]]), np.array([[bias]]))[0]
     ours = fleet_gap(num_rounds, CONSTANTS, 1, noise + bias**2) + misalignment_gap(num_rounds, CONSTANTS, bias)
     assert ours == pytest.approx(printed, rel=1e-12)
 
 
-def test_biased_bounds_do_without_the_constant_that_misalignment_leaves():
-    """A small bias: its square in the biased bound, its first power in Theorem 1."""
+def test_the_biased_bound_has_no_first_order_term_in_the_bias():
+    """A small bias enters the biased bound squared, and Theorem 1 in its first power."""
     small = 1e-4
     roots = np.sqrt(np.arange(1, 101)).sum()
     biased = biased_gap(100, CONSTANTS, 1, small**2 * roots) - fleet_gap(100, CONSTANTS, 1, 0.0)
@@ -114,9 +115,9 @@ def test_biased_bounds_do_without_the_constant_that_misalignment_leaves():
     assert misalignment_gap(100, CONSTANTS, small) > 1000 * biased
 
 
-def test_the_threshold_of_silence_has_the_least_gap_of_those_tried():
+def test_the_truncation_threshold_minimises_the_gap():
     scenario = ad.load("quick", ["learning.receiver=tracking", "radio.truncation=optimal", "learning.max_rounds=60"])
-    chosen = ad.plan(scenario)
+    chosen = make_plan(scenario)
     channels = planning_draws(scenario)
     gains = np.abs(channels) ** 2
     for share in (0.0, 0.002, 0.01, 0.05, 0.2):
@@ -124,7 +125,7 @@ def test_the_threshold_of_silence_has_the_least_gap_of_those_tried():
         other = replace(chosen.uplink, truncation=threshold)
         assert chosen.convergence_gap <= gap_objective(scenario, other, channels).gap(60) * (1 + 1e-9)
     assert chosen.forecast.silent_share == pytest.approx((gains < chosen.uplink.truncation).mean(), abs=1e-9)
-    steady = ad.plan(ad.load("quick", ["radio.truncation=optimal", "radio.fading=none", "radio.distance=100 m"]))
+    steady = make_plan(ad.load("quick", ["radio.truncation=optimal", "radio.fading=none", "radio.distance=100 m"]))
     assert steady.uplink.truncation == 0
 
 
@@ -156,19 +157,19 @@ def test_the_search_takes_the_best_rounds_for_each_threshold():
         ["radio.csi_error_db=-15", "radio.truncation=-95 dB", "learning.receiver=tracking"],
     ],
 )
-def test_a_stored_plan_designs_the_same_rounds_to_the_last_bit(changes):
-    plan = ad.plan(ad.load("quick", changes))
+def test_a_stored_plan_designs_bit_identical_rounds(changes):
+    plan = make_plan(ad.load("quick", changes))
     again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
     channel, spent = planning_draws(plan.scenario)[3], np.full((20, 10), 1e-3)
     for name, value in vars(plan.design(channel, 5, spent)).items():
         assert np.array_equal(value, getattr(again.design(channel, 5, spent), name)), name
 
 
-def test_floors_let_classes_that_are_noisy_anyway_keep_their_noise():
-    """Under receiver noise a class's typical channel noise is no privacy wasted: the others get its share."""
+def test_the_class_budget_uses_the_channel_noise_that_classes_have_anyway():
+    """Under receiver noise the typical channel noise of a class is a floor, which leaves more budget to the others."""
     changes = ["privacy.class_budget=optimal", "privacy.trust=receiver_noise", "privacy.epsilon=100"]
     scenario = ad.load("quick", changes)
-    plan = ad.plan(scenario)
+    plan = make_plan(scenario)
     floor = typical_floor(plan.uplink, planning_draws(scenario))
     assert plan.uplink.floor == pytest.approx(floor)
     required = plan.required_noise_var().max(axis=0)
@@ -177,62 +178,62 @@ def test_floors_let_classes_that_are_noisy_anyway_keep_their_noise():
     assert (np.maximum(required, floor) <= np.maximum(without, floor) * (1 + 1e-9)).all()
 
 
-def test_the_outlook_has_receivers_side_by_side_and_every_step():
-    plan = ad.plan(ad.load("paper", ["seed=1"]))
-    outlook = what_if(plan)
-    assert [receiver.name for receiver in outlook.receivers] == list(RECEIVERS)
-    linear, projected, tracking = outlook.receivers
+def test_the_what_if_compares_receivers_and_steps():
+    plan = make_plan(ad.load("paper", ["seed=1"]))
+    found = what_if(plan)
+    assert [receiver.name for receiver in found.receivers] == list(RECEIVERS)
+    linear, projected, tracking = found.receivers
     assert linear.best_rounds == plan.rounds.exact
     assert linear.convergence_gap == pytest.approx(plan.convergence_gap)
     assert linear.squared_error == pytest.approx(plan.forecast.effective_noise)
     assert tracking.squared_error < 0.1 * linear.squared_error
     assert projected.squared_error <= 2 * (1 + 1e-9)
-    names = [step.name for step in outlook.steps]
-    assert names == ["the paper's accountant", "exact accountant", "privacy carried over", "silence in deep fades"]
-    first, exact, carried, _ = (step.noise_var for step in outlook.steps)
+    names = [step.name for step in found.steps]
+    assert names == ["the paper's accountant", "exact accountant", "budget carried over", "truncated channel inversion"]
+    first, exact, carried, _ = (step.noise_var for step in found.steps)
     assert first == pytest.approx(plan.forecast.effective_noise / 10)
     assert first / exact >= 1.4
     assert carried < exact
 
 
-def test_joint_models_share_their_budget_out_and_loose_targets_are_told_apart():
-    outlook = what_if(ad.plan(ad.load("quick")))
-    assert "budget shared out over classes" in [step.name for step in outlook.steps]
-    assert not outlook.steps[0].holds  # at ε = 8 the paper's accountant gives too little
-    assert all(step.holds for step in outlook.steps[1:])
-    assert what_if(ad.plan(ad.load("paper", ["radio.transceiver=paper"]))) is None
+def test_steps_of_joint_models_and_of_loose_targets():
+    found = what_if(make_plan(ad.load("quick")))
+    assert "budget divided among classes" in [step.name for step in found.steps]
+    assert not found.steps[0].holds  # at ε = 8 the paper's accountant gives too little
+    assert all(step.holds for step in found.steps[1:])
+    assert what_if(make_plan(ad.load("paper", ["radio.transceiver=paper"]))) is None
 
 
-def test_the_steps_end_where_the_scheme_does():
-    """The last row is the noise of the scheme's own plan."""
+def test_the_last_step_has_the_noise_of_the_scheme():
+    """The last step has the noise of the plan for `airdistill`."""
     given = ad.load("quick")
     scheme = load_scheme("airdistill")
     own = plan_scheme(scheme, as_run_by(scheme, given))
-    assert what_if(ad.plan(given)).steps[-1].noise_var == pytest.approx(own.forecast.effective_noise / 10)
+    assert what_if(make_plan(given)).steps[-1].noise_var == pytest.approx(own.forecast.effective_noise / 10)
 
 
-def test_an_uplink_without_a_choice_is_the_scenarios():
+def test_a_declared_truncation_threshold_is_kept():
     scenario = ad.load("quick", ["radio.truncation=-100 dB"])
-    plan = ad.plan(scenario)
+    plan = make_plan(scenario)
     assert plan.uplink.truncation == pytest.approx(1e-10)
     sent = choose_uplink(scenario, plan.fleet, "knowledge", None, planning_draws(scenario))
     assert sent.truncation == plan.uplink.truncation
 
 
-def test_very_many_rounds_are_like_the_last_that_were_followed(monkeypatch):
-    """Against the recursion played to its end."""
+def test_very_many_rounds_are_extrapolated_from_the_last_simulated_ones(monkeypatch):
+    """Against the full recursion."""
     noise_var = np.random.default_rng(0).uniform(0.1, 1, (50, 4))
-    nothing = np.zeros_like(noise_var)
-    played = TrackingError(PARTS).weighted_sums([noise_var], nothing, [3000], 4)
+    no_bias = np.zeros_like(noise_var)
+    in_full = TrackingError(PARTS).weighted_sums([noise_var], no_bias, [3000], 4)
     monkeypatch.setattr("airdistill.planning.convergence.receiver_error._MOST_ROUNDS", 500)
-    assert TrackingError(PARTS).weighted_sums([noise_var], nothing, [3000], 4) == pytest.approx(played, rel=5e-3)
-    assert TrackingError(PARTS).weighted_sums([noise_var], nothing, [300], 4) == pytest.approx(
-        TrackingError(PARTS).weighted_sums([noise_var] * 2, nothing, [300, 400], 4)[:1]
+    assert TrackingError(PARTS).weighted_sums([noise_var], no_bias, [3000], 4) == pytest.approx(in_full, rel=5e-3)
+    assert TrackingError(PARTS).weighted_sums([noise_var], no_bias, [300], 4) == pytest.approx(
+        TrackingError(PARTS).weighted_sums([noise_var] * 2, no_bias, [300, 400], 4)[:1]
     )
 
 
-def test_a_device_without_a_channel_is_worth_silencing(tmp_path):
-    """Heard nothing is known of nothing: the tracker must not take that for a plan."""
+def test_a_device_without_a_channel_is_left_out_by_truncation(tmp_path):
+    """Rounds in which nothing is received teach nothing: the plan must not rely on the tracker's prior."""
     gains = np.random.default_rng(0).normal(size=(20, 6, 2)) @ np.array([1e-5, 1e-5j])
     gains[:, 2] = 0
     np.savez(tmp_path / "trace.npz", channel=gains)

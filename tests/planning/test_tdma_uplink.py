@@ -1,4 +1,4 @@
-"""One device after the other is as many fleets of one device."""
+"""TDMA is designed like as many fleets of one device each."""
 
 import numpy as np
 import pytest
@@ -15,14 +15,12 @@ DYNAMICS = TrajectoryDynamics(0.05, 10.0, 2.0, 4.0)
 
 def uplink_of(fleet, trust):
     realised = RealisedFleet(fleet.class_counts, fleet.peak_power_w, fleet.mu, fleet.mu, fleet.mu)
-    return TdmaUplink(
-        realised, fleet.channel_noise_var, trust, ClassMeans(realised, fleet.model, False, DYNAMICS)
-    )
+    return TdmaUplink(realised, fleet.channel_noise_var, trust, ClassMeans(realised, fleet.model, False, DYNAMICS))
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("seed", range(8))
-def test_each_device_is_designed_as_if_it_were_the_fleet(seed, trust):
+def test_each_device_is_designed_like_a_fleet_of_one(seed, trust):
     fleet, rounds = random_fleet(seed), 9
     rng = np.random.default_rng(seed)
     channel = (rng.standard_normal(len(fleet.mu)) + 1j * rng.standard_normal(len(fleet.mu))) * 0.3
@@ -40,8 +38,8 @@ def test_each_device_is_designed_as_if_it_were_the_fleet(seed, trust):
         assert drawn.signal_gain[device, held] == pytest.approx(alone.signal_gain[0, held], rel=1e-9)
         assert np.abs(drawn.noise_gain[device, held]) == pytest.approx(np.abs(alone.noise_gain[0, held]), rel=1e-9)
         assert drawn.rx_scale[device, held] == pytest.approx(alone.rx_scale[held], rel=1e-9)
-        in_the_mean = weights[device, held] ** 2 * alone.counted_noise_var[0, held]
-        assert drawn.counted_noise_var[device, held] == pytest.approx(in_the_mean, rel=1e-9)
+        in_the_sum = weights[device, held] ** 2 * alone.counted_noise_var[0, held]
+        assert drawn.counted_noise_var[device, held] == pytest.approx(in_the_sum, rel=1e-9)
         total[held] += weights[device, held] ** 2 * alone.effective_noise_var[held]
     reached = (fleet.class_counts > 0).any(axis=0)
     assert drawn.effective_noise_var[reached] == pytest.approx(total[reached], rel=1e-9)
@@ -50,7 +48,7 @@ def test_each_device_is_designed_as_if_it_were_the_fleet(seed, trust):
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_the_planners_noise_is_the_designs(trust):
+def test_the_planned_noise_is_that_of_the_designs(trust):
     fleet = random_fleet(5)
     rng = np.random.default_rng(1)
     shape = (6, len(fleet.mu))
@@ -62,11 +60,11 @@ def test_the_planners_noise_is_the_designs(trust):
     assert uplink.num_slots == len(fleet.mu) * fleet.class_counts.shape[1] ** 2
 
 
-def test_sharing_saves_as_many_times_the_noise_as_there_are_alike_devices():
-    """Privacy-limited and all alike: together max_i req, apart Σ_i req."""
+def test_superposition_divides_the_noise_by_the_number_of_equal_devices():
+    """Privacy-limited and all devices equal: superposition needs max_i req, TDMA Σ_i req."""
     counts, mu, devices = np.full((6, 3), 20), np.full(6, 0.3), 6
     realised = RealisedFleet(counts, np.full(6, 1e9), mu, mu, mu)
-    apart = TdmaUplink(realised, 1.0, "receiver_noise", ClassMeans(realised, "device", False, DYNAMICS))
-    together = design_round(counts, np.ones(6), 1e9, 1.0, apart.required(10), "receiver_noise")
-    ratio = apart.design(np.ones(6), 10, 1).effective_noise_var / together.effective_noise_var
+    tdma = TdmaUplink(realised, 1.0, "receiver_noise", ClassMeans(realised, "device", False, DYNAMICS))
+    superposed = design_round(counts, np.ones(6), 1e9, 1.0, tdma.required(10), "receiver_noise")
+    ratio = tdma.design(np.ones(6), 10, 1).effective_noise_var / superposed.effective_noise_var
     assert ratio == pytest.approx(np.full(3, devices))

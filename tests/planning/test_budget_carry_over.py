@@ -1,4 +1,4 @@
-"""Privacy carried over from round to round: never above the target, all of it used, less noise where the air helps."""
+"""Privacy budget carried over between rounds: never above the target, fully used, and never more noise."""
 
 from dataclasses import replace
 
@@ -8,19 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_fleets import TRUSTS, fleets, random_fleet, uplink_of
 
-from airdistill.planning.uplinks import release_of
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.sensitivity import JOINT_MODELS
 from airdistill.privacy.targets import spent_squared_mu
 
 
 def play(uplink, channels, trust):
-    """All rounds in turn with what they cost carried over: Σ (w s)²/c `[device, class]`, and v `[round, class]`."""
+    """Play all rounds with carry-over and return Σ (w s)²/c `[device, class]` and v `[round, class]`."""
     spent, noise = np.zeros(uplink.nominal_weights.shape), []
     for index, channel in enumerate(channels, start=1):
         design = uplink.design(channel, len(channels), index, spent)
         noise.append(design.effective_noise_var)
-        spent = spent + release_of(uplink, design, channel, index).cost(uplink.model, trust)
+        spent = spent + uplink.release(design, channel, index).cost(uplink.model, trust)
     return spent, np.array(noise)
 
 
@@ -38,45 +37,45 @@ def faded(fleet, num_rounds, seed):
     st.sampled_from([0.0, 0.3]),
     st.sampled_from(["trajectory", None]),
 )
-def test_no_device_ever_spends_more_than_its_target(fleet, trust, num_rounds, seed, split, silent, model):
+def test_no_device_ever_spends_more_than_its_target(fleet, trust, num_rounds, seed, split, inactive, model):
     channels = faded(fleet, num_rounds, seed)
-    threshold = float(np.quantile(np.abs(channels) ** 2, silent)) if silent else 0.0
-    given_to = {"carry_over": True, "split_budget": split, "truncation": threshold}
-    uplink = uplink_of(fleet, trust, model=model or fleet.model, **given_to)
+    threshold = float(np.quantile(np.abs(channels) ** 2, inactive)) if inactive else 0.0
+    choices = {"carry_over": True, "split_budget": split, "truncation": threshold}
+    uplink = uplink_of(fleet, trust, model=model or fleet.model, **choices)
     spent, _ = play(uplink, channels, trust)
     total = spent_squared_mu(spent, uplink.model, relabel=False)
     assert (total <= fleet.mu**2 * (1 + 1e-9)).all()
 
 
 @given(fleets, st.sampled_from(TRUSTS), st.integers(2, 12), st.integers(0, 2**32))
-def test_where_the_air_protects_nobody_nothing_changes(fleet, trust, num_rounds, seed):
-    """With the fleet's own noise every round costs its share exactly, whatever the channel."""
+def test_carry_over_changes_nothing_if_only_the_devices_noise_counts(fleet, trust, num_rounds, seed):
+    """With noise that devices add, every round costs exactly its share, whatever the channel."""
     if trust == "receiver_noise":
         trust = "fleet_noise"
     if fleet.model in JOINT_MODELS and trust == "fleet_noise":
-        return  # a class's noise is what its strictest device needs: the others have something left
+        return  # the strictest device sets a class's noise, and the others have budget left
     channels = faded(fleet, num_rounds, seed)
     _, carried = play(uplink_of(fleet, trust, carry_over=True), channels, trust)
     _, plain = play(uplink_of(fleet, trust), channels, trust)
     assert carried == pytest.approx(plain, rel=1e-6)
 
 
-def test_what_the_channel_gives_is_spent_later_to_the_last_round():
-    """One device, one class that matters: three rounds drowned in channel noise leave their share to the fourth."""
+def test_budget_saved_by_channel_noise_is_spent_in_the_last_round():
+    """One device, its costliest class: three rounds of strong channel noise leave most of their share to the fourth."""
     fleet = next(f for f in map(_one_device, range(100)) if f is not None)
     uplink = uplink_of(fleet, "receiver_noise", carry_over=True)
     share = fleet.mu[0] ** 2 / 4
     required = uplink.required(4)[0]
-    # |h|² such that the channel alone makes ten times the noise that privacy asks for, and at last almost none.
+    # In three rounds the channel noise alone is ten times the required noise; in the last there is almost none.
     weak = np.sqrt(uplink.channel_floor(np.ones((1, 1)))[0].max() / (10 * required.max()))
     channels = np.array([[weak], [weak], [weak], [1e9 * weak]])
     spent, noise = play(uplink, channels, "receiver_noise")
-    dearest = int(np.argmax(required))
-    early = noise[0, dearest]
-    assert early == pytest.approx(10 * required[dearest], rel=1e-6)
-    left = 4 * share - 3 * share * required[dearest] / early
-    assert noise[3, dearest] == pytest.approx(required[dearest] * share / left, rel=1e-6)
-    assert spent[0, dearest] == pytest.approx(4 * share, rel=1e-9)
+    costliest = int(np.argmax(required))
+    early = noise[0, costliest]
+    assert early == pytest.approx(10 * required[costliest], rel=1e-6)
+    left = 4 * share - 3 * share * required[costliest] / early
+    assert noise[3, costliest] == pytest.approx(required[costliest] * share / left, rel=1e-6)
+    assert spent[0, costliest] == pytest.approx(4 * share, rel=1e-9)
 
 
 def _one_device(seed):
@@ -87,14 +86,14 @@ def _one_device(seed):
 
 
 @given(fleets, st.integers(2, 12), st.integers(0, 2**32))
-def test_under_receiver_noise_it_never_costs_noise(fleet, num_rounds, seed):
+def test_carry_over_never_adds_noise_under_receiver_noise(fleet, num_rounds, seed):
     channels = faded(fleet, num_rounds, seed)
     _, carried = play(uplink_of(fleet, "receiver_noise", carry_over=True), channels, "receiver_noise")
     _, plain = play(uplink_of(fleet, "receiver_noise"), channels, "receiver_noise")
     assert (carried <= plain * (1 + 1e-9)).all()
 
 
-def test_who_has_nothing_left_cannot_go_on():
+def test_a_device_without_budget_cannot_join_another_round():
     fleet = next(f for f in map(_one_device, range(100)) if f is not None)
     uplink = uplink_of(fleet, "own_noise", carry_over=True)
     spent = np.full(uplink.nominal_weights.shape, 2 * fleet.mu[0] ** 2)
@@ -103,8 +102,8 @@ def test_who_has_nothing_left_cannot_go_on():
 
 
 @given(fleets, st.integers(1, 30))
-def test_shared_out_by_worth_the_fleets_noise_is_never_more_than_in_equal_shares(fleet, num_rounds):
-    """Σ_k α_k v_k of what privacy asks, and every device within its budget."""
+def test_an_optimal_class_budget_never_needs_more_noise_than_equal_shares(fleet, num_rounds):
+    """Σ_k α_k v_k of the required noise, with every device within its budget."""
     if fleet.model not in JOINT_MODELS:
         return
     equal, split = uplink_of(fleet, "fleet_noise"), uplink_of(fleet, "fleet_noise", split_budget=True)

@@ -1,4 +1,4 @@
-"""Knowledge on a public set as the planner sees it: theory section 8, against the formulas written out."""
+"""Plans for predictions on a public set, theory section 8, against the formulas written out."""
 
 import math
 
@@ -14,7 +14,6 @@ from airdistill.planning.fleet import RealisedFleet, realise_fleet
 from airdistill.planning.payloads import PublicPredictions
 from airdistill.planning.plan import Plan, plan
 from airdistill.planning.transceiver.superposed import SuperposedUplink
-from airdistill.planning.uplinks import public_rows
 from airdistill.planning.what_if.public_set import affordable_rounds, public_set_what_if
 from airdistill.privacy.gaussian import gaussian_epsilon, gaussian_mu
 from airdistill.scenario import load
@@ -30,7 +29,7 @@ def uplink_of(fleet, trust, samples=12, answers=5, **choices):
 
 @settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from(TRUSTS), st.integers(1, 12), st.integers(1, 20))
-def test_the_design_keeps_power_and_privacy(seed, trust, answers, num_rounds):
+def test_the_design_meets_power_and_privacy_constraints(seed, trust, answers, num_rounds):
     """Each device at its largest vector: V answers of norm 1 over N·K slots."""
     fleet = random_fleet(seed)
     uplink = uplink_of(fleet, trust, 12, answers)
@@ -52,7 +51,7 @@ def test_the_design_keeps_power_and_privacy(seed, trust, answers, num_rounds):
 
 
 def test_the_noise_of_the_theory_page():
-    """50 devices, N = 3000, T = 1, ε = 8, δ = 1e-5: √(2NT)/(Mμ) per entry; the share of classes spares four fifths."""
+    """50 devices, N = 3000, T = 1, ε = 8, δ = 1e-5: √(2NT)/(Mμ) per entry; fewer answers save four fifths of v."""
     mu = gaussian_mu(8.0, 1e-5)
     fleet = RealisedFleet(np.ones((50, 10)), np.full(50, 1e30), np.full(50, 8.0), np.full(50, 1e-5), np.full(50, mu))
     for answers, deviation in [(3000, math.sqrt(2 * 3000) / (50 * mu)), (600, math.sqrt(2 * 600) / (50 * mu))]:
@@ -63,8 +62,8 @@ def test_the_noise_of_the_theory_page():
 
 
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(2, 30))
-def test_what_is_left_is_shared_out_over_the_rest(seed, done, num_rounds):
-    """With carry-over every round spends its share of what is left: never more than μ² in all."""
+def test_the_remaining_budget_is_divided_among_the_remaining_rounds(seed, done, num_rounds):
+    """With carry-over every round may spend its share of the remaining budget: never more than μ² in total."""
     rng = np.random.default_rng(seed)
     fleet = random_fleet(seed)
     uplink = uplink_of(fleet, "fleet_noise", carry_over=True)
@@ -83,20 +82,20 @@ def scenario_of(tmp_path, *changes):
     )
 
 
-def test_a_plan_for_a_public_set_goes_to_json_and_back(tmp_path):
+def test_a_plan_for_a_public_set_survives_json(tmp_path):
     made = plan(scenario_of(tmp_path), "public_knowledge")
     assert made.uplink.num_slots == 12 * 3
     assert made.uplink_seconds == pytest.approx(2 * 36 * made.scenario.radio.slot)
     again = Plan.from_dict(made.to_dict())
-    assert again.uplink.shared.most_answers == made.uplink.shared.most_answers == 12
+    assert again.uplink.payload.most_answers == made.uplink.payload.most_answers == 12
     assert again.to_dict() == made.to_dict()
-    # The same ε for all models: nothing less than the whole device has a bound.
+    # The same ε for all models: the only bound is that of a whole device.
     for epsilon in made.epsilon_by_model.values():
         assert epsilon == pytest.approx(made.fleet.epsilon, rel=1e-3)
         assert (epsilon <= made.fleet.epsilon * (1 + 1e-9)).all()
 
 
-def test_epsilon_at_the_end_is_that_of_the_noise_really_made(tmp_path):
+def test_the_final_epsilon_follows_from_the_noise_that_is_sent(tmp_path):
     made = plan(scenario_of(tmp_path), "public_knowledge")
     channel = np.ones(3) * 1e-6
     design = made.design(channel)
@@ -105,10 +104,10 @@ def test_epsilon_at_the_end_is_that_of_the_noise_really_made(tmp_path):
     assert gaussian_epsilon(mu, made.fleet.delta) == pytest.approx(made.fleet.epsilon, rel=1e-6)
 
 
-def test_only_whole_devices_have_a_bound(tmp_path):
-    with pytest.raises(InputError, match="predictions of a trained model have no other bound"):
+def test_only_device_level_sensitivity_is_accepted(tmp_path):
+    with pytest.raises(InputError, match="the only bound of predictions of a trained model is that of a whole device"):
         plan(small_scenario(tmp_path, "public.samples=12", "privacy.sensitivity=paper"), "public_knowledge")
-    with pytest.raises(InputError, match="knowledge on a public set needs one"):
+    with pytest.raises(InputError, match="this scheme needs a public set"):
         plan(small_scenario(tmp_path, "privacy.sensitivity=device"), "public_knowledge")
 
 
@@ -124,23 +123,23 @@ def test_only_whole_devices_have_a_bound(tmp_path):
         (["data.classes_per_device=3"], 900),
     ],
 )
-def test_a_device_answers_its_classes_share(changes, answers):
+def test_the_answers_of_a_device_follow_its_share_of_classes(changes, answers):
     scenario = load("skewed", changes)
     fleet = realise_fleet(scenario)
-    assert public_rows(scenario, fleet).most_answers == answers
+    assert PublicPredictions.for_scenario(scenario, fleet, None).most_answers == answers
 
 
-def test_a_class_of_which_a_device_has_hardly_any_sample_does_not_count(tmp_path):
+def test_a_class_with_hardly_any_samples_does_not_count_as_known(tmp_path):
     scenario = scenario_of(tmp_path)
     counts = np.array([[10, 10, 0], [10, 10, 1], [10, 10, 10]])  # knows 2, 2 and 3 of 3
     fleet = RealisedFleet(counts, *(np.ones(3),) * 4)
-    assert public_rows(scenario, fleet).most_answers == 8
+    assert PublicPredictions.for_scenario(scenario, fleet, None).most_answers == 8
 
 
-def test_the_outlook_follows_the_formulas(tmp_path):
+def test_the_what_if_follows_the_formulas(tmp_path):
     made = plan(scenario_of(tmp_path, "radio.noise_power=0"), "public_knowledge")
-    outlook = public_set_what_if(made)
-    own, quarter = outlook.forecasts[0], outlook.forecasts[1]
+    found = public_set_what_if(made)
+    own, quarter = found.forecasts[0], found.forecasts[1]
     assert (own.devices, own.samples, own.rounds, own.answers) == (3, 12, 2, 12)
     mu = made.fleet.mu.min()
     assert own.noise_var == pytest.approx(2 * 2 * 12 / (3 * mu) ** 2)
@@ -148,15 +147,15 @@ def test_the_outlook_follows_the_formulas(tmp_path):
     assert own.row_evidence == pytest.approx(known * 3 * mu / math.sqrt(2 * 12))
     assert own.class_evidence == pytest.approx(own.row_evidence * math.sqrt(12 / 3))
     assert (quarter.devices, quarter.samples) == (1, 12)
-    by_rounds = {each.rounds: each for each in outlook.forecasts if (each.devices, each.samples) == (3, 12)}
+    by_rounds = {each.rounds: each for each in found.forecasts if (each.devices, each.samples) == (3, 12)}
     assert by_rounds[10].class_evidence == pytest.approx(by_rounds[1].class_evidence)
     assert by_rounds[10].noise_var == pytest.approx(10 * by_rounds[1].noise_var)
     assert public_set_what_if(plan(small_scenario(tmp_path))) is None
 
 
-def test_rounds_are_affordable_as_long_as_each_can_be_read(tmp_path):
+def test_rounds_are_affordable_while_each_carries_enough_evidence(tmp_path):
     forecast = public_set_what_if(plan(scenario_of(tmp_path), "public_knowledge")).forecasts[0]
     most = affordable_rounds(forecast)
-    alone = forecast.class_evidence  # of all rounds together, and so of one if it were the only one
+    alone = forecast.class_evidence  # of all rounds together, and so of a single round in their place
     assert alone / math.sqrt(most) >= 4 or most == 1
     assert alone / math.sqrt(most + 1) < 4
