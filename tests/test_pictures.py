@@ -1,4 +1,4 @@
-"""The pictures of the docs are drawn from what they show: tables that exist, and a simulation."""
+"""The pictures of the docs are drawn from existing tables and from a simulation."""
 
 import re
 import runpy
@@ -30,16 +30,16 @@ def test_an_accuracy_without_an_interval_is_refused():
         drawing["measured"]("\n## Here\n| `ota_fd` | 89.1 % | 82.8, 95.5 |\n", group)
 
 
-def test_the_system_is_drawn_with_what_a_simulation_heard(few_digits):
+def test_the_system_is_drawn_with_the_reception_of_a_simulation(few_digits):
     drawing = runpy.run_path(str(MAKING / "system_picture.py"))
     models = ["fleet.devices=3", "fleet.groups=[]", "learning.model=mlp"]
     small = [*models, "data.samples_per_device=60", f"data.dataset={few_digits}"]
-    heard = drawing["last_heard"](1, small)
-    assert heard.design is not None
-    assert not np.allclose(heard.received, heard.ideal)
-    picture = drawing["system"](heard, np.zeros((3, 28, 28), dtype=np.uint8), 1)
+    reception = drawing["last_reception"](1, small)
+    assert reception.design is not None
+    assert not np.allclose(reception.received, reception.ideal)
+    picture = drawing["system"](reception, np.zeros((3, 28, 28), dtype=np.uint8), 1)
     assert len(ElementTree.fromstring(picture).findall(f"{SVG}image")) == 6
-    assert picture == drawing["system"](heard, np.zeros((3, 28, 28), dtype=np.uint8), 1)
+    assert picture == drawing["system"](reception, np.zeros((3, 28, 28), dtype=np.uint8), 1)
 
 
 def test_colours_run_from_orange_over_white_to_blue():
@@ -48,7 +48,7 @@ def test_colours_run_from_orange_over_white_to_blue():
 
 
 def test_the_readmes_accuracies_are_those_of_the_results():
-    """Rounded to a tenth there, as the results have them or more exactly."""
+    """The README rounds them to a tenth."""
     found = re.compile(r"([\d.]+) ± ([\d.]+) %")
     known = {
         (round(float(mean), 1), round(float(half), 1))

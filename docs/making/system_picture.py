@@ -1,8 +1,8 @@
-"""Draws docs/images/system.svg: the whole system in one picture, with knowledge as a simulation really has it.
+"""Draw docs/images/system.svg: the whole system in one picture, with the class means of a real simulation.
 
 The three maps are of the last of 40 rounds of the preset `quick` (20 devices × 300 digits of MNIST, whole-device ε = 8,
-seed 0), a third of its devices with each of the models shown, with the scheme `airdistill`: what the devices know
-together, what reaches the server, what it estimates. The digits are the first three of MNIST. Run it with
+seed 0) with the scheme `airdistill`; a third of the devices has each of the models shown. They are the devices' mean,
+what the server receives, and what it estimates. The digits are the first three of MNIST. Run it with
 `python docs/making/system_picture.py [ROUNDS]`: 15 s on two cores, once kernels are compiled.
 """
 
@@ -21,9 +21,9 @@ import airdistill as ad
 from airdistill.data import load_dataset
 from airdistill.files import write_whole
 from airdistill.radio import Reception
-from airdistill.schemes.base import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import SCHEMES, Outcome, Round
+from airdistill.schemes.base import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
 
 IMAGES = Path(__file__).parent.parent / "images"
 WIDTH, HEIGHT = 520, 606
@@ -36,29 +36,29 @@ GROUPS = ", ".join(f'{{count={count}, model="{model}"}}' for count, model in zip
 
 
 class Watched(SCHEMES["airdistill"]):
-    """The scheme as it is, with what its server heard last kept for the picture."""
+    """The scheme, which also keeps its last reception for the picture."""
 
-    heard: Reception
+    reception: Reception
 
     def play(self, this: Round) -> Outcome:
         outcome = super().play(this)
-        assert outcome.heard is not None
-        self.heard = outcome.heard
+        assert outcome.reception is not None
+        self.reception = outcome.reception
         return outcome
 
 
-def last_heard(rounds: int, changes: Sequence[str] = ()) -> Reception:
-    """Of the last round of a run of `quick` with three kinds of models."""
+def last_reception(rounds: int, changes: Sequence[str] = ()) -> Reception:
+    """The reception of the last round of a run of `quick` with three kinds of models."""
     scheme = Watched()
     plan = ad.plan(ad.load("quick", [f"fleet.groups=[{GROUPS}]", *changes]), scheme.name, rounds)
     simulation = Simulation(plan, scheme, ad.RunOptions())
     for _ in range(rounds):
         simulation.advance()
-    return scheme.heard
+    return scheme.reception
 
 
-def system(heard: Reception, digits: np.ndarray, rounds: int) -> str:
-    """The picture, from top to bottom as a round goes."""
+def system(reception: Reception, digits: np.ndarray, rounds: int) -> str:
+    """The picture, with the steps of a round from top to bottom."""
     parts = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="14" fill="#ffffff" stroke="{LINE}"/>',
         _words(24, 34, "1  Every device trains its own model on its own data", weight="bold"),
@@ -66,7 +66,7 @@ def system(heard: Reception, digits: np.ndarray, rounds: int) -> str:
         *_waves(),
         _words(122, 246, "2  All send at once, on one frequency:", weight="bold"),
         _words(122, 267, "their models' mean prediction for each class"),
-        *_maps(heard),
+        *_maps(reception),
         *_broadcast(),
         _words(24, 566, "Rows: true class, columns: predicted class; orange is below 0, blue above.", 12, GREY),
         _words(24, 586, f"Simulated: 20 devices, MNIST, whole-device ε = 8, round {rounds} of {rounds}.", 12, GREY),
@@ -85,7 +85,7 @@ def _words(x: float, y: float, text: str, size: float = 15, colour: str = INK, w
 
 
 def _device(kind: int, digit: np.ndarray) -> str:
-    """A card with a sample of its data and a sketch of its model."""
+    """A card with a sample of a device's data and a sketch of its model."""
     left = DEVICE_PLACES[kind]
     return "\n".join(
         [
@@ -99,7 +99,7 @@ def _device(kind: int, digit: np.ndarray) -> str:
 
 
 def _network(left: float, top: float, kind: int) -> str:
-    """Dots in layers, joined; the linear model has no layer between."""
+    """Connected dots in layers; the linear model has no hidden layer."""
     layers = ((3, 4, 4, 2), (3, 4, 2), (3, 2))[kind]
     places = [
         [(left + 48 * at / (len(layers) - 1), top + 48 * (dot + 0.5) / number) for dot in range(number)]
@@ -116,7 +116,7 @@ def _network(left: float, top: float, kind: int) -> str:
 
 
 def _waves() -> list[str]:
-    """From every device a wave down to one sum, above the map that shows it."""
+    """A wave from every device down to one sum, above the map that shows it."""
     along, sum_x, sum_y = np.linspace(0, 1, 241), MAP_PLACES[0] + MAP_SIDE / 2, 250
     drawn = []
     for left, colour in zip(DEVICE_PLACES, COLOURS, strict=True):
@@ -136,15 +136,15 @@ def _waves() -> list[str]:
     ]
 
 
-def _maps(heard: Reception) -> list[str]:
-    """What is summed, what is heard, what is estimated: each with what happens to it."""
-    told = [
-        ("3  The air adds", "The devices' mean:", "nobody sees it.", heard.ideal),
-        ("4  Noise hides", "What the server", "receives.", heard.received),
-        ("5  Server tracks", "What it estimates", "over the rounds.", heard.knowledge),
+def _maps(reception: Reception) -> list[str]:
+    """The sum, what is received and what is estimated, with captions."""
+    captions = [
+        ("3  The air adds", "The devices' mean", "without noise.", reception.ideal),
+        ("4  Noise hides", "What the server", "receives.", reception.received),
+        ("5  Server tracks", "What it estimates", "over the rounds.", reception.broadcast),
     ]
     parts = []
-    for left, (head, first, second, knowledge) in zip(MAP_PLACES, told, strict=True):
+    for left, (head, first, second, knowledge) in zip(MAP_PLACES, captions, strict=True):
         parts += [
             _words(left, 312, head, weight="bold"),
             _picture(left, 324, MAP_SIDE, coloured(knowledge)),
@@ -157,7 +157,7 @@ def _maps(heard: Reception) -> list[str]:
 
 
 def _broadcast() -> list[str]:
-    """Back to the devices along the right-hand side."""
+    """The arrow back to the devices, along the right-hand side."""
     right, beside = WIDTH - 18, DEVICE_PLACES[2] + DEVICE_WIDTH
     way = f"M{MAP_PLACES[2] + MAP_SIDE / 2} 494V518H{right}V96H{beside + 10}"
     return [
@@ -183,7 +183,7 @@ def _picture(x: float, y: float, side: float, pixels: np.ndarray) -> str:
     from matplotlib.image import imsave
 
     buffer = io.BytesIO()
-    scale = -(-112 // len(pixels))  # browsers may smooth what they enlarge: enough pixels leave them little to do
+    scale = -(-112 // len(pixels))  # browsers may smooth what they enlarge: with enough pixels they need not
     large = np.kron(pixels, np.ones((scale, scale, 1) if pixels.ndim == 3 else (scale, scale), dtype=np.uint8))
     imsave(buffer, large, format="png", cmap="gray", vmin=0, vmax=255, metadata={"Software": None})
     content = base64.b64encode(buffer.getvalue()).decode()
@@ -192,7 +192,7 @@ def _picture(x: float, y: float, side: float, pixels: np.ndarray) -> str:
 
 def main(rounds: int) -> None:
     digits = np.asarray(load_dataset("mnist").x_train[:3]).squeeze()
-    write_whole(IMAGES / "system.svg", system(last_heard(rounds), digits, rounds).encode())
+    write_whole(IMAGES / "system.svg", system(last_reception(rounds), digits, rounds).encode())
 
 
 if __name__ == "__main__":
