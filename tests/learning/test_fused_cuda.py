@@ -254,6 +254,6 @@ def test_a_run_is_bit_identical_when_repeated_or_resumed(tmp_path, epochs):
     ad.resume(tmp_path / "cut")
     for name in ("other", "cut"):
         assert (tmp_path / name / "rounds.jsonl").read_bytes() == (tmp_path / "one" / "rounds.jsonl").read_bytes()
-    by_torch = ad.run(scenario, out=tmp_path / "by_torch", options=replace(options, kernels="torch"))
+    by_torch = ad.run(scenario, out=tmp_path / "by_torch", options=replace(options, engine="torch"))
     losses = [[each["training_loss"] for each in record.rounds] for record in (one, by_torch)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

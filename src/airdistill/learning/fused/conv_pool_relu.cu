@@ -3,14 +3,14 @@
 // Each thread processes one sample, and adjacent threads adjacent samples. Features are stored as
 // [device][channel, row, column][sample], and so memory accesses are coalesced and all threads of a warp need the same
 // weight at the same time. A "cell" is a 2x2 pooling window of the convolution's output. The order of all sums depends
-// only on the sizes, and so results are reproducible bit by bit. In the names, "slopes" are gradients.
+// only on the sizes, and so results are reproducible bit by bit.
 //
 // Sizes are compile-time constants. The launching code defines them in front of this file, with the name of the kernel
 // to compile:
 //   CIN, H, W, COUT, KH, KW   channels and size of the input, channels of the output, size of the kernel
 //   WARPS, RESIDENT           warps in a block, and blocks that must be resident on a multiprocessor at once
 //   CELLS, CO_TILE, CI_CHUNK  forward: cells and output channels of a thread, input channels in shared memory at once
-//   CO_SLOPES, CELLS_AT_ONCE  weight gradients: output channels of a thread, cells that its loop is unrolled for
+//   CO_GRADIENTS, CELLS_AT_ONCE  weight gradients: output channels of a thread, cells that its loop is unrolled for
 //   HELD                      sparse weight gradients: samples in shared memory at once
 //   TILE_W, CO_CHUNK          input gradients: columns of a thread, output channels in shared memory at once
 
@@ -107,19 +107,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) block_forward(
 }
 #endif
 
-#ifdef WEIGHT_SLOPES
+#ifdef WEIGHT_GRADIENTS
 // A partial sum: over every `gridDim.y`-th of all pairs of 32 samples and a row of cells, starting at the part's index.
 // grid: (input channels and tiles of output channels, parts, devices)
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_slopes(
-    const float* __restrict__ samples, const float* __restrict__ slopes, const Kept* __restrict__ kept,
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_gradients(
+    const float* __restrict__ samples, const float* __restrict__ gradients, const Kept* __restrict__ kept,
     float* __restrict__ of_weights, float* __restrict__ of_biases, int num_samples, int same_samples) {
-  constexpr int CO_TILES = (COUT + CO_SLOPES - 1) / CO_SLOPES, AT_ONCE = CELLS_AT_ONCE;
+  constexpr int CO_TILES = (COUT + CO_GRADIENTS - 1) / CO_GRADIENTS, AT_ONCE = CELLS_AT_ONCE;
   const int task = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, device = blockIdx.z;
-  const int input = task / CO_TILES, first_channel = task % CO_TILES * CO_SLOPES;
+  const int input = task / CO_TILES, first_channel = task % CO_TILES * CO_GRADIENTS;
   if (input >= CIN) return;
   const float* plane = samples + ((same_samples ? 0 : (size_t)device * CIN) + input) * (H * W) * num_samples;
   const size_t cells = ((size_t)device * COUT + first_channel) * (PH * PW) * num_samples;
-  float sums[CO_SLOPES][K] = {}, bias_sums[CO_SLOPES] = {};
+  float sums[CO_GRADIENTS][K] = {}, bias_sums[CO_GRADIENTS] = {};
 #pragma unroll 1
   for (int pair = blockIdx.y; pair < (num_samples + 31) / 32 * PH; pair += gridDim.y) {
     const int py = pair % PH, start = pair / PH * 32;
@@ -133,14 +133,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_slopes(
       for (int x = 2; x <= KW; ++x) patch[y][x] = rows[(y * W + x - 2) * num_samples];
 #pragma unroll AT_ONCE
     for (int px = 0; px < PW; ++px) {
-      float slope[CO_SLOPES];
-      int place[CO_SLOPES];
+      float gradient[CO_GRADIENTS];
+      int place[CO_GRADIENTS];
 #pragma unroll
-      for (int channel = 0; channel < CO_SLOPES; ++channel) {
-        const bool is_channel = COUT % CO_SLOPES == 0 || first_channel + channel < COUT;
+      for (int channel = 0; channel < CO_GRADIENTS; ++channel) {
+        const bool is_channel = COUT % CO_GRADIENTS == 0 || first_channel + channel < COUT;
         const int cell = (is_channel ? channel : 0) * (PH * PW) + py * PW + px;
         const size_t at = cells + (size_t)cell * num_samples + sample;
-        slope[channel] = slopes[at];
+        gradient[channel] = gradients[at];
         place[channel] = is_one && is_channel ? kept[at] : NOT_KEPT;
       }
 #pragma unroll
@@ -151,24 +151,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_slopes(
         for (int x = KW - 1; x <= KW; ++x) patch[y][x] = rows[(y * W + 2 * px + x) * num_samples];
       }
 #pragma unroll
-      for (int channel = 0; channel < CO_SLOPES; ++channel) {
-        bias_sums[channel] += place[channel] == NOT_KEPT ? 0.0f : slope[channel];
+      for (int channel = 0; channel < CO_GRADIENTS; ++channel) {
+        bias_sums[channel] += place[channel] == NOT_KEPT ? 0.0f : gradient[channel];
 #pragma unroll
         for (int other = 0; other < 4; ++other) {
-          const float its_slope = place[channel] == other ? slope[channel] : 0.0f;
+          const float its_gradient = place[channel] == other ? gradient[channel] : 0.0f;
 #pragma unroll
           for (int ky = 0; ky < KH; ++ky)
 #pragma unroll
             for (int kx = 0; kx < KW; ++kx)
               sums[channel][ky * KW + kx] =
-                  fmaf(its_slope, patch[ky + other / 2][kx + other % 2], sums[channel][ky * KW + kx]);
+                  fmaf(its_gradient, patch[ky + other / 2][kx + other % 2], sums[channel][ky * KW + kx]);
         }
       }
     }
   }
   const size_t part = (size_t)blockIdx.y * gridDim.z + device;
 #pragma unroll
-  for (int channel = 0; channel < CO_SLOPES; ++channel) {
+  for (int channel = 0; channel < CO_GRADIENTS; ++channel) {
     const bool is_channel = first_channel + channel < COUT;
 #pragma unroll
     for (int tap = 0; tap <= K; ++tap) {
@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_slopes(
 }
 #endif
 
-#ifdef SPARSE_WEIGHT_SLOPES
+#ifdef SPARSE_WEIGHT_GRADIENTS
 // Copies from global to shared memory asynchronously; `wait_for_copies` waits for completion.
 __device__ __forceinline__ void copy_later(float* to, const float* from) {
 #if __CUDA_ARCH__ >= 800
@@ -201,12 +201,12 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// The same sums as weight_slopes, but the threads of a warp share the taps of a kernel. A warp processes one output of
+// The sums of weight_gradients, but the threads of a warp share the taps of a kernel. A warp processes one output of
 // the block at a time, reads only the input at that output's maximum, and skips outputs with zero gradient.
 // A partial sum: over every `gridDim.x`-th group of HELD samples, starting at the part's index.
 // grid: (parts, devices)
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sparse_weight_slopes(
-    const float* __restrict__ samples, const float* __restrict__ slopes, const Kept* __restrict__ kept,
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sparse_weight_gradients(
+    const float* __restrict__ samples, const float* __restrict__ gradients, const Kept* __restrict__ kept,
     float* __restrict__ of_weights, float* __restrict__ of_biases, int num_samples, int same_samples) {
   constexpr int TOGETHER = K < 32 ? 32 / K : 1, TURNS = (K + 31) / 32;  // input channels of a warp at once, or turns per channel
   constexpr int GROUPS = (CIN + TOGETHER - 1) / TOGETHER, CHANNELS = (COUT + WARPS - 1) / WARPS;
@@ -239,10 +239,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sparse_weight_sl
       const size_t from =
           is_one ? cells + (size_t)(channel * PH * PW + cell) * num_samples + first + held : cells;
       const int place = kept[from];
-      const float slope = slopes[from];
+      const float gradient = gradients[from];
       const int row = 2 * (cell / PW) + place / 2, column = 2 * (cell % PW) + place % 2;
       ((float2*)entries)[(held * PH * PW + cell) * STRIDE + entry] =
-          make_float2(is_one && place != NOT_KEPT ? slope : 0.0f, __int_as_float(held * PITCH + row * W + column));
+          make_float2(is_one && place != NOT_KEPT ? gradient : 0.0f, __int_as_float(held * PITCH + row * W + column));
     }
     wait_for_copies();
     __syncthreads();
@@ -254,16 +254,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sparse_weight_sl
 #pragma unroll
       for (int channel = 0; channel < CHANNELS; ++channel) {
         const float4 pair = pairs[channel / 2];
-        const float slope = channel % 2 ? pair.z : pair.x;
-        if (slope == 0.0f) continue;
+        const float gradient = channel % 2 ? pair.z : pair.x;
+        if (gradient == 0.0f) continue;
         const float* image = images + __float_as_int(channel % 2 ? pair.w : pair.y);
-        bias_sums[channel] += slope;
+        bias_sums[channel] += gradient;
 #pragma unroll
         for (int group = 0; group < GROUPS; ++group)
 #pragma unroll
           for (int turn = 0; turn < TURNS; ++turn) {
             float& sum = sums[channel][group * TURNS + turn];
-            sum = fmaf(slope, image[reach[turn] + group * (TOGETHER * H * W)], sum);
+            sum = fmaf(gradient, image[reach[turn] + group * (TOGETHER * H * W)], sum);
           }
       }
     }
@@ -287,11 +287,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sparse_weight_sl
 }
 #endif
 
-#ifdef INPUT_SLOPES
+#ifdef INPUT_GRADIENTS
 // A thread moves down the image with a band of KH + 1 rows of the gradient, the rows that a row of cells affects.
 // grid: (tiles of columns and input channels / WARPS, samples / 32, devices)
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) input_slopes(
-    const float* __restrict__ weights, const float* __restrict__ slopes, const Kept* __restrict__ kept,
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) input_gradients(
+    const float* __restrict__ weights, const float* __restrict__ gradients, const Kept* __restrict__ kept,
     float* __restrict__ of_inputs, int num_samples) {
   constexpr int TILES = (W + TILE_W - 1) / TILE_W, ROW = UP(K, 4), CHUNKS = (COUT + CO_CHUNK - 1) / CO_CHUNK;
   constexpr int LEFT = TILES == 1 ? 0 : KW / 2;  // cells left of the tile that affect it
@@ -321,14 +321,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) input_slopes(
       }
 #pragma unroll 1
       for (int channel = chunk; channel < min(chunk + CO_CHUNK, COUT); ++channel) {
-        float slope[CELLS_NEAR], taps[ROW];
+        float gradient[CELLS_NEAR], taps[ROW];
         int place[CELLS_NEAR];
 #pragma unroll
         for (int cell = 0; cell < CELLS_NEAR; ++cell) {
           const int px = first_column / 2 + cell - LEFT;
           const bool is_cell = TILES == 1 || (px >= 0 && px < PW);
           const size_t at = cells + (size_t)((channel * PH + py) * PW + (is_cell ? px : 0)) * num_samples;
-          slope[cell] = slopes[at];
+          gradient[cell] = gradients[at];
           place[cell] = is_cell ? kept[at] : NOT_KEPT;
         }
 #pragma unroll
@@ -338,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) input_slopes(
         for (int cell = 0; cell < CELLS_NEAR; ++cell)
 #pragma unroll
           for (int other = 0; other < 4; ++other) {
-            const float its_slope = place[cell] == other ? slope[cell] : 0.0f;
+            const float its_gradient = place[cell] == other ? gradient[cell] : 0.0f;
 #pragma unroll
             for (int ky = 0; ky < KH; ++ky)
 #pragma unroll
@@ -346,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) input_slopes(
                 const int column = 2 * (cell - LEFT) + other % 2 + kx;
                 if (column < 0 || column >= TILE_W) continue;
                 band[ky + other / 2][column] =
-                    fmaf(its_slope, taps[ky * KW + kx], band[ky + other / 2][column]);
+                    fmaf(its_gradient, taps[ky * KW + kx], band[ky + other / 2][column]);
               }
           }
       }

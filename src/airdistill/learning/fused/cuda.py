@@ -88,7 +88,7 @@ def loss_gradients(
     gradients, losses = torch.empty_like(by_class), by_class.new_empty(2, num_devices, num_samples)
     rows, known = (by_class, by_class) if target is None else (target.rows, target.known)
     sizes = [num_devices, num_classes, num_samples, int(target is not None), float(distill_weight)]
-    kernel = compiled_kernel("losses.cu", "loss_slopes", _LOSS_THREADS, (("THREADS", _LOSS_THREADS),))
+    kernel = compiled_kernel("losses.cu", "loss_gradients", _LOSS_THREADS, (("THREADS", _LOSS_THREADS),))
     grid = (-(-num_devices * num_samples // _LOSS_THREADS), 1, 1)
     kernel(grid, [by_class, labels.contiguous(), rows, known, gradients, losses, *sizes])
     return gradients.mT, losses.mean(dim=2)
@@ -122,7 +122,7 @@ class _Sizes:
     CELLS: int
     CO_TILE: int
     CI_CHUNK: int
-    CO_SLOPES: int
+    CO_GRADIENTS: int
     CELLS_AT_ONCE: int
     HELD: int
     TILE_W: int
@@ -147,7 +147,7 @@ class _Sizes:
             CELLS=cells,
             CO_TILE=channels,
             CI_CHUNK=_within_shared(block.channels_in, taps * _up(channels, 4)),
-            CO_SLOPES=_even_share(block.channels_out, max(1, min(5, _WEIGHT_SUMS // taps))),
+            CO_GRADIENTS=_even_share(block.channels_out, max(1, min(5, _WEIGHT_SUMS // taps))),
             CELLS_AT_ONCE=1,
             HELD=1,
             TILE_W=tile_width,
@@ -158,7 +158,7 @@ class _Sizes:
         return replace(self, WARPS=1, RESIDENT=12, CO_CHUNK=_within_shared(self.COUT, _up(self.KH * self.KW, 4)))
 
     def of_weight_gradients(self) -> _Sizes:
-        few = self.CO_SLOPES * self.KH * self.KW <= _WEIGHT_SUMS // 2
+        few = self.CO_GRADIENTS * self.KH * self.KW <= _WEIGHT_SUMS // 2
         return replace(self, WARPS=1, RESIDENT=12 if few else 8, CELLS_AT_ONCE=3 if few else 1)
 
     def of_sparse_weight_gradients(self) -> _Sizes | None:
@@ -209,7 +209,7 @@ class _BlockKernels:
         sparse, dense = self._sparse_sizes, self._weight_sizes
         sizes = dense if sparse is None else sparse
         if sparse is None:
-            tasks = dense.CIN * -(-dense.COUT // dense.CO_SLOPES)
+            tasks = dense.CIN * -(-dense.COUT // dense.CO_GRADIENTS)
             most = _groups(num_samples) * self.block.pooled_height
         else:
             tasks, most = sparse.WARPS, -(-num_samples // sparse.HELD)
@@ -219,9 +219,9 @@ class _BlockKernels:
         shared = int(len(features) < num_devices)
         arguments = [features, output_gradients, winners, of_weights, of_biases, num_samples, shared]
         if sparse is None:
-            _kernel("weight_slopes", dense)((-(-tasks // dense.WARPS), num_parts, num_devices), arguments)
+            _kernel("weight_gradients", dense)((-(-tasks // dense.WARPS), num_parts, num_devices), arguments)
         else:
-            _kernel("sparse_weight_slopes", sparse)((num_parts, num_devices, 1), arguments)
+            _kernel("sparse_weight_gradients", sparse)((num_parts, num_devices, 1), arguments)
         return of_weights.sum(dim=0), of_biases.sum(dim=0)
 
     def input_gradients(self, weight: Tensor, output_gradients: Tensor, winners: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ class _BlockKernels:
         sizes, (num_devices, _, num_samples) = self._input_sizes, output_gradients.shape
         of_inputs = output_gradients.new_empty(num_devices, sizes.CIN * sizes.H * sizes.W, num_samples)
         grid = (-(-sizes.CIN // sizes.WARPS) * -(-sizes.W // sizes.TILE_W), _groups(num_samples), num_devices)
-        _kernel("input_slopes", sizes)(grid, [weight, output_gradients, winners, of_inputs, num_samples])
+        _kernel("input_gradients", sizes)(grid, [weight, output_gradients, winners, of_inputs, num_samples])
         return of_inputs
 
 

@@ -1,13 +1,13 @@
-// The losses of eq. (1) of every sample, and the gradients ("slopes") of their weighted mean over a device's samples with
+// The losses of eq. (1) of every sample, and the gradients of their weighted mean over a device's samples with
 // respect to its logits.
 //
 // Each thread processes one sample; logits are stored as [device][class][sample]. `rows` and `known` are the target; a
 // sample uses the row of its label. Losses are [loss][device][sample]: cross-entropy, and distillation without its
 // weight.
 // grid: (devices * samples / THREADS)
-extern "C" __global__ void loss_slopes(
+extern "C" __global__ void loss_gradients(
     const float* __restrict__ logits, const long long* __restrict__ labels, const float* __restrict__ rows,
-    const float* __restrict__ known, float* __restrict__ slopes, float* __restrict__ losses, int num_devices,
+    const float* __restrict__ known, float* __restrict__ gradients, float* __restrict__ losses, int num_devices,
     int num_classes, int num_samples, int has_target, double distill_weight) {
   const long long at = (long long)blockIdx.x * THREADS + threadIdx.x, num_all = (long long)num_devices * num_samples;
   if (at >= num_all) return;
@@ -33,8 +33,8 @@ extern "C" __global__ void loss_slopes(
   losses[num_all + at] = has_target ? squares * known[label] : 0.0f;
   for (int each = 0; each < num_classes; ++each) {
     const float prediction = expf(own[(size_t)each * num_samples] - largest - log_sum);
-    float slope = prediction - (each == label ? 1.0f : 0.0f);
-    if (has_target) slope = fmaf(weight * prediction, prediction - row[each] - pull, slope);
-    slopes[first + (size_t)each * num_samples] = slope / num_samples;
+    float gradient = prediction - (each == label ? 1.0f : 0.0f);
+    if (has_target) gradient = fmaf(weight * prediction, prediction - row[each] - pull, gradient);
+    gradients[first + (size_t)each * num_samples] = gradient / num_samples;
   }
 }
