@@ -1,6 +1,6 @@
-"""Draws docs/images/accuracy.png: what this project's schemes bring, from the tables of docs/results.md.
+"""Draw docs/images/accuracy.png: accuracies of this project's schemes and others, from docs/results.md.
 
-Every number is read from those tables, so that the picture cannot say anything else than they do. Run it with
+Every number is read from the tables of that page, and so the picture cannot contradict them. Run it with
 `python docs/making/accuracy_picture.py` after they have changed.
 """
 
@@ -126,7 +126,7 @@ def draw(text: str) -> Figure:
 
 
 def _head(axes: Axes, group: Group, place: float) -> None:
-    """From the figure's left edge on; outside of the layout, which would make room for it beside the axes."""
+    """Start at the left edge of the figure. The layout ignores it, because it would move the axes."""
     from matplotlib.transforms import blended_transform_factory
 
     at = blended_transform_factory(axes.figure.transFigure, axes.transData)

@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the manual: reference pages, and the repository's own files that pages link to."""
+"""Hooks of mkdocs: reference pages, and pages for the repository's own files that other pages link to."""
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files

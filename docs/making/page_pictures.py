@@ -1,4 +1,4 @@
-"""Photographs the web page for the manual: `python docs/making/page_pictures.py FOLDER` leaves plan, runs and compare.
+"""Take screenshots of the web page for the manual: `python docs/making/page_pictures.py FOLDER` (plan, runs, compare).
 
 The page is served by `airdistill serve`, with a run and a comparison of the preset `quick` that are made first.
 """
@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, sync_playwright
 from airdistill.web.serving import served
 
 COMPARED = "airdistill,ota_fd,fd_error_free,local_only"
-# Name, address, and how much of the page there is to see.
+# Name, address, and the height of the visible part.
 ADDRESSES = {
     "page-plan.png": ("?page=Plan", 1000),
     "page-runs.png": ("?page=Runs&run=quick-airdistill", 1180),

@@ -1,6 +1,6 @@
-"""Which command made which picture of docs/images. `make pictures` makes the quick ones anew, in five minutes.
+"""The command that made each picture of docs/images. `make pictures` repeats the quick ones, in five minutes.
 
-A picture that is not in this list, or that no page shows, fails a test.
+A test fails if a picture is not in this list, or if no page shows it.
 """
 
 import re
@@ -17,8 +17,10 @@ IMAGES = DOCS / "images"
 
 @dataclass(frozen=True)
 class Picture:
-    """`commands` are run in an empty folder and leave `made` there, or, of a script, where it belongs; on a GPU, or in
-    hours, where not `quick`."""
+    """A picture and its commands. Run in an empty folder, they write `made` there; a script writes it into docs/images.
+
+    Pictures that are not `quick` need a GPU or hours.
+    """
 
     name: str
     commands: tuple[str, ...]
@@ -81,7 +83,7 @@ PICTURES = (
 
 
 def write_scenario(folder: Path) -> None:
-    """The tutorial's, which two of the pictures are of."""
+    """Write the tutorial's scenario, which two of the pictures show."""
     (scenario,) = re.findall(r"```toml\n(# warehouse\.toml\n.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
     (folder / "warehouse.toml").write_text(scenario)
 
@@ -101,7 +103,7 @@ def is_script(picture: Picture) -> bool:
 
 
 def run_scripts(pictures: list[Picture]) -> None:
-    """Each once, however many pictures it makes."""
+    """Run each script once, however many pictures it makes."""
     for command in dict.fromkeys(command for picture in pictures for command in picture.commands):
         subprocess.run([sys.executable, *command.split()[1:]], cwd=DOCS.parent, check=True)
 

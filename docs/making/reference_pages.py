@@ -1,4 +1,4 @@
-"""The pages of the reference, made from the program itself each time the manual is built."""
+"""The reference pages, generated from the program whenever the manual is built."""
 
 from collections.abc import Iterator
 
@@ -48,7 +48,7 @@ def reference_pages() -> dict[str, str]:
 
 
 def every_command() -> Iterator[tuple[str, click.Command]]:
-    """Each with its whole name, groups before what is in them."""
+    """Every command with its full name, groups before their commands."""
     yield from _from("airdistill", typer.main.get_command(app))
 
 
@@ -86,7 +86,7 @@ def _parameter_row(parameter: click.Parameter, command: click.Command) -> str:
 
 
 def _plain(value: object) -> str:
-    """An enumeration's value, not its name in Python."""
+    """The value of an enumeration, not its name in Python."""
     return str(getattr(value, "value", value))
 
 
@@ -100,7 +100,7 @@ def _sections_in_words() -> Iterator[str]:
 
 
 def _field_row(field: ScenarioField) -> str:
-    name = f"`{field.name}`{{ #{field.name.replace('[]', '')} }}"  # so that others can link to it
+    name = f"`{field.name}`{{ #{field.name.replace('[]', '')} }}"  # other pages link to it
     default = field.default if field.default in (REQUIRED, LEFT_OUT) else f"`{field.default}`"
     return f"| {name} | {default} | {_cell(field.kind)} | {_cell(field.description)} |"
 
@@ -116,5 +116,5 @@ def _sentence(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """A table takes a bar for the next cell."""
+    """Escape bars, which separate the cells of a table."""
     return text.replace("|", "&#124;")

@@ -1,4 +1,4 @@
-"""Files outside docs/ that the manual links to become pages of it: one link is right on a code host and here."""
+"""Turn files outside docs/ that the manual links to into pages, and so the same link works on a code host and here."""
 
 import os
 import re
@@ -6,9 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OUTSIDE = "project/"  # where those pages lie in the site
+OUTSIDE = "project/"  # the folder of those pages in the site
 
-# On a code host a link to the reference leads to what the reference is made from.
+# On a code host a link to the reference leads to the source that it is generated from.
 _MADE_FROM = {
     ROOT / "src/airdistill/scenario/model.py": "reference/scenario.md",
     ROOT / "src/airdistill/cli/__init__.py": "reference/commands.md",
@@ -19,7 +19,7 @@ _LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
 def linked_pages(nav: object) -> dict[str, str]:
-    """Pages for what the navigation names, and for all that pages link to, over any number of links."""
+    """Pages for all files that the navigation names or that are reachable from it by links."""
     waiting = [*DOCS.glob("*.md"), *(ROOT / uri.removeprefix(OUTSIDE) for uri in _outside_pages(nav))]
     seen: dict[Path, str] = {}
     while waiting:
@@ -38,7 +38,7 @@ def linked_files(markdown: str, page: Path) -> list[Path]:
 
 
 def with_links_in_the_site(markdown: str, uri: str) -> str:
-    """The page's links as they must be where it lies in the site; what leads to no file stays, for mkdocs to refuse."""
+    """Rewrite the links of a page for its place in the site. Broken links stay as they are: mkdocs rejects them."""
     page, folder = _path(uri), Path(uri).parent
 
     def moved(link: re.Match[str]) -> str:
@@ -52,7 +52,7 @@ def with_links_in_the_site(markdown: str, uri: str) -> str:
 
 
 def _title(page: Path) -> str:
-    """Instead of its file's name, which tells a reader of the site nothing."""
+    """The heading of a page, which says more to a reader than its file name."""
     heading = re.match(r"# (.*)", page.read_text(encoding="utf-8")) if page.suffix == ".md" else None
     return heading[1] if heading else page.name
 
@@ -82,5 +82,5 @@ def _uri(path: Path) -> str:
 
 
 def _path(uri: str) -> Path:
-    """Of a page in the site: where its text lies in the repository."""
+    """The path in the repository of a page's text."""
     return ROOT / uri.removeprefix(OUTSIDE) if uri.startswith(OUTSIDE) else DOCS / uri
