@@ -1,10 +1,10 @@
-"""This project's own scheme: what it changes, that it learns from what it tracked, and what it leaves in the record."""
+"""The scheme airdistill: its settings, tracking receiver, records, truncated channel inversion and audit."""
 
 import json
 
 import numpy as np
 import pytest
-from audited_worlds import FLOAT64, planned, quiet, small_world
+from audit_contexts import FLOAT64, no_progress, planned, small_context
 from small_worlds import small_scenario
 
 import airdistill as ad
@@ -21,7 +21,7 @@ FAST = RunOptions(threads=1, eval_every=100, dtype="float64")
 WEAK = ("radio.csi_error_db=-20", "privacy.trust=receiver_noise")
 
 
-def test_it_takes_every_step_and_keeps_what_was_declared(tmp_path):
+def test_it_takes_every_step_and_keeps_the_declared_guarantee(tmp_path):
     adapted = load_scheme("airdistill").adapt(small_scenario(tmp_path, base="paper"))
     assert (adapted.privacy.accountant, adapted.privacy.carry_over, adapted.privacy.class_budget) == (
         "exact", True, "optimal",
@@ -31,19 +31,19 @@ def test_it_takes_every_step_and_keeps_what_was_declared(tmp_path):
     assert (adapted.privacy.sensitivity, adapted.privacy.trust) == (given.sensitivity, given.trust)
 
 
-def test_a_receiver_and_a_threshold_of_ones_own_stay(tmp_path):
+def test_a_chosen_receiver_and_a_chosen_threshold_stay(tmp_path):
     chosen = small_scenario(tmp_path, "learning.receiver=projected", "radio.truncation=-100 dB")
     adapted = load_scheme("airdistill").adapt(chosen)
     assert (adapted.radio.truncation, adapted.learning.receiver) == (pytest.approx(1e-10), "projected")
 
 
-def test_it_is_what_runs_without_being_named(tmp_path):
+def test_it_is_the_default_scheme(tmp_path):
     record = ad.run(small_scenario(tmp_path), rounds=1, out=tmp_path / "run", options=FAST)
     assert record.summary["scheme"] == "airdistill"
 
 
-def test_it_spends_all_that_was_granted_and_no_more(tmp_path):
-    """Equal shares leave something over for most devices; here somebody spends to the last bit of the target."""
+def test_it_spends_the_whole_target_and_no_more(tmp_path):
+    """Equal shares leave budget unspent on most devices; here one device spends its whole target."""
     changes = ("data.partition=dirichlet", "data.alpha=0.7")
     ours = ad.run(small_scenario(tmp_path, *changes), out=tmp_path / "ours", options=FAST)
     theirs = ad.run(small_scenario(tmp_path, *changes), "ota_fd", out=tmp_path / "theirs", options=FAST)
@@ -55,7 +55,7 @@ def test_it_spends_all_that_was_granted_and_no_more(tmp_path):
     assert noise[0] < noise[1]
 
 
-def test_the_record_has_the_broadcasts_error_beside_the_receivers_own_idea_of_it(tmp_path):
+def test_the_record_has_the_error_of_the_broadcast_and_the_receivers_estimate_of_it(tmp_path):
     record = ad.run(small_scenario(tmp_path, "learning.rounds=40"), out=tmp_path / "run", options=FAST)
     raw = np.mean([line["measured_noise_var"] for line in record.rounds])
     error = np.mean([line["estimate_error"] for line in record.rounds])
@@ -75,8 +75,8 @@ def test_other_schemes_take_a_receiver_from_the_scenario(tmp_path, scheme, recei
     assert (record.rounds[-1]["expected_error"] is None) == (receiver == "projected")
 
 
-def test_who_is_silent_is_recorded_not_charged_and_measured(tmp_path):
-    """A threshold that silences somebody in some rounds: weights of the others sum to one, the bias is the record's."""
+def test_inactive_devices_are_recorded_and_not_charged(tmp_path):
+    """A threshold that makes devices inactive in some rounds: the other weights sum to one, the bias is recorded."""
     free = small_scenario(tmp_path, "learning.rounds=20")
     source = channel_source(free)
     gains = np.abs([source.round_channel(index) for index in range(1, 21)]) ** 2
@@ -87,19 +87,19 @@ def test_who_is_silent_is_recorded_not_charged_and_measured(tmp_path):
     )  # fmt: skip
     releases = Ledger.read(record.folder / "ledger.jsonl").releases
     for line, release, row in zip(record.rounds, releases, gains, strict=True):
-        silent = np.flatnonzero(row < threshold)
-        assert line.get("silent_devices", []) == silent.tolist()
-        assert not release.weights[silent].any()
-        assert not release.cost("device", "fleet_noise")[silent].any()
-        if len(silent) < 3:
+        inactive = np.flatnonzero(row < threshold)
+        assert line.get("silent_devices", []) == inactive.tolist()
+        assert not release.weights[inactive].any()
+        assert not release.cost("device", "fleet_noise")[inactive].any()
+        if len(inactive) < 3:
             assert release.weights.sum(axis=0) == pytest.approx(np.ones(3))
-    heard = [line for line in record.rounds if 0 < len(line.get("silent_devices", [])) < 3]
-    assert heard
-    assert all(0 < np.mean(line["measured_bias"]) <= 2 for line in heard)
+    partial = [line for line in record.rounds if 0 < len(line.get("silent_devices", [])) < 3]
+    assert partial
+    assert all(0 < np.mean(line["measured_bias"]) <= 2 for line in partial)
 
 
-def test_with_errors_of_the_channel_the_run_uses_what_is_known(tmp_path):
-    """The design is of ĥ, what arrives of h: the measured error is the predicted one, slips included."""
+def test_with_csi_errors_the_design_uses_the_channel_estimate(tmp_path):
+    """The design uses ĥ, the signal passes through h: the measured error is the predicted one, with misalignment."""
     scenario = small_scenario(tmp_path, *WEAK, "radio.csi_error_db=-12", "learning.rounds=60")
     record = ad.run(scenario, "ota_fd", out=tmp_path / "run", options=FAST)
     plan = Plan.from_dict(json.loads((record.folder / "plan.json").read_text()))
@@ -126,15 +126,15 @@ def test_with_errors_of_the_channel_the_run_uses_what_is_known(tmp_path):
         ("privacy.sensitivity=trajectory",),
     ],
 )
-def test_the_audit_replays_the_run_and_finds_nothing(tmp_path, changes):
-    world = small_world(tmp_path, "airdistill", *changes, rounds=6, device=1)
-    run = ad.run(world.scenario, "airdistill", out=tmp_path / "run", options=FLOAT64)
-    for this, broadcast, line in zip(world.rounds, world.broadcasts, run.rounds, strict=True):
+def test_the_audit_replays_the_run_and_finds_no_violation(tmp_path, changes):
+    context = small_context(tmp_path, "airdistill", *changes, rounds=6, device=1)
+    run = ad.run(context.scenario, "airdistill", out=tmp_path / "run", options=FLOAT64)
+    for this, broadcast, line in zip(context.rounds, context.broadcasts, run.rounds, strict=True):
         assert this.design.effective_noise_var == pytest.approx(line["predicted_noise_var"], rel=1e-9)
         assert np.isfinite(broadcast).all()
     plan, scheme = planned(tmp_path, "airdistill", *changes)
     options = AuditOptions(device=1, transcripts=3, candidates=4, trials=300, parts=("exact", "empirical"))
-    assert audit(plan, scheme, options, FLOAT64, quiet).violations == ()
+    assert audit(plan, scheme, options, FLOAT64, no_progress).violations == ()
 
 
 def test_a_device_without_a_channel_in_some_rounds_can_be_audited(tmp_path):
@@ -144,18 +144,18 @@ def test_a_device_without_a_channel_in_some_rounds_can_be_audited(tmp_path):
     changes = (f"radio.trace={tmp_path / 'trace.npz'}", "radio.csi_error_db=-20")
     plan, scheme = planned(tmp_path, "ota_fd", *changes)
     options = AuditOptions(device=1, transcripts=2, candidates=2, trials=100, parts=("exact", "empirical"))
-    assert audit(plan, scheme, options, FLOAT64, quiet).violations == ()
+    assert audit(plan, scheme, options, FLOAT64, no_progress).violations == ()
 
 
-def test_the_audit_counts_rounding_to_the_grid_as_the_run_does(tmp_path):
+def test_the_audit_has_the_same_designs_as_the_run_with_secure_noise(tmp_path):
     changes = ("privacy.noise=secure", "privacy.trust=own_noise")
-    world = small_world(tmp_path, "airdistill", *changes, rounds=6)
-    run = ad.run(world.scenario, "airdistill", out=tmp_path / "run", options=FLOAT64)
-    for this, line in zip(world.rounds, run.rounds, strict=True):
+    context = small_context(tmp_path, "airdistill", *changes, rounds=6)
+    run = ad.run(context.scenario, "airdistill", out=tmp_path / "run", options=FLOAT64)
+    for this, line in zip(context.rounds, run.rounds, strict=True):
         assert this.design.effective_noise_var.tolist() == line["predicted_noise_var"]
 
 
-def test_a_plan_of_before_there_was_silence_can_still_be_read(tmp_path):
+def test_a_plan_without_truncation_fields_can_be_read(tmp_path):
     stored = ad.plan(small_scenario(tmp_path)).to_dict()
     for name in ("squared_bias", "silent_share"):
         del stored["forecast"][name]
@@ -165,8 +165,8 @@ def test_a_plan_of_before_there_was_silence_can_still_be_read(tmp_path):
     assert np.isfinite(Plan.from_dict(stored).design(channel).effective_noise_var).all()
 
 
-def test_a_second_run_of_the_same_devices_has_the_rest(tmp_path):
-    """Carried over within each run, and from the first to the second by the ledger; the sum keeps the promise."""
+def test_a_second_run_of_the_same_devices_has_the_remaining_budget(tmp_path):
+    """Budget is carried over within each run, and by the ledger from the first run to the second."""
     first = ad.run(small_scenario(tmp_path, "privacy.epsilon=2"), out=tmp_path / "first", options=FAST)
     second = ad.run(small_scenario(tmp_path), out=tmp_path / "second", options=FAST, ledger=first.folder)
     spent = Ledger.read(second.folder / "ledger.jsonl").epsilon()
@@ -184,7 +184,7 @@ def test_a_second_run_of_the_same_devices_has_the_rest(tmp_path):
         ("orthogonal_fd", "radio.csi_error_db=-20", "radio.csi_error_db"),
     ],
 )
-def test_what_a_scheme_cannot_do_it_refuses(tmp_path, scheme, change, field):
+def test_unsupported_settings_are_refused(tmp_path, scheme, change, field):
     with pytest.raises(ad.AirDistillError, match=r"overrides\.") as refused:
         ad.run(small_scenario(tmp_path, change), scheme, out=tmp_path / "run", options=FAST)
     assert refused.value.field == field

@@ -1,4 +1,4 @@
-"""Schemes before a server with several antennas: they run, and their ledgers and certificates say what is counted."""
+"""Schemes with several receive antennas: runs, ledgers and certificates."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ PUBLIC = ("public.samples=12", "learning.local_epochs=1")
 
 @pytest.mark.parametrize("scheme", ["ota_fd", "airdistill", "ota_proxy_fd", "airdistill_proxy"])
 @pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
-def test_a_whole_run_is_paid_for(tmp_path, scheme, trust):
+def test_every_round_is_charged_within_the_budget(tmp_path, scheme, trust):
     changes = [
         "radio.antennas=3",
         f"privacy.trust={trust}",
@@ -29,21 +29,21 @@ def test_a_whole_run_is_paid_for(tmp_path, scheme, trust):
     assert ledger.num_releases == 3
     assert (ledger.squared_mu() <= ledger.header.mu**2 * (1 + 1e-9)).all()
     assert ledger.header.terms["antennas"] == 3
-    said = " ".join(assumption.sentence for assumption in certificate_of(ledger).assumptions)
-    assert ("3 antennas hear is counted" in said) == (trust != "own_noise")
+    stated = " ".join(assumption.sentence for assumption in certificate_of(ledger).assumptions)
+    assert ("Everything that the server's 3 antennas receive is counted" in stated) == (trust != "own_noise")
 
 
-def test_one_antenna_leaves_no_trace_in_a_ledger(tmp_path):
+def test_the_ledger_of_one_antenna_does_not_mention_antennas(tmp_path):
     ad.run(small_scenario(tmp_path, "learning.rounds=2"), "ota_fd", out=tmp_path / "run")
     assert "antennas" not in Ledger.read(tmp_path / "run" / "ledger.jsonl").header.terms
 
 
 def test_a_federation_has_one_antenna(tmp_path):
-    with pytest.raises(InputError, match=r"radio\.antennas = 2: a federation"):
+    with pytest.raises(InputError, match=r"radio\.antennas = 2: a federation receives with one antenna"):
         check_playable(load_scheme("ota_fd"), small_scenario(tmp_path, "radio.antennas=2"))
 
 
-def test_the_reference_asks_for_no_privacy_and_puts_all_power_on_the_signal(tmp_path):
+def test_the_non_private_reference_puts_all_power_on_the_signal(tmp_path):
     scheme = load_scheme("ota_fd_antennas")
     adapted = as_run_by(scheme, small_scenario(tmp_path, "radio.antennas=4"))
     made = ad.plan(adapted)

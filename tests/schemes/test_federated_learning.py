@@ -61,7 +61,7 @@ def clipped_means(scenario, theta):
 
 @pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
 @pytest.mark.parametrize("sampling", [[], ["fleet.sampling=with_replacement", "fleet.sampled_devices=2"]])
-def test_a_round_of_ota_fl_is_its_equations(tmp_path, trust, sampling):
+def test_a_round_of_ota_fl_follows_its_equations(tmp_path, trust, sampling):
     scenario = small_scenario(tmp_path, *UNEQUAL, f"privacy.trust={trust}", "learning.initial_lr=0.3", *sampling)
     simulation = simulation_of(scenario, "ota_fl")
     theta = weights_of(simulation)
@@ -73,14 +73,14 @@ def test_a_round_of_ota_fl_is_its_equations(tmp_path, trust, sampling):
     weights = samples / samples.sum()
     if sampling:
         weights = stream(scenario.seed, "device-sampling", 1).multinomial(2, weights) / 2
-    taking = weights > 0
+    participating = weights > 0
     channel = channel_source(scenario).round_channel(1)
     design = simulation.plan.design(channel, 1)
     scale = design.rx_scale[0]
     drawn = stream(scenario.seed, "receiver-noise", 1).standard_normal((2, 1, size))
     y = math.sqrt(1e-9 / 2) * (drawn[0, 0] + 1j * drawn[1, 0])
     energy = 0.0
-    for i in np.flatnonzero(taking):
+    for i in np.flatnonzero(participating):
         # x_i = P1 (√D/C) g_i + P2 m with P1 = w_i λ C h̄/(√D|h|²)
         p1 = weights[i] * scale * CLIP * channel[i].conj() / (math.sqrt(size) * abs(channel[i]) ** 2)
         noise = stream(scenario.seed, "artificial-noise", 1, int(i)).standard_normal((1, size))[0]
@@ -103,11 +103,11 @@ def test_a_round_of_ota_fl_is_its_equations(tmp_path, trust, sampling):
         "fleet_noise": np.full(3, (np.abs(channel * design.noise_gain[:, 0]) ** 2).sum() / scale**2),
         "own_noise": np.abs(channel * design.noise_gain[:, 0]) ** 2 / scale**2,
     }[trust]
-    mu = np.where(taking, 2 * CLIP * weights / np.sqrt(np.where(counted > 0, counted, np.inf)), 0)
+    mu = np.where(participating, 2 * CLIP * weights / np.sqrt(np.where(counted > 0, counted, np.inf)), 0)
     assert record["epsilon_spent"] == pytest.approx(np.max(gaussian_epsilon(mu, np.full(3, 1e-5))), rel=1e-6)
 
 
-def test_fedsgd_steps_along_the_mean_gradient(tmp_path):
+def test_fedsgd_descends_along_the_mean_gradient(tmp_path):
     scenario = small_scenario(tmp_path, "data.samples_per_device=[20, 14, 9]", "learning.initial_lr=0.3")
     simulation = simulation_of(scenario, "fedsgd")
     theta, dataset = weights_of(simulation), load_dataset(scenario.data.dataset)
@@ -121,7 +121,7 @@ def test_fedsgd_steps_along_the_mean_gradient(tmp_path):
     assert record["uplink_seconds"] == pytest.approx(2 * 15 * 3.6e-6)
 
 
-def test_fedavg_averages_what_local_epochs_made(tmp_path):
+def test_fedavg_averages_the_models_after_local_epochs(tmp_path):
     changes = ["data.samples_per_device=[20, 14, 9]", "learning.local_epochs=2", "learning.batch_size=6"]
     scenario = small_scenario(tmp_path, *changes)
     averaged, alone = simulation_of(scenario, "fedavg"), simulation_of(scenario, "fedavg")
@@ -145,7 +145,7 @@ def test_fedavg_averages_what_local_epochs_made(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ota_fl", "orthogonal_fd"])
-def test_measured_noise_is_the_predicted(tmp_path, name):
+def test_the_measured_noise_is_the_predicted_one(tmp_path, name):
     changes = [
         "privacy.trust=fleet_noise",
         "radio.noise_power=1e-9 W",
@@ -163,7 +163,7 @@ def test_measured_noise_is_the_predicted(tmp_path, name):
     assert power < 1 + 4 * math.sqrt(2 / entries / 80)
 
 
-def test_a_run_of_exactly_the_planned_rounds_spends_what_was_asked(tmp_path):
+def test_a_run_of_exactly_the_planned_rounds_stays_within_the_target(tmp_path):
     scenario = small_scenario(tmp_path, *UNEQUAL, "fleet.sampling=with_replacement", "fleet.sampled_devices=2")
     record = ad.run(scenario, "ota_fl", out=tmp_path / "run")
     assert record.summary["epsilon_spent"] <= 8 * (1 + 1e-9)
@@ -172,7 +172,7 @@ def test_a_run_of_exactly_the_planned_rounds_spends_what_was_asked(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ota_fl", "fedsgd", "fedavg", "orthogonal_fd", "ota_fl_fixed"])
-def test_every_rival_resumes_to_the_same_bytes(tmp_path, name):
+def test_every_reference_scheme_resumes_bit_identically(tmp_path, name):
     scenario = small_scenario(tmp_path, "learning.fixed_rounds=6")
     whole = ad.run(scenario, name, out=tmp_path / "whole", options=RunOptions(checkpoint_every=2))
 
@@ -197,7 +197,7 @@ def test_mixed_fleets_are_refused(tmp_path, name):
         ad.run(small_scenario(tmp_path, groups), name, out=tmp_path / "run")
 
 
-def test_overrides_of_ota_fl_hold_for_all_of_federated_learning():
+def test_overrides_of_ota_fl_apply_to_all_federated_learning():
     scenario = ad.load("paper", ["overrides.ota_fl_fixed.learning.initial_lr=0.5"])
     for name in ("ota_fl", "ota_fl_fixed", "fedsgd"):
         adapted = as_run_by(load_scheme(name), scenario)
@@ -210,7 +210,7 @@ def test_overrides_of_ota_fl_hold_for_all_of_federated_learning():
 
 @pytest.fixture
 def train_with(tmp_path, monkeypatch):
-    """Runs `ota_fl` with a model of the user's own: the code of a function `net(num_classes)`."""
+    """Run `ota_fl` with a model of the user's own, given as the code of a function `net(num_classes)`."""
 
     def run(name, code):
         (tmp_path / f"{name}.py").write_text(f"from torch import nn\n{code}\n")
@@ -245,7 +245,7 @@ def test_a_model_that_mixes_samples_is_refused(train_with):
 
 
 @pytest.mark.parametrize(("name", "epsilon"), [("fedsgd", math.inf), ("fd_error_free", math.inf), ("local_only", 0.0)])
-def test_a_scheme_that_hides_nothing_plans_no_privacy(tmp_path, name, epsilon):
+def test_a_non_private_scheme_plans_no_privacy(tmp_path, name, epsilon):
     planned = plan_scheme(load_scheme(name), as_run_by(load_scheme(name), small_scenario(tmp_path)))
     for values in planned.epsilon_by_model.values():
         assert values.tolist() == [epsilon] * 3
@@ -256,7 +256,7 @@ def test_a_scheme_that_hides_nothing_plans_no_privacy(tmp_path, name, epsilon):
     assert again.to_dict() == planned.to_dict()
 
 
-def test_a_device_without_a_channel_stops_the_gradient_and_costs_nothing(tmp_path):
+def test_a_device_without_a_channel_prevents_the_sum_at_no_privacy_cost(tmp_path):
     gains = "radio.gains=[[1e-5, 0], [0, 0], [1e-5, 1e-5]]"
     record = ad.run(small_scenario(tmp_path, gains), "ota_fl", out=tmp_path / "run")
     assert record.summary["epsilon_spent"] == 0
@@ -265,7 +265,7 @@ def test_a_device_without_a_channel_stops_the_gradient_and_costs_nothing(tmp_pat
 
 @pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
 @pytest.mark.parametrize("draws", [1, 2, 9])
-def test_a_sampled_plan_foresees_what_the_run_spends(tmp_path, trust, draws):
+def test_a_plan_with_sampling_predicts_what_the_run_spends(tmp_path, trust, draws):
     sampling = ["fleet.sampling=with_replacement", f"fleet.sampled_devices={draws}", f"privacy.trust={trust}"]
     gains = "radio.gains=[[1e-5, 0], [2e-5, 0], [1e-5, 1e-5]]"  # the same in every round, planned and played
     scenario = small_scenario(tmp_path, *UNEQUAL, *sampling, gains, "learning.rounds=5")
@@ -273,19 +273,19 @@ def test_a_sampled_plan_foresees_what_the_run_spends(tmp_path, trust, draws):
     chosen = load_scheme("ota_fl")
     planned = plan_scheme(chosen, as_run_by(chosen, scenario))
     for model in ("paper", "device"):
-        foreseen = planned.epsilon_by_model[model].max()
-        assert record.summary["epsilon_by_model"][model] == pytest.approx(foreseen, rel=1e-6)
+        predicted = planned.epsilon_by_model[model].max()
+        assert record.summary["epsilon_by_model"][model] == pytest.approx(predicted, rel=1e-6)
     assert record.summary["epsilon_spent"] <= 8 * (1 + 1e-9)
 
 
-def test_sampling_is_left_to_the_schemes_that_play_it(tmp_path):
+def test_sampling_applies_to_the_schemes_that_support_it(tmp_path):
     sampling = ["overrides.ota_fl.fleet.sampling=with_replacement", "overrides.ota_fl.fleet.sampled_devices=2"]
     scenario = small_scenario(tmp_path, *sampling)
     chosen = {name: as_run_by(load_scheme(name), scenario).fleet.sampling for name in ("ota_fl", "fedsgd", "fedavg")}
     assert chosen == {"ota_fl": "with_replacement", "fedsgd": "none", "fedavg": "none"}
 
 
-def test_the_strictest_device_gets_exactly_its_target(tmp_path):
+def test_the_device_with_the_largest_target_spends_exactly_that(tmp_path):
     scenario = small_scenario(tmp_path, "privacy.trust=own_noise", "privacy.epsilon={values=[1, 2, 8]}")
     record = ad.run(scenario, "ota_fl", out=tmp_path / "run")
     assert record.summary["epsilon_spent"] == pytest.approx(8, rel=1e-9)

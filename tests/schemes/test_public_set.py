@@ -1,9 +1,9 @@
-"""Knowledge on a public set from end to end: who learns what from whom, what is recorded, and what it gives away."""
+"""Schemes on a public set from end to end: learning, records, receivers, ledger and audit."""
 
 import numpy as np
 import pytest
 import torch
-from audited_worlds import FLOAT64, planned, small_world
+from audit_contexts import FLOAT64, planned, small_context
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from small_worlds import small_scenario, write_dataset
@@ -16,19 +16,19 @@ from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.fleet import Engine, TrainingDivergedError
 from airdistill.learning.public_predictions import ClientSelector
+from airdistill.planning.payloads import rows_of_round
 from airdistill.planning.what_if.public_set import public_set_what_if
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.receivers import project_on_simplex
-from airdistill.radio.superposition import vector_over_the_air
 from airdistill.report.page import render
-from airdistill.report.run_page import run_page
+from airdistill.report.run import run_page
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import payloads
-from airdistill.schemes.payloads import payload_protocol, rows_of_round
+from airdistill.schemes.base import Outcome
+from airdistill.schemes.payloads import payload_protocol, receiver_of
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.public_set import OtaProxyFd
-from airdistill.schemes.receivers import receiver_of
 from airdistill.schemes.registry import load_scheme
 from airdistill.streams import stream
 
@@ -49,7 +49,7 @@ def skewed(folder, *changes):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_devices_learn_classes_that_they_never_saw(tmp_path, scheme):
+def test_devices_learn_classes_that_they_do_not_hold(tmp_path, scheme):
     alone = ad.run(skewed(tmp_path), "local_only", out=tmp_path / "alone", options=FAST)
     together = ad.run(skewed(tmp_path), scheme, out=tmp_path / "together", options=FAST)
     assert alone.accuracy["mean"] < 0.6
@@ -58,13 +58,13 @@ def test_devices_learn_classes_that_they_never_saw(tmp_path, scheme):
     assert together.summary["uplink_seconds"] == pytest.approx(60 * 4 * 3.6e-6)
 
 
-def test_the_page_of_a_run_says_how_many_labels_are_right(tmp_path):
+def test_the_page_of_a_run_states_the_share_of_right_labels(tmp_path):
     record = ad.run(skewed(tmp_path), "ota_proxy_fd", out=tmp_path / "run", options=FAST)
     page = render(run_page(record))
     assert f"{record.rounds[0]['labels_right']['received']:.1%} as received" in page
 
 
-def test_with_no_passes_over_the_public_set_nothing_is_learned_from_it(tmp_path):
+def test_zero_distillation_epochs_have_no_distillation_loss(tmp_path):
     images = write_dataset(tmp_path / "images.npz", num_classes=4, features=(16, 16), num_train=240, num_test=120)
     for path, model in [(tmp_path / "skewed.npz", "mlp"), (images, "paper_cnn")]:
         scenario = skewed(
@@ -78,13 +78,13 @@ def test_with_no_passes_over_the_public_set_nothing_is_learned_from_it(tmp_path)
         assert record.rounds[0]["distillation_loss"] == 0
 
 
-def test_class_means_cannot_teach_them(tmp_path):
+def test_class_means_do_not_teach_missing_classes(tmp_path):
     record = ad.run(skewed(tmp_path, "learning.rounds=5"), "fd_error_free", out=tmp_path / "run", options=FAST)
     assert record.accuracy["mean"] < 0.6
 
 
-def test_the_noise_that_arrives_is_the_one_that_was_planned(tmp_path):
-    """Per entry over 20 rounds: the mean ratio of measured to predicted variance, within five of its own errors."""
+def test_the_received_noise_has_the_planned_variance(tmp_path):
+    """The mean ratio of measured to predicted variance over 20 rounds is 1 within five standard errors."""
     record = ad.run(
         skewed(tmp_path, "learning.rounds=20", "public.distill_epochs=1"),
         "ota_proxy_fd",
@@ -107,12 +107,12 @@ def test_the_ledger_charges_the_whole_device_for_its_answers(tmp_path):
     assert (ledger.epsilon() <= 2 * (1 + 1e-9)).all()
     assert ledger.epsilon().max() == pytest.approx(2, rel=1e-6)
     certificate = ad.certify(record.folder)
-    assert any("answers no more public samples than was agreed" in line for line in certificate.statement)
+    assert any("answers at most the agreed number of public samples" in line for line in certificate.statement)
     assert "A device answers at most 20 of 60 public samples in a round." in certificate.statement
     assert {"harmless public set"} <= {assumption.name for assumption in certificate.assumptions}
 
 
-def test_whole_devices_are_protected_whatever_the_scenario_declares(tmp_path):
+def test_whole_devices_are_protected_whatever_sensitivity_the_scenario_declares(tmp_path):
     adapted = load_scheme("airdistill_proxy").adapt(skewed(tmp_path, "privacy.sensitivity=paper"))
     assert adapted.privacy.sensitivity == "device"
     assert (adapted.public.abstain, adapted.learning.receiver) == (True, "learning")
@@ -124,14 +124,14 @@ def test_whole_devices_are_protected_whatever_the_scenario_declares(tmp_path):
 
 
 @pytest.mark.parametrize("receiver", ["linear", "projected", "tracking", "learning"])
-def test_every_receiver_reads_the_rows(tmp_path, receiver):
+def test_every_receiver_reads_public_predictions(tmp_path, receiver):
     scenario = skewed(tmp_path, "learning.rounds=2", f"learning.receiver={receiver}")
     record = ad.run(scenario, "ota_proxy_fd", out=tmp_path / "run", options=FAST)
     assert all(line["labels_right"]["broadcast"] > 0.5 for line in record.rounds)
 
 
 def test_class_means_have_no_learning_receiver(tmp_path):
-    with pytest.raises(InputError, match="a server learns from predictions on a public set"):
+    with pytest.raises(InputError, match="cannot read class means: one of linear, projected, tracking"):
         ad.run(small_scenario(tmp_path, "learning.receiver=learning"), "ota_fd", out=tmp_path / "run", options=FAST)
 
 
@@ -141,8 +141,8 @@ def test_models_of_different_kinds_learn_from_each_other(tmp_path):
     assert record.accuracy["worst"] > 0.5
 
 
-def test_the_servers_model_is_looked_at_before_anything_is_sent(tmp_path):
-    for name, rule in [("nobody", "must be one of"), ("paper_cnn", "needs images")]:
+def test_an_invalid_server_model_is_rejected_before_anything_is_transmitted(tmp_path):
+    for name, rule in [("unknown", "must be one of"), ("paper_cnn", "needs images")]:
         with pytest.raises(InputError, match=rule) as refused:
             ad.run(
                 skewed(tmp_path, f"public.server_model={name}"), "airdistill_proxy", out=tmp_path / "run", options=FAST
@@ -154,13 +154,13 @@ def test_the_servers_model_is_looked_at_before_anything_is_sent(tmp_path):
 
 
 @pytest.mark.parametrize(("round_index", "rows"), [(1, [0, 1, 2, 3]), (2, [4, 5, 6, 7]), (3, [8, 9, 0, 1])])
-def test_rounds_ask_about_the_next_samples(tmp_path, round_index, rows):
+def test_rounds_take_the_public_samples_in_turn(tmp_path, round_index, rows):
     public = skewed(tmp_path, "public.samples=10", "public.samples_per_round=4").public
     assert rows_of_round(public, round_index).tolist() == rows
 
 
 @pytest.mark.parametrize("receiver", ["linear", "tracking", "learning"])
-def test_a_run_over_parts_of_the_set_resumes_to_the_same_bytes(tmp_path, receiver):
+def test_a_run_over_parts_of_the_set_resumes_bit_identically(tmp_path, receiver):
     scenario = skewed(
         tmp_path, "learning.rounds=4", "public.samples_per_round=20", "learning.local_epochs=1",
         "public.distill_epochs=1", f"learning.receiver={receiver}",
@@ -168,12 +168,12 @@ def test_a_run_over_parts_of_the_set_resumes_to_the_same_bytes(tmp_path, receive
     options = RunOptions(threads=1, checkpoint_every=1)
     whole = ad.run(scenario, "ota_proxy_fd", out=tmp_path / "whole", options=options)
 
-    def pull_the_plug(record, _):
+    def kill(record, _):
         if record["round"] == 2:
-            raise RuntimeError("plug")
+            raise RuntimeError("killed")
 
-    with pytest.raises(RuntimeError, match="plug"):
-        ad.run(scenario, "ota_proxy_fd", out=tmp_path / "cut", options=options, on_round=pull_the_plug)
+    with pytest.raises(RuntimeError, match="killed"):
+        ad.run(scenario, "ota_proxy_fd", out=tmp_path / "cut", options=options, on_round=kill)
     ad.resume(tmp_path / "cut")
     for name in ("rounds.jsonl", "ledger.jsonl", "summary.json", "certificate.json"):
         assert (tmp_path / "cut" / name).read_bytes() == (whole.folder / name).read_bytes()
@@ -182,21 +182,23 @@ def test_a_run_over_parts_of_the_set_resumes_to_the_same_bytes(tmp_path, receive
     assert whole.summary["uplink_seconds"] == pytest.approx(4 * 20 * 4 * 3.6e-6)
 
 
-def test_the_replay_is_the_run_and_twins_fit_into_it(tmp_path):
-    """With the run's own noise the audited device's twin hears what the run's devices heard."""
+def test_the_replay_agrees_with_the_run_and_with_the_neighbouring_pair(tmp_path):
+    """With the run's own noise, the learner on D receives the same broadcasts as the devices of the run."""
     skewed(tmp_path)
     changes = [
         f"data.dataset={tmp_path / 'skewed.npz'}", "public.samples=20", "learning.local_epochs=2",
         "learning.batch_size=6", "public.distill_epochs=1",
     ]  # fmt: skip
-    world = small_world(tmp_path, "airdistill_proxy", *changes, rounds=3, device=1)
-    followed = follow(world, neighbours_of(world, 1, 0), world.scenario.seed, world.link.seeded_noise, True)
-    run = ad.run(world.scenario, "airdistill_proxy", out=tmp_path / "run", options=FLOAT64)
-    for this, vectors, heard, line in zip(world.rounds, followed.vectors, world.received, run.rounds, strict=False):
-        noise = world.link.seeded_noise(world.scenario.seed, this.index, this.design)
-        assert world.link.received(this, vectors[0], noise) == pytest.approx(heard, rel=1e-9)
+    context = small_context(tmp_path, "airdistill_proxy", *changes, rounds=3, device=1)
+    followed = follow(context, neighbours_of(context, 1, 0), context.scenario.seed, context.link.seeded_noise, True)
+    run = ad.run(context.scenario, "airdistill_proxy", out=tmp_path / "run", options=FLOAT64)
+    for this, vectors, received, line in zip(
+        context.rounds, followed.vectors, context.received, run.rounds, strict=False
+    ):
+        noise = context.link.seeded_noise(context.scenario.seed, this.index, this.design)
+        assert context.link.received(this, vectors[0], noise) == pytest.approx(received, rel=1e-9)
         ideal = this.others + this.design.weights[1][:, None] * vectors[0]
-        assert ((heard - ideal) ** 2).mean(axis=1) == pytest.approx(np.array(line["measured_noise_var"]), rel=1e-6)
+        assert ((received - ideal) ** 2).mean(axis=1) == pytest.approx(np.array(line["measured_noise_var"]), rel=1e-6)
 
 
 @settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
@@ -208,10 +210,10 @@ def test_the_replay_is_the_run_and_twins_fit_into_it(tmp_path):
     seed=st.integers(0, 1000),
     device=st.integers(0, 2),
 )
-def test_no_training_exceeds_what_a_whole_device_was_promised(
+def test_no_training_exceeds_the_guarantee_of_a_whole_device(
     tmp_path_factory, scheme, trust, answers, lr, seed, device
 ):
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("context")
     changes = [
         "public.samples=20", f"public.answers_per_device={answers}", "learning.local_epochs=3", "learning.batch_size=5",
         f"learning.initial_lr={lr}", f"privacy.trust={trust}", f"seed={seed}", "data.samples_per_device=16",
@@ -221,11 +223,11 @@ def test_no_training_exceeds_what_a_whole_device_was_promised(
     options = AuditOptions(device=device, rounds=2, transcripts=2, candidates=4, parts=("exact",), seed=seed)
     found = audit(plan, chosen, options, RunOptions(threads=1))
     assert found.violations == ()
-    assert all((pair.mu <= found.exact.promise.mu * (1 + 1e-9)).all() for pair in found.exact.pairs)
+    assert all((pair.mu <= found.exact.guarantee.mu * (1 + 1e-9)).all() for pair in found.exact.pairs)
 
 
 def test_the_attack_on_drawn_noise_stays_below_the_certificate(tmp_path):
-    """A device whose data is replaced: what an attacker tells apart in drawn noise, against what was promised."""
+    """The data of a whole device is replaced: the attack on drawn noise against the certified μ."""
     changes = [
         "public.samples=20", "learning.local_epochs=10", "learning.batch_size=5", "learning.rounds=1",
         "learning.initial_lr=0.3", "privacy.epsilon=1",
@@ -236,14 +238,14 @@ def test_the_attack_on_drawn_noise_stays_below_the_certificate(tmp_path):
     )
     found = audit(plan, chosen, options, RunOptions(threads=1))
     assert found.violations == ()
-    assert 0 < found.exact.pairs[1].mu.max() <= found.exact.promise.mu[-1] * (1 + 1e-9)
+    assert 0 < found.exact.pairs[1].mu.max() <= found.exact.guarantee.mu[-1] * (1 + 1e-9)
     assert found.empirical is not None
     assert found.membership is None
-    assert any("comes of public knowledge" in note for note in found.notes)
+    assert any("the broadcasts carry public predictions" in note for note in found.notes)
 
 
 def row_receiver(tmp_path, receiver, *changes):
-    """Of a plan whose rounds ask about 20 of 60 samples, and devices may answer 10 of them."""
+    """The receiver of a plan with 20 of 60 public samples in a round, of which a device answers at most 10."""
     scenario = skewed(
         tmp_path,
         "public.samples_per_round=20",
@@ -257,8 +259,8 @@ def row_receiver(tmp_path, receiver, *changes):
     return receiver_of(made, public, Engine(dtype=torch.float64))
 
 
-def test_rows_come_to_their_places_scaled_and_pooled(tmp_path):
-    """Round t has rows 20(t−1)…; a row and its noise are scaled by N/V = 2; a second visit is weighed in."""
+def test_rows_are_scaled_placed_and_pooled(tmp_path):
+    """Round t has rows 20(t−1)…; a row and its noise are scaled by N/V = 2; a second visit is pooled."""
     receiver, rng = row_receiver(tmp_path, "linear"), np.random.default_rng(0)
     rounds = [rng.standard_normal((1, 80)) for _ in range(4)]
     for place, (received, noise_var) in enumerate(zip(rounds, (0.1, 0.2, 0.3, 0.4), strict=True)):
@@ -297,74 +299,72 @@ def simulation_of(tmp_path, scheme, *changes):
 
 def answers_of(tmp_path, scheme, *changes):
     """`[device, sample, class]`, after the training of the first round."""
-    simulation, sharing = simulation_of(tmp_path, scheme, *changes)
-    return sharing.vectors(simulation.fleet, 1, range(12)).reshape(12, 60, 4), simulation.fleet
+    simulation, protocol = simulation_of(tmp_path, scheme, *changes)
+    return protocol.vectors(simulation.fleet, 1, range(12)).reshape(12, 60, 4), simulation.fleet
 
 
-def test_who_learns_to_abstain_is_less_sure_of_what_it_does_not_know(tmp_path):
+def test_devices_that_learn_to_abstain_are_less_certain_of_unknown_classes(tmp_path):
     rows = np.arange(60)
-    sure = {
+    certainty = {
         weight: answers_of(tmp_path, "airdistill_proxy", f"public.abstain_weight={weight}")[1].public_predictions(rows)
         for weight in (0, 1)
     }
-    assert sure[1].max(axis=2).mean() < sure[0].max(axis=2).mean() - 0.1
+    assert certainty[1].max(axis=2).mean() < certainty[0].max(axis=2).mean() - 0.1
 
 
-def test_abstaining_devices_vote_as_often_as_they_may_and_others_predict(tmp_path):
+def test_abstaining_devices_use_all_their_votes_and_others_send_predictions(tmp_path):
     voted, _ = answers_of(tmp_path, "airdistill_proxy")
     assert set(np.unique(voted)) == {0, 1}
     assert voted.any(axis=2).sum(axis=1).tolist() == [30] * 12  # two classes of four
-    told, _ = answers_of(tmp_path, "ota_proxy_fd", "public.answers_per_device=60")
-    np.testing.assert_allclose(told.sum(axis=2), 1)
+    predicted, _ = answers_of(tmp_path, "ota_proxy_fd", "public.answers_per_device=60")
+    np.testing.assert_allclose(predicted.sum(axis=2), 1)
 
 
-def test_the_client_selector_decides_what_is_answered(tmp_path):
+def test_the_client_selector_chooses_the_answered_samples(tmp_path):
     free, _ = answers_of(tmp_path, "proxy_fd", "public.answers_per_device=60")
     chosen, fleet = answers_of(tmp_path, "selective_fd", "public.answers_per_device=60")
     assert free.any(axis=2).all()
-    said = chosen.any(axis=2)
-    assert 0.1 < said.mean() < 0.9
-    np.testing.assert_allclose(chosen[said], free[said])
+    answered = chosen.any(axis=2)
+    assert 0.1 < answered.mean() < 0.9
+    np.testing.assert_allclose(chosen[answered], free[answered])
     samples, labels = (tensor.numpy() for tensor in fleet.learners[3].samples_and_labels())
     selector = ClientSelector.for_device(samples, labels, stream(0, "client-selector", 0, 3))
-    assert np.array_equal(said[3], selector.accepts(fleet.public.numpy()))
+    assert np.array_equal(answered[3], selector.accepts(fleet.public.numpy()))
 
 
-def test_the_server_selector_leaves_rows_out(tmp_path):
+def test_the_server_selector_drops_uncertain_rows(tmp_path):
     strict, _ = simulation_of(tmp_path, "proxy_fd", "public.server_selector=0.4")
     free, _ = simulation_of(tmp_path, "proxy_fd")
     right = [each.advance()["labels_right"] for each in (strict, free)]
     assert right[0]["ideal"] == right[1]["ideal"] == right[1]["broadcast"]
     assert right[0]["broadcast"] > right[1]["broadcast"]
-    with pytest.raises(InputError, match="which is private over the air"):
+    with pytest.raises(InputError, match="needs the number of devices that answered, which is private"):
         simulation_of(tmp_path, "airdistill_proxy", "public.server_selector=0.4")
 
 
-def test_answers_are_checked_before_they_are_sent(tmp_path, monkeypatch):
-    monkeypatch.setattr(payloads, "surest_answers", lambda said, _sureness, _most: said)
+def test_answers_beyond_the_agreed_number_are_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr(payloads, "surest_answers", lambda answers, _certainty, _most: answers)
     with pytest.raises(ValueError, match="answers 60 samples, where 30 were agreed"):
         answers_of(tmp_path, "ota_proxy_fd")
 
 
-class Louder(OtaProxyFd):
-    """A scheme of a user's own that sends more than its plan is for."""
+class TenTimes(OtaProxyFd):
+    """A scheme of a user's own whose vectors exceed the norm that its plan is for."""
 
-    name = "louder"
+    name = "ten_times"
 
     def play(self, this):
-        design, uplink = this.design(), this.plan.uplink
-        vectors, noise = 10 * this.vectors()[:, 0], this.noise(design)
-        weights = uplink.nominal_weights[:, 0]
-        return vector_over_the_air(weights, vectors, design, this.channel(), noise, 1e-6, uplink.largest_norm)
+        reception = this.transmit(10 * this.vectors())
+        return Outcome(this.learn(reception.broadcast), reception)
 
 
-def test_nobody_can_send_louder_than_planned(tmp_path):
-    made = plan_scheme(Louder(), as_run_by(Louder(), skewed(tmp_path)))
-    with pytest.raises(AirDistillError, match=r"would send a vector of norm .*; the round was planned for 5\.47"):
-        Simulation(made, Louder(), FAST.resolved()).advance()
+def test_vectors_above_the_planned_norm_are_refused(tmp_path):
+    made = plan_scheme(TenTimes(), as_run_by(TenTimes(), skewed(tmp_path)))
+    with pytest.raises(AirDistillError, match=r"device \d+ would send a vector of norm .*; .* planned for 5\.47"):
+        Simulation(made, TenTimes(), FAST.resolved()).advance()
 
 
-def test_a_round_that_cannot_be_paid_trains_nobody(tmp_path):
+def test_a_round_beyond_the_budget_trains_no_device(tmp_path):
     simulation, _ = simulation_of(tmp_path, "ota_proxy_fd", "learning.rounds=2")
     simulation.advance()
     before = {name: tensor.clone() for name, tensor in simulation.fleet.state().items()}
@@ -374,20 +374,20 @@ def test_a_round_that_cannot_be_paid_trains_nobody(tmp_path):
     assert all(torch.equal(tensor, before[name]) for name, tensor in simulation.fleet.state().items())
 
 
-def test_training_that_diverges_is_said_so(tmp_path):
+def test_diverging_training_is_reported(tmp_path):
     scheme = load_scheme("airdistill_proxy")
     scenario = skewed(tmp_path, "learning.model=mlp", "learning.initial_lr=1e20")
     with pytest.raises(TrainingDivergedError, match="round 1, device 0: training diverged"):
         Simulation(plan_scheme(scheme, as_run_by(scheme, scenario)), scheme, RunOptions(threads=1).resolved()).advance()
 
 
-def test_a_set_that_cannot_be_had_is_refused_by_the_plan(tmp_path):
+def test_a_public_set_that_cannot_be_loaded_is_refused_by_the_plan(tmp_path):
     scheme = load_scheme("ota_proxy_fd")
     with pytest.raises(InputError, match=r"public\.samples"):
         plan_scheme(scheme, as_run_by(scheme, skewed(tmp_path, "public.samples=120")))
 
 
-def test_schemes_without_noise_have_no_forecast_of_it(tmp_path):
-    for scheme, told in [("proxy_fd", False), ("ota_proxy_fd", True)]:
+def test_non_private_schemes_have_no_public_set_what_if(tmp_path):
+    for scheme, expected in [("proxy_fd", False), ("ota_proxy_fd", True)]:
         simulation, _ = simulation_of(tmp_path, scheme)
-        assert (public_set_what_if(simulation.plan) is not None) == told
+        assert (public_set_what_if(simulation.plan) is not None) == expected

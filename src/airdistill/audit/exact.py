@@ -57,11 +57,6 @@ class ExactAudit:
     tolerance: float
 
     @property
-    def promise(self) -> Guarantee:
-        """Old name of `guarantee`."""
-        return self.guarantee
-
-    @property
     def num_rounds(self) -> int:
         return len(self.guarantee.mu)
 
