@@ -1,4 +1,4 @@
-"""Fleets to try the closed forms on: unequal devices, different μ, missing classes."""
+"""Random fleets to test the closed forms with: unequal devices, different μ, missing classes."""
 
 from dataclasses import dataclass
 
@@ -64,5 +64,5 @@ fleets = st.integers(0, 10**9).map(random_fleet)
 def uplink_of(fleet: RandomFleet, trust: str, **choices) -> SuperposedUplink:
     unknown = np.full(len(fleet.mu), np.nan)  # ε and δ are in μ already
     realised = RealisedFleet(fleet.class_counts, fleet.peak_power_w, unknown, unknown, fleet.mu)
-    shared = ClassMeans(realised, choices.pop("model", fleet.model), False, DYNAMICS)
-    return SuperposedUplink(realised, fleet.channel_noise_var, trust, shared, **choices)
+    payload = ClassMeans(realised, choices.pop("model", fleet.model), False, DYNAMICS)
+    return SuperposedUplink(realised, fleet.channel_noise_var, trust, payload, **choices)

@@ -1,4 +1,4 @@
-"""Budget across classes: against a generic solver, against a lower bound that proves itself, and what always holds."""
+"""Budget divided among classes: against a generic solver, against a dual bound, and its invariants."""
 
 import numpy as np
 import pytest
@@ -12,21 +12,22 @@ NUM_PROGRAMMES = 150
 
 
 def spent(shift, noise):
-    """Σ_k (w s)²/v, `[device]`, where a class that is not moved costs nothing."""
+    """Σ_k (w s)²/v, `[device]`; a class that is not moved costs nothing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(shift > 0, shift / noise, 0.0).sum(axis=1)
 
 
 def equal_shares(shift, budget, floor):
-    """n_i (w s)²/budget_i of the strictest device, as without this choice."""
+    """n_i (w s)²/budget_i of the strictest device: the plain choice."""
     moved = np.count_nonzero(shift, axis=1)[:, None]
     return np.maximum((moved * shift / budget[:, None]).max(axis=0), floor)
 
 
 def random_programme(seed, decades=1.0):
-    """Squared shifts, budgets, importance and floors: some lack classes, some ask nothing, some floors are zero.
+    """Squared shifts, budgets, importance and floors.
 
-    Floors are near what the budgets ask for, where it matters which of the two binds.
+    Some devices lack classes, some have no privacy target, and some floors are zero. Floors are near the noise that the
+    budgets require, where it matters which of the two binds.
     """
     rng = np.random.default_rng(seed)
     num_devices, num_classes = rng.integers(1, 7), rng.integers(1, 11)
@@ -48,7 +49,7 @@ programmes = st.tuples(st.integers(0, 10**9), st.sampled_from([1.0, 4.0, 12.0]))
 
 
 def least_cost_by_slsqp(shift, budget, importance, floor):
-    """The programme in log v by a generic solver; its best point that keeps the limits."""
+    """The programme in log v by a generic solver; its best feasible point."""
     unit = equal_shares(shift, budget, floor)
     live = unit > 0
     if not live.any():
@@ -76,9 +77,9 @@ def least_cost_by_slsqp(shift, budget, importance, floor):
 
 
 def least_cost_by_duality(shift, budget, importance, floor, noise):
-    """A lower bound on Σ α v from multipliers y ≥ 0: Lagrange's function at its least over v ≥ floor.
+    """A lower bound on Σ α v from multipliers y ≥ 0: the minimum of the Lagrangian over v ≥ floor.
 
-    Any y gives a bound, so that nothing is believed of where it comes from: here by non-negative least squares from
+    Any y gives a valid bound, and so it does not matter how y was found: here by non-negative least squares from
     α v = Σ_i y_i (w s)²_ik/(budget v) of the classes above their floor and the devices that bind.
     """
     live = (noise > 0) & np.isfinite(noise)
@@ -108,14 +109,14 @@ def test_a_generic_solver_finds_the_same_cost():
 
 @given(programmes)
 @settings(max_examples=150, deadline=None)
-def test_nothing_costs_less_at_any_scale(given):
+def test_the_cost_meets_the_dual_bound_at_any_scale(given):
     noise = noise_for_budget(*given)
     assert cost_of(given[2], noise) <= least_cost_by_duality(*given, noise) * (1 + 1e-6)
 
 
 @given(programmes)
 @settings(deadline=None)
-def test_no_budget_is_overdrawn_and_no_floor_undercut(given):
+def test_budgets_and_floors_are_kept(given):
     shift, budget, _, floor = given
     noise = noise_for_budget(*given)
     assert (spent(shift, noise) <= budget).all()
@@ -130,8 +131,8 @@ def test_never_worse_than_equal_shares(given):
     assert cost_of(importance, noise_for_budget(*given)) <= equal * (1 + 1e-12)
 
 
-def test_the_programmes_are_of_every_kind():
-    """One device that binds, several, none; floors that bind and floors that do not."""
+def test_the_random_programmes_include_every_case():
+    """One binding device, several, none; floors that bind and floors that do not."""
     binding, raised = [], []
     for seed in range(NUM_PROGRAMMES):
         shift, budget, _, floor = given = random_programme(seed)
@@ -147,7 +148,7 @@ def test_one_device_is_the_closed_form():
     """v = κ w s/√α, κ = Σ w s √α/budget: worked out by hand for w s = (1, 2), α = (1, 4), budget = 1/2."""
     noise = noise_for_budget([[1.0, 4.0]], [0.5], [1.0, 4.0])
     assert noise == pytest.approx([10.0, 10.0], rel=1e-12)
-    # Above its optimum a floor leaves the other class more of the budget: 1/20 of 1/2, so that v = 4/(9/20).
+    # A floor above its optimum leaves the other class more of the budget: 1/2 − 1/20, and so v = 4/(9/20).
     noise = noise_for_budget([[1.0, 4.0]], [0.5], [1.0, 4.0], floor=[20.0, 1.0])
     assert noise == pytest.approx([20.0, 80 / 9], rel=1e-12)
 
@@ -176,14 +177,14 @@ def test_a_larger_budget_never_costs_more(given, factor, device):
 
 @given(programmes, st.integers(0, 10**6))
 @settings(deadline=None)
-def test_devices_that_are_alike_count_as_one(given, seed):
+def test_equal_devices_count_as_one(given, seed):
     shift, budget, importance, floor = given
     again = np.append(np.arange(len(budget)), np.random.default_rng(seed).integers(0, len(budget), 20))
     noise = noise_for_budget(shift[again], budget[again], importance, floor)
     assert (noise == noise_for_budget(*given)).all()
 
 
-def test_devices_that_are_nearly_alike_do_not_break_the_solver():
+def test_nearly_equal_devices_do_not_break_the_solver():
     rng = np.random.default_rng(0)
     for _ in range(20):
         base = 10 ** rng.uniform(-2, 0, (3, 6))
@@ -194,7 +195,7 @@ def test_devices_that_are_nearly_alike_do_not_break_the_solver():
 
 
 def test_many_devices_with_two_classes_each():
-    """Ten devices or so bind here: nearly each class needs one of its own."""
+    """About ten devices bind here, nearly one for each class."""
     rng = np.random.default_rng(3)
     shift = np.zeros((500, 10))
     for device in range(500):
@@ -205,21 +206,21 @@ def test_many_devices_with_two_classes_each():
     assert cost_of(given[2], noise) <= least_cost_by_duality(*given, noise) * (1 + 1e-9)
 
 
-def test_where_nothing_is_asked_the_floor_stands():
+def test_without_privacy_targets_the_floor_remains():
     shift, floor = np.array([[1.0, 2.0], [0.0, 3.0]]), np.array([0.5, 0.0])
     assert (noise_for_budget(shift, [np.inf, np.inf], [1.0, 1.0], floor) == floor).all()
     assert (noise_for_budget(shift, [np.inf, np.inf], [1.0, 1.0]) == 0).all()
     assert (noise_for_budget(shift, [4.0, 4.0], [1.0, 1.0], [3.0, 3.0]) == 3.0).all()  # enough by itself
 
 
-def test_classes_that_nobody_moves_or_sends():
-    # Class 0 is moved, 1 by nobody, 2 has neither shift nor importance, 3 cannot be sent.
+def test_classes_without_shift_importance_or_channel():
+    # Class 0 is moved, 1 is not, 2 has neither shift nor importance, 3 cannot be sent.
     shift, importance = np.array([[1.0, 0.0, 0.0, 9.0]]), np.array([1.0, 1.0, 0.0, 1.0])
     noise = noise_for_budget(shift, [0.5], importance, [0.0, 0.25, 0.125, np.inf])
     assert noise == pytest.approx([2.0, 0.25, 0.125, np.inf], rel=1e-12)
 
 
-def test_a_class_of_no_importance_gets_all_the_noise_there_is():
+def test_a_class_without_importance_gets_infinite_noise():
     assert noise_for_budget([[1.0, 1.0]], [0.5], [1.0, 0.0]) == pytest.approx([2.0, np.inf], rel=1e-12)
     own = own_noise_for_budget([[1.0, 1.0], [0.0, 1.0]], [0.5, np.inf], [1.0, 0.0])
     assert own == pytest.approx(np.array([[2.0, np.inf], [0.0, 0.0]]), rel=1e-12)
@@ -236,17 +237,17 @@ def test_a_class_of_no_importance_gets_all_the_noise_there_is():
         ([[1.0]], [1.0], [1.0, 1.0]),
     ],
 )
-def test_what_makes_no_sense_is_refused(given):
+def test_invalid_arguments_are_refused(given):
     with pytest.raises(ValueError, match="must"):
         noise_for_budget(*given)
 
 
-def test_a_silent_device_needs_no_budget():
+def test_a_device_that_moves_nothing_needs_no_budget():
     assert noise_for_budget([[0.0], [1.0]], [0.0, 0.5], [1.0]) == pytest.approx([2.0], rel=1e-12)
     assert own_noise_for_budget([[0.0], [1.0]], [0.0, 0.5], [1.0]) == pytest.approx(np.array([[0.0], [2.0]]), rel=1e-12)
 
 
-def test_own_noise_is_each_device_alone():
+def test_own_noise_is_optimal_for_each_device_separately():
     for seed in range(40):
         shift, budget, importance, _ = random_programme(seed)
         own = own_noise_for_budget(shift, budget, importance)

@@ -1,4 +1,4 @@
-"""Combiners against searches that know nothing of relaxations, and against their own bound."""
+"""Receive combiners against searches without a relaxation, and against their own bound."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from airdistill.planning.antennas.relaxation import relax
 
 
 def instance(seed, num_devices, num_antennas, num_classes=1, spread=True):
-    """Channels over two orders of magnitude in power, burdens of which some are missing, importances."""
+    """Channels over two orders of magnitude in power, burdens (some zero), and importances."""
     rng = np.random.default_rng(seed)
     gauss = rng.standard_normal((2, num_devices, num_antennas))
     distance = rng.uniform(1, 5, num_devices) if spread else np.ones(num_devices)
@@ -24,7 +24,7 @@ def instance(seed, num_devices, num_antennas, num_classes=1, spread=True):
 
 
 def cost(channel, burden, importance, vectors):
-    """As defined, for combiners `[..., antenna]` that are made unit vectors first."""
+    """The cost by definition, of combiners `[..., antenna]` scaled to unit norm."""
     vectors = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     power = np.abs(np.conj(vectors) @ channel.T) ** 2
     worst = np.max(np.where(burden > 0, burden / power[..., None], 0.0), axis=-2)
@@ -32,7 +32,7 @@ def cost(channel, burden, importance, vectors):
 
 
 def best_on_a_grid(given):
-    """Two antennas: f = (cos θ, sin θ e^{jφ}) on ever finer grids around the best few points."""
+    """Two antennas: f = (cos θ, sin θ e^{jφ}) on successively finer grids around the best points."""
 
     def costs(angle, phase):
         return cost(*given, np.stack([np.cos(angle) + 0j, np.sin(angle) * np.exp(1j * phase)], axis=-1))
@@ -52,7 +52,7 @@ def best_on_a_grid(given):
 
 
 def best_by_restarts(given, num_antennas, seed):
-    """Many random vectors, and from the best of them a general solver with the levels as variables."""
+    """Many random vectors, and a generic solver started from the best of them, with the levels as variables."""
     channel, burden, importance = given
     rng = np.random.default_rng(seed)
     drawn = rng.standard_normal((100_000, num_antennas)) + 1j * rng.standard_normal((100_000, num_antennas))
@@ -110,7 +110,7 @@ def test_three_antennas_against_restarts(num_devices, num_classes):
 )
 @example(seed=5, num_devices=1, num_antennas=7, num_classes=1)  # a draw was better by the last bit
 @settings(max_examples=40, deadline=None)
-def test_the_bound_is_never_above_what_is_found(seed, num_devices, num_antennas, num_classes):
+def test_the_bound_is_never_above_the_cost(seed, num_devices, num_antennas, num_classes):
     given_ = instance(seed, num_devices, num_antennas, num_classes)
     made = best_combiner(*given_, np.random.default_rng(seed))
     assert np.linalg.norm(made.vector) == pytest.approx(1, abs=1e-12)
@@ -122,7 +122,7 @@ def test_the_bound_is_never_above_what_is_found(seed, num_devices, num_antennas,
         alone = (given_[0], given_[1][:, klass : klass + 1], np.ones(1))
         assert own.cost == pytest.approx(float(cost(*alone, own.vector)), rel=1e-9)
         assert own.bound <= own.cost * (1 + 1e-12)
-        # A combiner of its own serves a class at least as well as the bound says of the common one.
+        # The bound of a class's own combiner is also below the cost of the common one for this class.
         assert own.bound <= float(cost(*alone, made.vector)) * (1 + 1e-9)
 
 
@@ -133,7 +133,7 @@ def test_up_to_three_devices_the_relaxation_is_tight():
         assert made.gap < 1e-3
 
 
-def test_one_device_gets_its_matched_filter():
+def test_a_single_device_has_its_matched_filter():
     channel, burden, importance = instance(3, 1, 6)
     made = best_combiner(channel, burden, importance, np.random.default_rng(0))
     matched = channel[0] / np.linalg.norm(channel[0])
@@ -141,14 +141,14 @@ def test_one_device_gets_its_matched_filter():
     assert made.cost == pytest.approx(importance[0] * burden[0, 0] / np.linalg.norm(channel) ** 2, rel=1e-6)
 
 
-def test_orthogonal_devices_share_the_power_by_burden():
+def test_orthogonal_devices_divide_the_power_by_burden():
     """With orthogonal channels |f_i|² ∝ b_i/‖h_i‖² makes all devices equal: the cost is Σ_i b_i/‖h_i‖²."""
     sizes, burden = np.array([1.0, 2.0, 5.0]), np.array([[1.0], [3.0], [2.0]])
     made = best_combiner(np.diag(sizes).astype(complex), burden, np.ones(1), np.random.default_rng(0))
     assert made.cost == pytest.approx(float((burden[:, 0] / sizes**2).sum()), rel=1e-4)
 
 
-def test_one_antenna_is_left_exactly_as_it_is():
+def test_one_antenna_has_combiner_one():
     given_ = instance(0, 5, 1, 3)
     made = best_combiner(*given_, np.random.default_rng(0))
     assert made.vector.tolist() == [1.0 + 0.0j]
@@ -163,7 +163,7 @@ def test_the_same_stream_gives_the_same_combiner():
     assert first.vector.tobytes() == second.vector.tobytes()
 
 
-def test_classes_with_the_same_shares_are_one_problem():
+def test_classes_with_proportional_burdens_are_one_problem():
     channel, burden, _ = instance(2, 10, 4)
     factors = np.array([1.0, 4.0, 0.25])
     importance = np.array([1.0, 2.0, 3.0])
@@ -182,7 +182,7 @@ def test_the_common_combiner_is_a_compromise():
     assert sum(weight * made.bound for weight, made in zip(importance, own, strict=True)) <= common.cost
 
 
-def test_a_holder_without_a_channel_spoils_its_classes_alone():
+def test_a_holder_without_a_channel_affects_only_its_own_classes():
     channel, burden, importance = instance(5, 6, 3, 2)
     channel[2], burden[2] = 0.0, [0.0, 1.0]
     made = best_combiner(channel, burden, importance, np.random.default_rng(0))
@@ -190,13 +190,13 @@ def test_a_holder_without_a_channel_spoils_its_classes_alone():
     assert np.isinf(made.bound)
     rest = best_combiner(channel, burden[:, :1], importance[:1], np.random.default_rng(0))
     assert np.allclose(made.vector, rest.vector)
-    nobody = best_combiner(channel, np.zeros_like(burden), importance, np.random.default_rng(0))
-    assert nobody.cost == 0
-    assert np.linalg.norm(nobody.vector) == 1
+    nothing_sent = best_combiner(channel, np.zeros_like(burden), importance, np.random.default_rng(0))
+    assert nothing_sent.cost == 0
+    assert np.linalg.norm(nothing_sent.vector) == 1
 
 
-def test_the_relaxation_is_solved_as_exactly_as_asked():
-    """F is feasible, so that its cost is above the optimum as surely as the bound is below it."""
+def test_the_relaxation_is_solved_to_the_given_accuracy():
+    """F is feasible, and so its cost is above the optimum, as the bound is below it."""
     channel, burden, importance = instance(6, 20, 6, 3)
     channel, burden = (values[burden.any(axis=1)] for values in (channel, burden))
     heaviest = burden.max(axis=1)

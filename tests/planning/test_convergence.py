@@ -1,6 +1,7 @@
-"""Theorem 1's terms against plain loops over its sums."""
+"""The terms of Theorem 1 against plain loops over its sums."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def test_effective_noise_is_eq_14():
     assert several == pytest.approx([1.2, 2.4])
 
 
-def test_noise_of_a_class_reaches_only_its_holders():
+def test_noise_of_a_class_affects_only_its_holders():
     noise_var = np.array([0.1, 0.2, np.inf])
     assert effective_noise(COUNTS, noise_var)[0] == pytest.approx(0.525)
     assert 3 * over_fleet(np.array([[1, 1, 0]]), noise_var) == pytest.approx(3 * 0.15)
@@ -47,23 +48,23 @@ def test_effective_noise_is_the_mean_squared_error_of_the_noise():
 
 
 def test_misalignment_is_eq_14_and_vanishes_for_the_gains_of_eq_18():
-    knowledge = RNG.dirichlet(np.ones(3), (2, 3))
+    class_means = RNG.dirichlet(np.ones(3), (2, 3))
     channel = np.array([0.8 + 0.3j, -0.5j])
     made = design_round(COUNTS, channel, 1.0, 0.1, np.full((2, 3), 0.01), "fleet_noise")
-    aligned = misalignment(COUNTS, channel, made.signal_gain, made.rx_scale, knowledge)
+    aligned = misalignment(COUNTS, channel, made.signal_gain, made.rx_scale, class_means)
     assert aligned == pytest.approx([0, 0], abs=1e-12)
-    slipped = made.signal_gain * np.array([[1.1], [0.8 + 0.2j]])
+    misaligned = made.signal_gain * np.array([[1.1], [0.8 + 0.2j]])
     weights = COUNTS / COUNTS.sum(axis=0)
     expected = np.zeros(2)
     for device in range(2):
         for klass in range(3):
             error = sum(
-                (channel[j] * slipped[j, klass] * math.sqrt(3) / made.rx_scale[klass] - weights[j, klass])
-                * knowledge[j, klass]
+                (channel[j] * misaligned[j, klass] * math.sqrt(3) / made.rx_scale[klass] - weights[j, klass])
+                * class_means[j, klass]
                 for j in range(2)
             )
             expected[device] += COUNTS[device, klass] / COUNTS[device].sum() * np.linalg.norm(error)
-    assert misalignment(COUNTS, channel, slipped, made.rx_scale, knowledge) == pytest.approx(expected)
+    assert misalignment(COUNTS, channel, misaligned, made.rx_scale, class_means) == pytest.approx(expected)
 
 
 def test_the_gap_is_theorem_1_term_by_term():
@@ -76,8 +77,8 @@ def test_the_gap_is_theorem_1_term_by_term():
             lr = 0.02 / math.sqrt(t)
             squared = bias[t - 1, device] ** 2 + noise[t - 1, device]
             omega += 6 * 0.02 * 0.7**2 * 1.5**2 * 3.0 * squared / num_rounds**1.5
-            slope = (3.0 * lr + 1) * 4.0 * bias[t - 1, device] / (lr * num_rounds**1.5)
-            omega += 6 * 0.7 * 0.02 * 1.5 * slope
+            first_order = (3.0 * lr + 1) * 4.0 * bias[t - 1, device] / (lr * num_rounds**1.5)
+            omega += 6 * 0.7 * 0.02 * 1.5 * first_order
         expected[device] = omega
     assert convergence_gap(num_rounds, CONSTANTS, noise, bias) == pytest.approx(expected)
 
@@ -97,8 +98,6 @@ def test_constants_may_come_as_a_mapping_or_an_object():
         "loss_bound": 2.5,
         "grad_norm_bound": 4.0,
     }
-    from types import SimpleNamespace
-
     assert LearningConstants.of(given) == LearningConstants.of(SimpleNamespace(**given)) == LearningConstants(**given)
     several = LearningConstants(**(given | {"loss_bound": np.array([1.0, 2.0])}))
     assert several.total_loss_bound(2) == 3.0

@@ -1,4 +1,4 @@
-"""Proposition 1 as printed: where it agrees with the optimum, and where it breaks its own constraints."""
+"""Proposition 1 as printed: when it agrees with the optimum, and when it violates its own constraints."""
 
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ from airdistill.privacy.gaussian import paper_mu
 from airdistill.privacy.sensitivity import required_noise_var
 
 
-def test_the_case_rule_breaks_the_privacy_constraint():
+def test_the_case_rule_can_violate_the_privacy_constraint():
     """Theory, section 1: |h|²P = (1, 10), (B_i^k)² = (1, 4), equal ρ gives a quarter of the noise that is needed."""
     counts = np.array([[1, 2], [2, 1]])
     channel, power = np.array([1.0, 1.0]), np.array([1.0, 10.0])
     stringency, num_rounds = np.array([0.01, 0.01]), 5
-    # Right on the border of Case I: σ_n² = 4TK min|h|²P max ρ.
+    # Exactly on the border of Case I: σ_n² = 4TK min|h|²P max ρ.
     noise_var = 4 * num_rounds * 2 * 1.0 * 0.01
     made = design_round_paper(counts, channel, power, noise_var, stringency, num_rounds)
     assert made.case == 1

@@ -1,4 +1,4 @@
-"""Equations of the paper that hold or fail as printed, as docs/theory.md says of them."""
+"""Equations of the paper that hold or fail as printed, as docs/theory.md states."""
 
 import numpy as np
 import pytest
@@ -24,22 +24,22 @@ def test_29_holds_as_printed():
     for _ in range(200):
         num_classes, num_samples = rng.integers(2, 6), rng.integers(1, 12)
         labels = rng.integers(0, num_classes, num_samples)
-        slopes = rng.standard_normal((num_samples, rng.integers(1, 8), num_classes))
-        slopes /= np.linalg.norm(slopes, 2, axis=(1, 2))[:, None, None]  # L2 = 1
+        jacobians = rng.standard_normal((num_samples, rng.integers(1, 8), num_classes))
+        jacobians /= np.linalg.norm(jacobians, 2, axis=(1, 2))[:, None, None]  # L2 = 1
         bias = rng.standard_normal((num_classes, num_classes)) * rng.exponential(size=(num_classes, 1))
         noise_var = rng.exponential(0.3, num_classes)
-        mean = 2 / num_samples * np.einsum("bdk,bk->d", slopes, bias[labels])
-        of_class = [2 / num_samples * slopes[labels == klass].sum(axis=0) for klass in range(num_classes)]
+        mean = 2 / num_samples * np.einsum("bdk,bk->d", jacobians, bias[labels])
+        of_class = [2 / num_samples * jacobians[labels == klass].sum(axis=0) for klass in range(num_classes)]
         noise = sum(var * (part**2).sum() for var, part in zip(noise_var, of_class, strict=True))
         shares = np.bincount(labels, minlength=num_classes) / num_samples
         sizes = np.linalg.norm(bias, axis=1)
         phi1, phi2 = shares @ sizes, num_classes * shares @ noise_var
         assert mean @ mean + noise <= 4 * (phi1**2 + phi2) * (1 + 1e-12)
-        # What the paper takes to be equal: it is an inequality, the other way round.
+        # The paper takes these for equal: it is an inequality in the other direction.
         assert shares @ sizes**2 >= phi1**2 * (1 - 1e-12)
 
 
-def test_33_needs_rounds_counted_from_one():
+def test_33_needs_rounds_numbered_from_one():
     for num_rounds in (1, 2, 10, 1000):
         integral = 2 / 3 * num_rounds**1.5
         assert np.sqrt(np.arange(num_rounds)).sum() < integral <= np.sqrt(np.arange(1, num_rounds + 1)).sum()
@@ -56,22 +56,22 @@ def test_34_lacks_squares():
 def test_41_alignment_is_not_always_best():
     """A larger λ with the same P1 and P2: power (9) and privacy (17) do not change; the gap falls if Φ2 is large."""
     counts, channel, num_rounds = np.full((2, 2), 10), np.ones(2), 10
-    knowledge = np.full((2, 2, 2), 0.5)
+    class_means = np.full((2, 2, 2), 0.5)
 
     def gap(noise_var, larger):
         made = design_round(counts, channel, 1.0, noise_var, np.zeros((2, 2)), "receiver_noise")
         scale = larger * made.rx_scale
         noise = effective_noise(counts, noise_var / scale**2)
-        bias = misalignment(counts, channel, made.signal_gain, scale, knowledge)
+        bias = misalignment(counts, channel, made.signal_gain, scale, class_means)
         return noise[0], convergence_gap(num_rounds, CONSTANTS, noise, bias[None])[0]
 
     assert gap(1.0, 1.0) == pytest.approx((0.25, 243.4), rel=1e-3)
     assert gap(1.0, 1.05)[1] > gap(1.0, 1.0)[1]
     assert gap(40.0, 1.0) == pytest.approx((10.0, 484.7), rel=1e-3)
     assert gap(40.0, 4.0)[1] == pytest.approx(336.1, rel=1e-3)
-    # Where it turns: 2A2 Φ2 = A1 S ‖q‖ (L1 + 1/η_t), for a mean over the rounds.
-    slope = np.mean(22 + np.sqrt(np.arange(1, num_rounds + 1)) / 0.01)
-    turn = 4.0 * np.sqrt(0.5) * slope / (2 * 7.7 * 22)
+    # The turning point: 2A2 Φ2 = A1 S ‖q‖ (L1 + 1/η_t), for a mean over the rounds.
+    mean_rate = np.mean(22 + np.sqrt(np.arange(1, num_rounds + 1)) / 0.01)
+    turn = 4.0 * np.sqrt(0.5) * mean_rate / (2 * 7.7 * 22)
     for noise, larger_is_better in ((1.05 * turn, True), (0.95 * turn, False)):
         assert (gap(4 * noise, 1.001)[1] < gap(4 * noise, 1.0)[1]) == larger_is_better
 

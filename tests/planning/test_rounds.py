@@ -1,4 +1,4 @@
-"""How many rounds, against brute force over every T and against the paper's own formula."""
+"""The number of rounds against brute force over every T, and against the paper's formula."""
 
 import math
 
@@ -106,7 +106,7 @@ def privacy_limited_rounds(counts, mu, model):
 
 @given(st.floats(0.001, 0.1), st.floats(1e-11, 1e-9), st.integers(0, 1000))
 def test_privacy_limited_noise_at_the_optimum_does_not_depend_on_epsilon(epsilon, delta, seed):
-    """T̂ ∝ 1/req(1), so that T̂·req(1), the noise at the optimum, is a constant of the learning problem alone."""
+    """T̂ ∝ 1/req(1), and so the noise at the optimum, T̂·req(1), depends only on the learning problem."""
     counts = np.random.default_rng(seed).integers(5, 50, (6, 4))
     noise = []
     for target in (epsilon, 3 * epsilon):
@@ -116,7 +116,7 @@ def test_privacy_limited_noise_at_the_optimum_does_not_depend_on_epsilon(epsilon
     assert noise[0] == pytest.approx(noise[1], rel=1e-9)
 
 
-def test_the_exact_search_finds_the_closed_form_where_privacy_alone_limits():
+def test_the_exact_search_finds_the_closed_form_if_only_privacy_limits():
     counts = np.full((6, 4), 25)
     mu = np.full(6, 0.5)
     closed = privacy_limited_rounds(counts, mu, "class_mean")
@@ -135,8 +135,8 @@ def test_eq_21_by_hand():
     assert paper_rounds(counts, epsilon, delta, {**vars(CONSTANTS), "loss_bound": 25.0}) == 320
 
 
-def test_eq_21_takes_one_device_in_the_maximum_not_extremes_of_several():
-    # Device 0 has the larger ρ, device 1 the larger Σ_k w²: their product is nobody's.
+def test_eq_21_takes_the_maximum_of_products_not_the_product_of_maxima():
+    # Device 0 has the larger ρ, device 1 the larger Σ_k w²: no device has the product of both.
     counts = np.array([[10, 10], [90, 90]])
     epsilon, delta = np.array([1.0, 1.0]), np.array([1e-5, 1e-5])
     weights, stringency = counts / 100, math.log(1e5) / (counts.sum(axis=1)) ** 2
@@ -162,7 +162,7 @@ def test_eq_21_is_the_exact_optimum_of_a_balanced_privacy_limited_fleet():
     assert found == pytest.approx(printed, abs=1)
 
 
-def test_without_a_privacy_target_the_rounds_run_to_the_limit():
+def test_without_a_privacy_target_the_optimum_is_the_largest_number_of_rounds():
     found = exact_rounds(
         [[5, 5]], np.array([np.inf]), np.ones((1, 1)), 1.0, 0.1, CONSTANTS, "device", "fleet_noise", 777
     )
@@ -179,7 +179,7 @@ def test_the_outage_leaves_out_the_worst_draws():
 
 
 @given(st.integers(1, 5000), st.floats(0.1, 1e8), st.floats(0, 10))
-def test_the_search_finds_the_least_whole_number(largest, noise, floor):
+def test_the_search_finds_the_minimising_integer(largest, noise, floor):
     assume(noise > 0)
 
     def objective(t):

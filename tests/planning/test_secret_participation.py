@@ -255,16 +255,13 @@ def test_a_plan_predicts_the_epsilon_of_rounds_that_differ():
         ledger.charge(planned.uplink.release(planned.design(channel, index), channel, index))
     np.testing.assert_allclose(planned.epsilon_by_model["device"], ledger.epsilon(), rtol=1e-6)
     costs = [release.cost("device", "receiver_noise").sum(axis=1) for release in ledger.releases]
-    assert np.ptp(costs, axis=0).min() > 0.1 * np.max(costs), (
-        "the channel must limit some rounds for this test to mean anything"
-    )
+    assert np.ptp(costs, axis=0).min() > 0.1 * np.max(costs), "the channel must limit some rounds"
 
 
 def test_an_exhausted_budget_is_reported(tmp_path):
     ad.run(small_scenario(tmp_path, *SECRET), "ota_fd", out=tmp_path / "before")
-    with pytest.raises(
-        BudgetExceeded, match="has spent its ε = 9"
-    ):  # rounds of earlier runs are counted without amplification
+    # Rounds of earlier runs are counted without amplification.
+    with pytest.raises(BudgetExceeded, match="has spent its ε = 9"):
         ad.run(small_scenario(tmp_path, *SECRET, "privacy.epsilon=9"), "ota_fd", ledger=tmp_path / "before")
 
 

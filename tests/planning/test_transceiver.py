@@ -1,4 +1,4 @@
-"""The closed forms against generic solvers, and the properties that any good design has."""
+"""The closed-form designs against generic solvers, and the properties that every design must have."""
 
 import tracemalloc
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from random_fleets import TRUSTS, fleets, random_fleet
 from scipy.optimize import linprog, minimize
 
+from airdistill.errors import InputError
 from airdistill.planning.transceiver.design import design_round
 
 NUM_FLEETS = 200
@@ -30,15 +31,15 @@ def held_classes(fleet):
 
 
 def counts_receiver(fleet, trust):
-    """A noiseless receiver protects nobody: the paper's trust model falls back on the fleet's noise."""
+    """Whether receiver noise counts; if the receiver is noiseless, receiver_noise falls back to the fleet's noise."""
     return trust == "receiver_noise" and fleet.channel_noise_var > 0
 
 
 def noise_over_least(fleet, trust, klass, made):
-    """The design's v over the least there is, by a linear programme.
+    """The design's v over the optimum of a linear programme.
 
-    In u = 1/λ² and ν_j = |h_jP2_j|²/λ² all is linear: v = Σν + σ²u, power w_j²/K + ν_j ≤ |h_j|²P_j u. Both are measured
-    in units of the design's own values, since the solver's tolerance is absolute.
+    Everything is linear in u = 1/λ² and ν_j = |h_jP2_j|²/λ²: v = Σν + σ²u, power w_j²/K + ν_j ≤ |h_j|²P_j u. Both are
+    measured in units of the design's own values, because the solver's tolerance is absolute.
     """
     unit_v, unit_u = made.effective_noise_var[klass], 1 / made.rx_scale[klass] ** 2
     weights, link = fleet.weights[:, klass], fleet.link_power_w * unit_u / unit_v
@@ -62,7 +63,7 @@ def noise_over_least(fleet, trust, klass, made):
 
 
 def least_noise_by_slsqp(fleet, trust, klass, rng):
-    """The paper's own variables: log λ²/cap and z_j = |P2_j|²/P_j, from several starts; the best that is allowed."""
+    """The paper's own variables log λ²/cap and z_j = |P2_j|²/P_j, from several starts; the best feasible point."""
     weights, link = fleet.weights[:, klass], fleet.link_power_w
     num, num_classes = len(weights), fleet.class_counts.shape[1]
     required, sigma2 = fleet.required[:, klass], fleet.channel_noise_var
@@ -112,9 +113,9 @@ def test_no_design_has_less_noise(trust):
 @pytest.mark.filterwarnings("ignore:Values in x were outside bounds")  # SLSQP's own steps
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_generic_solver_never_beats_the_closed_form(trust):
-    """SLSQP in the paper's own variables, which knows nothing of the reformulation above.
+    """SLSQP in the paper's own variables, independent of the linear reformulation above.
 
-    It is slow, and what it finds is only from one side: the first of the fleets for which both sides are proved.
+    It is slow and bounds the optimum from one side only: it runs on the first fleets of the test above.
     """
     rng = np.random.default_rng(1)
     ratios = []
@@ -127,12 +128,12 @@ def test_a_generic_solver_never_beats_the_closed_form(trust):
     ratios = np.array(ratios)
     assert len(ratios) > 0.9 * NUM_FLEETS // 4
     assert ratios.min() > 1 - 1e-4
-    # It does come near: a solver that never gets anywhere would prove nothing.
+    # The solver must come close to the optimum, or the test would prove nothing.
     assert np.mean(ratios < 1.01) > 0.6
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_every_design_keeps_power_and_privacy(trust):
+def test_every_design_meets_power_and_privacy_constraints(trust):
     for seed in range(NUM_FLEETS):
         fleet = random_fleet(seed)
         made = design(fleet, trust)
@@ -141,13 +142,13 @@ def test_every_design_keeps_power_and_privacy(trust):
 
 
 @given(fleets, st.sampled_from(TRUSTS))
-def test_what_is_reported_is_what_the_gains_do(fleet, trust):
+def test_reported_noise_follows_from_the_gains(fleet, trust):
     made = design(fleet, trust)
     num_classes = fleet.class_counts.shape[1]
     arriving = np.abs(fleet.channel[:, None] * made.noise_gain) ** 2
     for klass in held_classes(fleet):
         scale = made.rx_scale[klass]
-        # Eq. (12): every device's knowledge arrives with its weight, on the real axis.
+        # Eq. (12): every device's vector is received with its weight, on the real axis.
         received = np.sqrt(num_classes) * fleet.channel * made.signal_gain[:, klass] / scale
         assert received == pytest.approx(fleet.weights[:, klass], abs=1e-12)
         assert (fleet.channel * made.noise_gain[:, klass]).imag == pytest.approx(0, abs=1e-9 * scale)
@@ -162,7 +163,7 @@ def test_what_is_reported_is_what_the_gains_do(fleet, trust):
 
 
 @given(fleets, st.sampled_from(TRUSTS), st.floats(1, 100), st.integers(0, 5))
-def test_more_power_never_hurts(fleet, trust, factor, device):
+def test_more_power_never_adds_noise(fleet, trust, factor, device):
     power = fleet.peak_power_w.copy()
     power[device % len(power)] *= factor
     held = held_classes(fleet)
@@ -171,7 +172,7 @@ def test_more_power_never_hurts(fleet, trust, factor, device):
 
 
 @given(fleets, st.sampled_from(TRUSTS), st.floats(1, 100), st.integers(0, 5))
-def test_more_privacy_never_lowers_the_noise(fleet, trust, factor, device):
+def test_a_stricter_requirement_never_lowers_the_noise(fleet, trust, factor, device):
     required = fleet.required
     required[device % len(required)] *= factor
     held = held_classes(fleet)
@@ -198,16 +199,16 @@ def test_the_order_of_devices_does_not_matter(fleet, trust, seed):
 
 
 @given(fleets)
-def test_trusting_fewer_never_gives_less_noise(fleet):
+def test_a_stricter_trust_model_never_has_less_noise(fleet):
     assume(fleet.channel_noise_var > 0)
     held = held_classes(fleet)
-    receiver, together, alone = (design(fleet, trust).effective_noise_var[held] for trust in TRUSTS)
-    assert (receiver <= together * (1 + 1e-9)).all()
-    assert (together <= alone * (1 + 1e-9)).all()
+    receiver, fleet_wide, alone = (design(fleet, trust).effective_noise_var[held] for trust in TRUSTS)
+    assert (receiver <= fleet_wide * (1 + 1e-9)).all()
+    assert (fleet_wide <= alone * (1 + 1e-9)).all()
 
 
 def test_the_design_by_hand():
-    """Two devices, one class each alone and one shared; K = 2, so that every number can be checked on paper."""
+    """Two devices, a class that one of them holds and a class of both; K = 2: every number can be checked on paper."""
     counts = np.array([[10, 10], [0, 30]])
     channel, power = np.array([1.0, 2j]), np.array([1.0, 3.0])
     required = np.array([[0.5, 0.1], [0.0, 0.2]])
@@ -230,7 +231,7 @@ def test_the_design_by_hand():
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_a_class_nobody_holds_is_not_sent(trust):
+def test_a_class_without_holders_is_not_sent(trust):
     counts, required = np.array([[5, 0], [5, 0]]), np.array([[0.1, 0], [0.1, 0]])
     made = design_round(counts, np.ones(2), 1.0, 0.1, required, trust)
     assert made.rx_scale[1] == 0
@@ -241,7 +242,7 @@ def test_a_class_nobody_holds_is_not_sent(trust):
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_a_holder_without_a_channel_silences_its_class_and_no_other(trust):
+def test_a_holder_without_a_channel_blocks_only_its_own_classes(trust):
     counts, required = np.array([[5, 5], [5, 0]]), np.array([[0.1, 0.1], [0.1, 0]])
     made = design_round(counts, np.array([1.0, 0.0]), np.ones(2), 0.1, required, trust)
     assert made.effective_noise_var[0] == np.inf
@@ -252,7 +253,7 @@ def test_a_holder_without_a_channel_silences_its_class_and_no_other(trust):
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_a_design_holds_at_most_six_arrays_of_the_fleets_size(trust):
+def test_a_design_allocates_at_most_six_arrays_of_the_fleets_size(trust):
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 20, (3000, 40))
     required = rng.random(counts.shape)
@@ -264,9 +265,9 @@ def test_a_design_holds_at_most_six_arrays_of_the_fleets_size(trust):
     assert peak <= 6 * counts.size * 8
 
 
-def test_wrong_arguments_are_refused():
+def test_invalid_arguments_are_refused():
     counts, required = np.array([[5, 5]]), np.array([[0.1, 0.1]])
-    with pytest.raises(ValueError, match="trust = 'me'"):
+    with pytest.raises(InputError, match='trust = "me"'):
         design_round(counts, np.ones(1), 1.0, 0.1, required, "me")
     with pytest.raises(ValueError, match="channel of 2 devices"):
         design_round(counts, np.ones(2), 1.0, 0.1, required, "own_noise")
