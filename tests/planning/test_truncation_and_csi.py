@@ -89,14 +89,14 @@ def test_csi_errors_have_the_stated_power_limit_and_misalignment(power_db, quant
     assert 1 - np.exp(-(error.limit**2) / error.power) == pytest.approx(quantile)
     density = lambda x: np.exp(-x / error.power) / error.power / quantile  # noqa: E731 - of |e|²
     expected, _ = quad(lambda x: x / (1 - x) * density(x), 0, error.limit**2)
-    assert error.slip == pytest.approx(expected, rel=1e-6)
+    assert error.misalignment == pytest.approx(expected, rel=1e-6)
     power, _ = quad(lambda x: x * density(x), 0, error.limit**2)
     assert (np.abs(drawn) ** 2).mean() == pytest.approx(power, rel=0.02)
     inverse = 1 / (1 + drawn)
     spread = 5 * inverse.std() / np.sqrt(len(drawn))
     assert abs(inverse.mean() - 1) < spread
-    assert (inverse.real - 1).var() == pytest.approx(0.5 * error.slip, rel=0.03)
-    assert (np.abs(inverse) ** 2).mean() == pytest.approx(1 + error.slip, rel=0.01)
+    assert (inverse.real - 1).var() == pytest.approx(0.5 * error.misalignment, rel=0.03)
+    assert (np.abs(inverse) ** 2).mean() == pytest.approx(1 + error.misalignment, rel=0.01)
 
 
 @pytest.mark.parametrize("trust", TRUSTS)

@@ -48,7 +48,7 @@ class ChannelError:
         return float(np.sqrt(-self.power * np.log1p(-self.quantile)))
 
     @property
-    def slip(self) -> float:
+    def misalignment(self) -> float:
         """E|1/(1+e) − 1|² = E[|e|²/(1 − |e|²)]: the residual misalignment of a signal that was inverted by ĥ.
 
         1/(1+e) is analytic in e, and e is circularly symmetric: the mean is 1, and each axis has half of the variance.

@@ -188,7 +188,7 @@ class SuperposedUplink(Uplink):
             return noise_var
         artificial = self.trust_model.artificial_noise_var(required)
         added = 0.5 * self._noise_axes * artificial + 0.5 * links.signal_share
-        return np.asarray(noise_var + self.error.slip * added)
+        return np.asarray(noise_var + self.error.misalignment * added)
 
     def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
         links, trust, sampled = self._links(channels, None), self.trust_model, not self.participation.everyone
