@@ -6,7 +6,6 @@ from pathlib import Path
 
 import airdistill as ad
 from airdistill.channel import channel_source
-from airdistill.planning.uplinks import release_of
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import Ledger
 from airdistill.runs.accounts import ledger_header
@@ -30,7 +29,7 @@ def measure(name: str, changes: list[str], num_rounds: int = 50) -> tuple[float,
         ledger = Ledger.begin(ledger_header(plan, load_scheme("ota_fd")), path)
         started = time.perf_counter()
         for t, (channel, design) in enumerate(zip(channels, designs, strict=True), start=1):
-            ledger.charge(release_of(plan.uplink, design, channel, t))
+            ledger.charge(plan.uplink.release(design, channel, t))
         charged = time.perf_counter()
         certificate_of(Ledger.read(path))
         certified = time.perf_counter()

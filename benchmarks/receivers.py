@@ -33,8 +33,8 @@ class Recording(FdErrorFree):
 
     def play(self, this: Round) -> Outcome:
         outcome = super().play(this)
-        assert outcome.heard is not None
-        self.path.append(outcome.heard.received)
+        assert outcome.reception is not None
+        self.path.append(outcome.reception.received)
         return outcome
 
 

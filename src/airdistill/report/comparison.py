@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,7 +167,7 @@ def runs_csv(record: ComparisonRecord) -> str:
     for task, run in record.runs.items():
         summary, accuracy = run.summary, run.summary["accuracy"]
         epsilon = [summary["epsilon_by_model"][model] for model in SENSITIVITY_MODELS]
-        link = summary.get("link") or {}
+        link: Mapping[str, Any] = summary.get("link") or {}
         writer.writerow(
             [task.label, summary["scheme"], task.seed, summary["rounds"]]
             + [accuracy["mean"], accuracy["worst"], accuracy["best"]]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -52,12 +53,12 @@ def print_run(record: RunRecord, console: Console) -> None:
         console.print("[bold]Assumptions[/bold]", bullets(summary["assumptions"], "·"))
 
 
-def _iterate_in_words(iterate: dict[str, Any]) -> str:
+def _iterate_in_words(iterate: Mapping[str, Any]) -> str:
     start = f"the start of round {iterate['round']}"
     return f"{iterate['accuracy']['mean']:.2%}, {start}" if iterate["accuracy"] else f"{start}, which did not happen"
 
 
-def _rounds_and_end(summary: dict[str, Any]) -> str:
+def _rounds_and_end(summary: Mapping[str, Any]) -> str:
     early = "" if summary["ended_because"] is None else f"; then the budget was spent: {summary['ended_because']}"
     return f"{summary['rounds']}{escape(early)}"
 
@@ -88,7 +89,7 @@ def run_page(record: RunRecord) -> Page:
     )
 
 
-def _rounds_in_words(summary: dict[str, Any], plan: Plan) -> str:
+def _rounds_in_words(summary: Mapping[str, Any], plan: Plan) -> str:
     if summary["ended_because"] is None:
         return f"{summary['rounds']} round{'' if summary['rounds'] == 1 else 's'}"
     return f"{summary['rounds']} of {plan.num_rounds} rounds: the privacy budget was spent"
@@ -162,7 +163,9 @@ def _noise_figure(record: RunRecord) -> Figure:
         ("expected_error", "expected by the receiver", GREEN, "--"),
     ]:
         if lines[-1].get(key) is not None:
-            values = [np.mean([value for value in line[key] if value is not None] or [np.nan]) for line in lines]
+            values = [
+                np.mean([value for value in cast("Any", line)[key] if value is not None] or [np.nan]) for line in lines
+            ]
             axes.plot(rounds, values, style, color=colour, label=label)
     count_rounds(axes)
     axes.set_ylabel("squared error per entry")

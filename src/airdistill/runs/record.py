@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airdistill.errors import InputError
 from airdistill.runs.folder import ROUNDS, SUMMARY, RunError, simulated
+
+if TYPE_CHECKING:
+    from airdistill.runs.results import AccuracyRecord, RoundRecord, RunSummary
 
 
 @dataclass(frozen=True)
@@ -16,20 +19,21 @@ class RunRecord:
     """A run's folder: one record for every round, and the summary of a run that has ended."""
 
     folder: Path
-    rounds: tuple[dict[str, Any], ...]
-    summary: dict[str, Any]
+    rounds: tuple[RoundRecord, ...]
+    summary: RunSummary
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
         """Read a run that may still be running: an incomplete last line does not count."""
         path = folder / ROUNDS
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        rounds = tuple(_stored(line, f"{path}: line {number}") for number, line in enumerate(lines, start=1))
+        rounds = [_stored(line, f"{path}: line {number}") for number, line in enumerate(lines, start=1)]
         for number, record in enumerate(rounds, start=1):
             if record.get("round") != number:
                 raise RunError(f"{path}: line {number} is not round {number}; the file is damaged")
         path = folder / SUMMARY
-        return cls(folder, rounds, _stored(path.read_bytes(), str(path)) if path.exists() else {})
+        summary = _stored(path.read_bytes(), str(path)) if path.exists() else {}
+        return cls(folder, tuple(cast("RoundRecord", record) for record in rounds), cast("RunSummary", summary))
 
     def __repr__(self) -> str:
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy['mean']:.1%}"
@@ -37,7 +41,7 @@ class RunRecord:
         return f"RunRecord({str(self.folder)!r}: {len(self.rounds)} rounds{accuracy}{state})"
 
     @property
-    def accuracy(self) -> dict[str, float] | None:
+    def accuracy(self) -> AccuracyRecord | None:
         """The last measured accuracy."""
         return next((line["accuracy"] for line in reversed(self.rounds) if "accuracy" in line), None)
 

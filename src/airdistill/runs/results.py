@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -152,7 +152,7 @@ class ArmResult:
     epsilon_by_model: dict[str, float]
     sensitivity: str
     noise_var: Interval | None
-    link: dict[str, Any] | None
+    link: LinkRecord | None
 
 
 def arm_results(record: ComparisonRecord) -> list[ArmResult]:

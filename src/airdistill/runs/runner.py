@@ -140,7 +140,8 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
     if ended_because is not None:
         _checkpoint(folder, simulation, rounds)
     # The last record is read from the file: a run may have been killed between its last round and this line.
-    last = (RunRecord.read(folder).rounds or ({},))[-1]
+    recorded = RunRecord.read(folder).rounds
+    last = dict(recorded[-1]) if recorded else {}
     write_json(folder / CERTIFICATE, certify(folder).to_dict())
     write_json(folder / SUMMARY, jsonable(_summary(simulation, last, ended_because)))
     return RunRecord.read(folder)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from html import escape
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import plotly.graph_objects as go
@@ -153,7 +154,7 @@ def run_noise_figure(record: RunRecord) -> go.Figure | None:
         ("estimate_error", "broadcast, measured", {"color": GREEN}),
     ]:
         if lines[-1].get(key) is not None:
-            means = [_mean(line.get(key)) for line in lines]
+            means = [_mean(cast("Any", line).get(key)) for line in lines]
             figure.add_scatter(x=[line["round"] for line in lines], y=means, name=name, line=style)
     _set_round_axis(figure, len(record.rounds))
     figure.update_yaxes(title="squared error per entry", type="log", exponentformat="power")
@@ -183,7 +184,7 @@ def class_table_figure(table: list[list[float | None]], largest: float) -> go.Fi
     return figure
 
 
-def rms_error(tables: dict[str, Any], name: str) -> float:
+def rms_error(tables: Mapping[str, Any], name: str) -> float:
     """Root mean square difference between the entries of a table and the ideal ones."""
     ideal, other = (np.array(tables[key], dtype=np.float64) for key in ("ideal", name))
     difference = (other - ideal)[np.isfinite(ideal) & np.isfinite(other)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -128,7 +129,8 @@ def _show_start(run: FoundRun, state: ShownState) -> None:
 
 
 def _show_headline(run: FoundRun, state: ShownState, record: RunRecord, plan: Plan) -> None:
-    last, accuracy = record.rounds[-1] if record.rounds else {}, record.accuracy
+    last: Mapping[str, Any] = record.rounds[-1] if record.rounds else {}
+    accuracy = record.accuracy
     done = len(record.rounds)
     metrics = [
         ("State", state),
@@ -141,8 +143,9 @@ def _show_headline(run: FoundRun, state: ShownState, record: RunRecord, plan: Pl
         metrics.append(("Time left", _time_left(run.folder, plan.num_rounds - done)))
     show_metrics(metrics)
     st.progress(min(1.0, done / plan.num_rounds))
-    if record.summary.get("ended_because"):
-        st.warning(plain(record.summary["ended_because"]))
+    reason = record.summary.get("ended_because")
+    if reason:
+        st.warning(plain(reason))
 
 
 def _time_left(folder: Path, rounds: int) -> str:
@@ -209,6 +212,7 @@ def _show_class_tables(record: RunRecord) -> None:
     if len(rounds) > 1:
         chosen = st.select_slider("Round", rounds, chosen, key=f"knowledge-of-{len(rounds)}")
     tables = tables_by_round[chosen]
+    shown: Mapping[str, Any] = tables
     largest = max((entry for row in tables["ideal"] for entry in row if entry is not None), default=1.0)
     titles = {
         "ideal": "Ideal: average over devices",
@@ -218,7 +222,7 @@ def _show_class_tables(record: RunRecord) -> None:
     for column, (name, title) in zip(st.columns(3), titles.items(), strict=True):
         with column:
             st.markdown(f"**{title}**")
-            _chart(class_table_figure(tables[name], largest), f"knowledge-{name}", f"{title}, classes by classes")
+            _chart(class_table_figure(shown[name], largest), f"knowledge-{name}", f"{title}, classes by classes")
     st.caption(
         "Row: true class. Column: mean predicted probability. Entries beyond the colour scale are clipped to it."
     )
