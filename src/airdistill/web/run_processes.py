@@ -83,11 +83,17 @@ def last_error(folder: Path) -> str:
     return lines[-1] if lines else ""
 
 
+# A page started from a background shell ignores SIGINT, and its child processes inherit that: Stop would do nothing.
+_STOPPABLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from airdistill.cli import main; main()"
+)
+
+
 def _launch(folder: Path, arguments: list[str]) -> None:
     _asked_to_stop.pop(folder, None)
     with _log_of(folder).open("wb") as log:
         _launched[folder] = subprocess.Popen(
-            [sys.executable, "-m", "airdistill", *arguments, "--json"],
+            [sys.executable, "-c", _STOPPABLE, *arguments, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
