@@ -12,6 +12,7 @@ import airdistill as ad
 from airdistill.audit.second_opinion import opinion_in_words
 from airdistill.channel.sources import channel_source
 from airdistill.errors import AirDistillError, InputError
+from airdistill.planning.amplification import fleet_for_rounds
 from airdistill.planning.plan import Plan, plan, planning_draws
 from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
@@ -319,6 +320,38 @@ class TestThePublishedForm:
             plan_run(scenario, "ota_fd")
         rows = dict(summary_rows(plan_run(small_scenario(tmp_path, *SECRET), "ota_fd")))
         assert "does not apply" in rows["  published bound"]
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("accountant", ["exact", "paper"])
+@pytest.mark.parametrize("scheme", ["ota_fd", "ota_fl"])
+def test_without_privacy_targets_no_noise_is_required(tmp_path, scheme, accountant, trust):
+    """ε = ∞, with too few devices for the published form: it then applies without any noise."""
+    changes = ["privacy.epsilon=inf", f"privacy.trust={trust}", f"privacy.accountant={accountant}"]
+    planned = plan_run(small_scenario(tmp_path, *SECRET, *changes), scheme)
+    assert np.isinf(planned.fleet.mu).all()
+    assert not planned.required_noise_var().any()
+    assert planned.forecast.effective_noise == pytest.approx(planned.amplification.published_noise)
+    assert planned.amplification.published_excess == 0
+    assert Plan.from_dict(planned.to_dict()).to_dict() == planned.to_dict()
+    # Nor does it matter what earlier runs have spent.
+    spent = np.array([0.0, 1.0, np.inf])
+    again = fleet_for_rounds(planned.scenario, planned.uplink.payload.neighbours, 6, spent)
+    assert np.isinf(again.mu).all()
+
+
+def test_a_device_without_a_target_leaves_the_others_theirs(tmp_path):
+    mixed = [*SECRET, "privacy.epsilon={values=[8, inf, 8]}"]
+    planned = plan_run(small_scenario(tmp_path, *mixed), "ota_fd")
+    same = plan_run(small_scenario(tmp_path, *SECRET), "ota_fd")
+    assert np.isinf(planned.fleet.mu).tolist() == [False, True, False]
+    assert planned.fleet.mu[[0, 2]] == pytest.approx(same.fleet.mu[[0, 2]])
+    assert not planned.required_noise_var()[1].any()
+    assert (planned.epsilon_by_model["device"][[0, 2]] <= 8 * (1 + 1e-8)).all()
+    # κ of the published form is still too small for the devices with a target.
+    assert np.isinf(planned.amplification.published_noise)
+    with pytest.raises(InputError, match="κ = pM"):
+        plan_run(small_scenario(tmp_path, *mixed, "privacy.accountant=paper"), "ota_fd")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ def fleet_for_rounds(
                 'use accountant = "exact", more devices or a larger fleet.participation'
             )
             raise InputError("privacy.accountant", "paper", rule)
-        squared = granted**2 - spent
+        # A device without a target (ε = ∞) has no limit, whatever it has spent.
+        squared = granted**2 - np.where(np.isinf(granted), 0.0, spent)
     else:
         mechanism = SubsampledGaussian(scenario.fleet.participation, neighbours.geometry)
         squared = num_rounds * mechanism.largest_round_mu(num_rounds, fleet.epsilon, fleet.delta, spent) ** 2

@@ -309,7 +309,7 @@ def published_mu(epsilon: FloatArray, delta: FloatArray, probability: float, num
 
     Half of δ is the probability δ' of fewer than κ participants; the noise of κ out of `num_noises` devices is counted.
     `num_noises` is None if the noise does not come from the devices. ε_0 is by Theorem 2 for all rounds together, which
-    are amplified once. The result is zero if κ ≤ 0.
+    are amplified once. The result is zero if κ ≤ 0, and infinite without a target (ε = ∞).
     """
     failure, counted = np.zeros(len(delta)), np.ones(len(delta))
     if num_noises is not None:
@@ -319,7 +319,8 @@ def published_mu(epsilon: FloatArray, delta: FloatArray, probability: float, num
     share = np.minimum(1.0, probability / (1 - failure))
     epsilon_0 = epsilon + np.log((1 - (1 - share) * np.exp(-epsilon)) / share)  # ln(1 + (e^ε − 1)/share)
     delta_0 = np.minimum((delta - failure) * (1 - failure) / probability, _LARGEST_DELTA_0)
-    return np.asarray(paper_mu(epsilon_0, delta_0) * np.sqrt(counted))
+    # 0 · inf is NaN: without a target no noise needs to be counted.
+    return np.asarray(paper_mu(epsilon_0, delta_0) * np.where(np.isinf(epsilon), 1.0, np.sqrt(counted)))
 
 
 def _amplified(epsilon_0: float, share: float) -> float:
