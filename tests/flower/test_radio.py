@@ -42,7 +42,7 @@ def test_the_loopback_radio_receives_the_same_as_the_simulator(tmp_path, axis, s
     assert all(answer == {} for answer in answers)  # neither signals nor update reports cross the network
     certificate = certify(server)
     assert "emulated" not in " ".join(certificate.reasons)
-    assert "sent together" in [assumption.name for assumption in certificate.assumptions]
+    assert "simultaneous transmission" in [assumption.name for assumption in certificate.assumptions]
 
 
 def test_an_absent_device_is_left_out_and_an_uncertain_one_invalidates_the_round(tmp_path):

@@ -20,7 +20,6 @@ from airdistill.flower.device import Device
 from airdistill.flower.endpoint import Endpoint, EndpointError
 from airdistill.flower.media import _check_signal
 from airdistill.flower.records import packed
-from airdistill.flower.senders import signal_of
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.runs.accounts import certify
 from airdistill.runs.folder import RunError, locked
@@ -93,7 +92,7 @@ def test_a_device_refuses_a_round_beyond_its_budget(tmp_path, monkeypatch):
     device = devices.device(1)
     header = device.endpoint.ledger.header
     monkeypatch.setattr(device.endpoint.ledger, "header", replace(header, mu=header.mu * 0.1))
-    with pytest.raises(BudgetExceeded, match="it did not happen"):
+    with pytest.raises(BudgetExceeded, match="it was not transmitted"):
         device.answer("signal", 1, {})
     assert devices.device(1).last_round == 0
 
@@ -141,7 +140,7 @@ def test_the_sealed_files_of_a_folder_cannot_be_changed(tmp_path):
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
     other, _ = federation(tmp_path / "other", small_scenario(tmp_path, "privacy.epsilon=2000"), "ota_fd")
     (devices.folders[0] / "plan.json").write_bytes((other / "plan.json").read_bytes())
-    with pytest.raises(EndpointError, match="is not the plan of the scenario beside it"):
+    with pytest.raises(EndpointError, match="is not the plan of the scenario in the same folder"):
         devices.device(0)
     devices.device(1).answer("signal", 1, {})
     (devices.folders[1] / "plan.json").write_bytes((other / "plan.json").read_bytes())
@@ -194,7 +193,7 @@ def test_a_signal_as_strong_as_knowledge_and_noise_explain_is_accepted(tmp_path)
     for round_index in range(1, 501):
         charged = endpoint.charge_through(round_index)
         for device in range(3):
-            signal = signal_of(endpoint, device, charged, knowledge)
+            signal = replace(charged, _transmitted=False).signal_of(device, knowledge)
             _check_signal(signal, charged.design, device, 1.0, np.zeros(3))
             with pytest.raises(AirDistillError, match="explain at most"):
                 _check_signal(signal + 20 * np.abs(signal).max(), charged.design, device, 1.0, np.zeros(3))

@@ -21,8 +21,9 @@ from airdistill.privacy.poisson_sampling import (
     published_round,
     quantised_mu,
 )
-from airdistill.privacy.release import TRUST_MODELS, Release, SubsampledSpending
+from airdistill.privacy.release import Release, SubsampledSpending
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.trust import TRUST_MODELS
 
 HALF_STEP = 2 ** (1 / 256)  # of the μ grid
 
