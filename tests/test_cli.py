@@ -292,7 +292,7 @@ def test_a_second_run_continues_the_given_ledger(run, small_file, tmp_path):
     less = ["--set", "privacy.epsilon=4", "--out", tmp_path / "three"]
     code, _, err = run("run", small_file, "--ledger", tmp_path / "two", *less)
     assert code == 2
-    assert "has spent its ε = 4: it can pay for no more rounds" in err
+    assert "has spent its ε = 4: no further round is possible" in err
     assert not (tmp_path / "three").exists()
 
 

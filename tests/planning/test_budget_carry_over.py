@@ -97,7 +97,7 @@ def test_a_device_without_budget_cannot_join_another_round():
     fleet = next(f for f in map(_one_device, range(100)) if f is not None)
     uplink = uplink_of(fleet, "own_noise", carry_over=True)
     spent = np.full(uplink.nominal_weights.shape, 2 * fleet.mu[0] ** 2)
-    with pytest.raises(BudgetExceeded, match="device 0 has nothing left"):
+    with pytest.raises(BudgetExceeded, match="device 0 has no privacy budget left"):
         uplink.design(fleet.channel, 4, 3, spent)
 
 

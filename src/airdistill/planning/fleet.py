@@ -1,4 +1,4 @@
-"""A scenario's fleet in numbers: what every device holds, may transmit and was promised."""
+"""A scenario's fleet in numbers: class counts, power limits and privacy targets of every device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ class RealisedFleet:
 
 
 def realise_fleet(scenario: Scenario, spent_squared_mu: FloatArray | None = None) -> RealisedFleet:
-    """Draws what the scenario leaves to chance; the same seed gives the same fleet."""
+    """Draw the fleet that a scenario describes; the same seed gives the same fleet.
+
+    `spent_squared_mu` `[device]` is what earlier runs of the same devices have spent. Raise `BudgetExceeded` if a
+    device has no budget left.
+    """
     num_devices, seed = scenario.num_devices, scenario.seed
     epsilon = scenario.privacy.epsilon.draw(num_devices, stream(seed, "privacy.epsilon"))
     delta = scenario.privacy.delta.draw(num_devices, stream(seed, "privacy.delta"))
@@ -51,9 +55,9 @@ def realise_fleet(scenario: Scenario, spent_squared_mu: FloatArray | None = None
 def _mu_to_plan_with(
     scenario: Scenario, epsilon: FloatArray, delta: FloatArray, spent_squared_mu: FloatArray | None
 ) -> FloatArray:
-    """What the target grants, less what was spent before, less what rounding to a grid may add.
+    """The μ that the target grants, less earlier spending and less what rounding to a grid may add.
 
-    In a secure sum it is planned with the noise of all devices, of which those that may drop out are not counted.
+    A secure sum is planned with the noise of all devices, but the noise of devices that may drop out is not counted.
     """
     privacy = scenario.privacy
     granted = target_mu(epsilon, delta, privacy.accountant, privacy.noise)
@@ -61,25 +65,26 @@ def _mu_to_plan_with(
     left = np.where(np.isinf(granted), np.inf, granted**2 - np.where(np.isinf(granted), 0.0, spent))
     if not (left > 0).all():
         device = int(np.argmin(left))
-        raise BudgetExceeded(f"device {device} has spent its ε = {epsilon[device]:g}: it can pay for no more rounds")
+        raise BudgetExceeded(f"device {device} has spent its ε = {epsilon[device]:g}: no further round is possible")
     on_grid = privacy.noise == "secure" or scenario.air.medium == "secure_sum"
     return np.asarray(np.sqrt(left * counted_share(scenario)) / (1 + (ROUNDING if on_grid else 0.0)))
 
 
 def counted_share(scenario: Scenario) -> float:
-    """Of the fleet's noise: that of the devices which cannot be missing from a sum."""
+    """The share of the fleet's noise that is in a sum even if the expected number of devices drops out."""
     return 1 - scenario.fleet.expected_dropouts / scenario.num_devices
 
 
 def channel_noise_var(scenario: Scenario) -> float:
-    """The receiver's noise on the decision axis: half of a complex noise's power, all of a real one's."""
+    """Variance of the receiver noise on the decision axis: half the power of complex noise, all of real noise."""
     return scenario.radio.noise_power * (0.5 if scenario.radio.noise == "complex" else 1.0)
 
 
 def training_dynamics(scenario: Scenario) -> TrajectoryDynamics:
-    """What the `trajectory` model must know of the scenario's local training."""
+    """The dynamics of local training that the `trajectory` model bounds."""
     return TrajectoryDynamics.of(scenario.learning_numbers())
 
 
 def unheld_classes(fleet: RealisedFleet) -> list[int]:
+    """The classes that no device holds."""
     return [int(klass) for klass in np.flatnonzero(fleet.class_counts.sum(axis=0) == 0)]

@@ -1,4 +1,4 @@
-"""What the planned rounds will be like, measured over channel draws: noise, power, time, privacy."""
+"""Forecast of the planned rounds over channel draws: noise, power, energy and privacy."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from airdistill.planning.uplink import Uplink
 
 @dataclass(frozen=True)
 class RoundForecast:
-    """One round of the plan over `num_draws` channel draws. Lists by class, or of a gradient's one row, are medians.
+    """One round of the plan over `num_draws` channel draws. Arrays `[row]` are medians over draws.
 
-    `effective_noise` is the mean over devices and over the draws below the outage; the median is over all draws, the
-    quantile the largest of those below.
+    `effective_noise` is the mean over devices and over the draws below the outage, `effective_noise_median` the median
+    over all draws, `effective_noise_quantile` the largest below the outage, and `outage_noise_share` the part of all
+    noise in the draws above it.
 
-    `outage_noise_share` is the part of all noise that falls in the rounds left out. `worst_snr_db` is the received
-    signal-to-noise ratio of the weakest device at full power; `channel_snr_db` that of the largest vector (norm 1, or
-    the clip) in the noisiest row if privacy asked for nothing. Powers `[device]` are means over classes and draws.
-    `silent_share` of devices and rounds are left out, which moves a device's knowledge by `squared_bias` at most.
+    `worst_snr_db` is the received signal-to-noise ratio of the weakest device at full power; `channel_snr_db` is that
+    of the largest vector in the noisiest row without any noise for privacy. Powers `[device]` are means over rows and
+    draws. `silent_share` is the share of devices and rounds that are inactive, which biases the received rows by
+    `squared_bias` at most.
     """
 
     num_draws: int
@@ -45,7 +46,7 @@ class RoundForecast:
     inverse_counted_noise: FloatArray
     power_holds_share: float
     privacy_holds_share: float
-    squared_bias: float = 0.0  # plans of before there was silence have none
+    squared_bias: float = 0.0  # plans stored before truncation was supported do not have it
     silent_share: float = 0.0
 
 
@@ -58,7 +59,7 @@ def forecast_round(
     outage: float,
     slot_s: float,
 ) -> RoundForecast:
-    """Designs every draw `[draw, device]` for T rounds and sums up what comes out."""
+    """Design a round for every draw `[draw, device]` of T rounds, and summarise the designs."""
     tally = _tally(uplink, fleet, channels, num_rounds)
     noise = uplink.fleet_noise(tally.noise_var) / fleet.num_devices
     kept = below_outage(noise, outage)
@@ -68,7 +69,7 @@ def forecast_round(
     bias = uplink.over_fleet(uplink.squared_bias(channels)) / fleet.num_devices
     binds = float((tally.required_noise_var[:, held] > channel_floor[again]).mean())
     gains = np.abs(channels) ** 2
-    # Of several antennas all that could be combined for a device alone, ‖h‖².
+    # With several antennas: the power after a combiner matched to one device, ‖h‖².
     strongest = (gains if gains.ndim == 2 else gains.sum(axis=-1)) * fleet.peak_power_w
     numbers_sent = uplink.num_rows * uplink.vector_length
     return RoundForecast(
@@ -92,15 +93,16 @@ def forecast_round(
         power_holds_share=tally.power_holds_share,
         privacy_holds_share=tally.privacy_holds_share,
         squared_bias=float(bias.mean()),
-        silent_share=tally.silent_share,
+        silent_share=tally.inactive_share,
     )
 
 
 @dataclass(frozen=True)
 class _Tally:
-    """Over the draws: v and what privacy asked `[draw, row]`; means |P1|², |P2|² `[device]` and 1/c `[device, row]`.
+    """Over the draws: v and required noise `[draw, row]`; the means of |P1|², |P2|² `[device]` and 1/c `[device, row]`.
 
-    `held` says which rows anybody sends, `[row]`; `silent_share` how many of those who could speak did not.
+    `held` marks the rows that any device sends, `[row]`. `inactive_share` is the share of devices and rounds without a
+    signal.
     """
 
     noise_var: FloatArray
@@ -111,49 +113,49 @@ class _Tally:
     inverse_counted_noise: FloatArray
     power_holds_share: float
     privacy_holds_share: float
-    silent_share: float
+    inactive_share: float
 
 
 def _tally(uplink: Uplink, fleet: RealisedFleet, channels: ComplexArray, num_rounds: int) -> _Tally:
-    """Rounds in turn, as often over as there are draws for; what they cost so far is carried over."""
+    """Design the rounds in turn, repeated if draws outnumber them; with carry-over, track what they spend."""
     num_draws = uplink.num_planned(len(channels), num_rounds)
-    rounds = _rounds_to_play(num_draws, num_rounds)
+    rounds = _rounds_to_design(num_draws, num_rounds)
     shift, nothing = uplink.shift(uplink.model), np.zeros((fleet.num_devices, uplink.num_rows))
     spent = nothing if uplink.carry_over else None
-    noise_var, asked = np.empty((num_draws, uplink.num_rows)), np.empty((num_draws, uplink.num_rows))
+    noise_var, required_noise_var = np.empty((2, num_draws, uplink.num_rows))
     signal_power_w, noise_power_w = np.zeros(fleet.num_devices), np.zeros(fleet.num_devices)
     inverse_counted = nothing.copy()
-    power_holds = privacy_holds = silent = 0
-    for draw, (round_index, lasts) in enumerate(rounds):
+    power_holds = privacy_holds = inactive = 0
+    for draw, (round_index, represents) in enumerate(rounds):
         if spent is not None and round_index == 1:
             spent = nothing
         required = uplink.required_at(num_rounds, round_index, spent)
         drawn = uplink.design(channels[draw % len(channels)], num_rounds, round_index, spent)
-        noise_var[draw], asked[draw] = drawn.effective_noise_var, drawn.required_noise_var
+        noise_var[draw], required_noise_var[draw] = drawn.effective_noise_var, drawn.required_noise_var
         signal_power_w += drawn.signal_probability * (np.abs(drawn.signal_gain) ** 2).mean(axis=1) / num_draws
         noise_power_w += drawn.noise_power_w().mean(axis=1) / num_draws
         inverse = divide_or(np.ones(()), drawn.counted_noise_var, np.inf)
         inverse_counted += inverse / num_draws
         if spent is not None:
-            spent = spent + lasts * _cost(shift.at(round_index), inverse)
-        silent += int(np.count_nonzero(~drawn.weights.any(axis=1)))
+            spent = spent + represents * _cost(shift.at(round_index), inverse)
+        inactive += int(np.count_nonzero(~drawn.weights.any(axis=1)))
         power_holds += bool((drawn.power_slack(fleet.peak_power_w) >= -TOLERANCE).all())
         privacy_holds += bool((drawn.privacy_slack(required) >= -TOLERANCE).all())
     return _Tally(
         noise_var,
-        asked,
+        required_noise_var,
         np.asarray(uplink.shift("device").after(1).any(axis=0)),
         signal_power_w,
         noise_power_w,
         inverse_counted,
         power_holds / num_draws,
         privacy_holds / num_draws,
-        silent / (num_draws * fleet.num_devices),
+        inactive / (num_draws * fleet.num_devices),
     )
 
 
-def _rounds_to_play(num_draws: int, num_rounds: int) -> list[tuple[int, int]]:
-    """For each draw a round from 1 to T, and for how many rounds it stands: over and over, or in even steps."""
+def _rounds_to_design(num_draws: int, num_rounds: int) -> list[tuple[int, int]]:
+    """For each draw a round from 1 to T and the number of rounds that it represents: repeated, or in even steps."""
     if num_rounds <= num_draws:
         return [(draw % num_rounds + 1, 1) for draw in range(num_draws)]
     starts = np.linspace(0, num_rounds, num_draws + 1).astype(np.int64)
@@ -161,7 +163,7 @@ def _rounds_to_play(num_draws: int, num_rounds: int) -> list[tuple[int, int]]:
 
 
 def _cost(squared_shift: FloatArray, inverse_noise: FloatArray) -> FloatArray:
-    """(w s)²/c, and nothing where nothing moves."""
+    """(w s)²/c; zero if there is no shift."""
     return np.where(squared_shift > 0, squared_shift * np.where(squared_shift > 0, inverse_noise, 0.0), 0.0)
 
 

@@ -1,8 +1,8 @@
-"""Payloads: what a device sends in a round. A payload is one class, and everything else asks the object.
+"""Payloads: what a device sends in a round. A payload is one class, and all other code uses the object.
 
 It owns its shape and norm bound, what two neighbours can do to it (`Neighbours`), what an error in it means to
 learning, which receivers read it, and how it is named to the reader. How devices make it and learn from it needs
-PyTorch and lives beside it in `schemes.payloads`; a payload of your own has both halves in one file (`protocol`).
+PyTorch and is defined in `schemes.payloads`; a payload of your own has both halves in one file (`protocol`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Payload(ABC):
 
         @property
         def diameter(self) -> float:
-            """How far apart two rows can be."""
+            """The largest distance between two rows."""
 
         @property
         def nominal_weights(self) -> FloatArray:
@@ -96,7 +96,7 @@ class Payload(ABC):
     @classmethod
     @abstractmethod
     def for_scenario(cls, scenario: Scenario, fleet: RealisedFleet, vector_length: int | None) -> Payload:
-        """The payload of a scenario. Raise `InputError` if the scenario asks for what it cannot do."""
+        """The payload of a scenario. Raise `InputError` if the scenario needs what it does not support."""
 
     @abstractmethod
     def required_noise(self, split: bool, alone: bool, floor: FloatArray | None) -> RequiredNoise:
@@ -115,7 +115,7 @@ class Payload(ABC):
         """The sum over devices of what a squared error x `[..., row]` means to each."""
 
     def paper_rounds(self, constants: LearningConstants) -> float:  # noqa: ARG002
-        """T by the paper's formula, at least 1; infinite if it says nothing of this payload."""
+        """T by the paper's formula, at least 1; infinite if it does not apply to this payload."""
         return float("inf")
 
     def noise_factor(self, constants: LearningConstants) -> float:
@@ -237,9 +237,9 @@ class PublicPredictions(OneVector):
     """Predictions on N public samples, theory section 8: one vector of N·K entries, every device's weight 1/M.
 
     A device answers at most `most_answers` of the samples in a round and sends zeros for the others. An answer has no
-    negative entry and a norm of 1 at most. Two devices' vectors are then at most √(2V) apart, V being that number: √2
-    for a sample that both answer, and 1 for each answer of one of them. The sum is divided by M, never by the private
-    number of devices that answered.
+    negative entry and a norm of 1 at most. With V answers the distance of two devices' vectors is then at most √(2V):
+    √2 for a sample that both answer, and 1 for each answer of one of them. The sum is divided by M, never by the
+    private number of devices that answered.
     """
 
     num_samples: int

@@ -105,7 +105,7 @@ def _choices_of(plan: Plan) -> dict[str, Any]:
 
 
 def _stored_choices(sent: dict[str, Any]) -> Choices:
-    """Plans written before there were choices have none."""
+    """The planner's choices in a stored plan; older plans have none."""
     floor = sent.get("floor") or None
     return Choices(sent.get("truncation", 0.0), None if floor is None else _array(floor))
 

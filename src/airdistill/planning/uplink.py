@@ -1,7 +1,7 @@
 """The uplink: how a payload reaches the server, as planner, forecast, ledger and charged round see it.
 
 Arrays `[device, row]` are `[device, class]` for class means. What is counted and required refers to each device's
-nominal weight, so that rounds of different weights add up.
+nominal weight, at which rounds of different weights can be added.
 """
 
 from __future__ import annotations

@@ -74,20 +74,21 @@ def warnings_of(
 def _about_privacy(
     scenario: Scenario, fleet: RealisedFleet, uplink: Uplink, epsilon_by_model: dict[str, FloatArray]
 ) -> Iterator[str]:
-    asked = np.isfinite(fleet.epsilon)
-    if not asked.all():
-        yield f"{np.count_nonzero(~asked)} of {fleet.num_devices} devices have no privacy target (epsilon = inf)."
+    targeted = np.isfinite(fleet.epsilon)
+    if not targeted.all():
+        yield f"{np.count_nonzero(~targeted)} of {fleet.num_devices} devices have no privacy target (epsilon = inf)."
     model = scenario.privacy.sensitivity
-    if asked.any() and model != "device":
-        worst = float(epsilon_by_model["device"][asked].max())
+    if targeted.any() and model != "device":
+        worst = float(epsilon_by_model["device"][targeted].max())
         if not uplink.payload.is_knowledge:
             grounds = "protects single records"
         else:
             grounds = "holds only under its assumptions" if model == "trajectory" else "does not hold in general"
-        most_asked = float(fleet.epsilon[asked].max())
-        beside = f"above the target {_number(most_asked)}" if worst > most_asked else "within the target"
+        target = float(fleet.epsilon[targeted].max())
+        compared = f"above the target {_number(target)}" if worst > target else "within the target"
         yield (
-            f'Sensitivity "{model}" {grounds}; for whole devices this plan gives up to ε = {_number(worst)}, {beside}.'
+            f'Sensitivity "{model}" {grounds}; for whole devices this plan gives up to ε = {_number(worst)}, '
+            f"{compared}."
         )
     secret = uplink.participation.is_secret
     if scenario.privacy.accountant == "paper" and secret and (epsilon_by_model["device"] > fleet.epsilon).any():
@@ -96,7 +97,7 @@ def _about_privacy(
             'requires; use accountant = "exact". A run stops when they have spent their budget.'
         )
     elif scenario.privacy.accountant == "paper" and not secret:
-        short = asked & (fleet.mu > target_mu(fleet.epsilon, fleet.delta, "exact", scenario.privacy.noise))
+        short = targeted & (fleet.mu > target_mu(fleet.epsilon, fleet.delta, "exact", scenario.privacy.noise))
         if short.any():
             yield (
                 f"The paper's accountant gives {np.count_nonzero(short)} devices less noise than (ε, δ) requires; "

@@ -1,13 +1,13 @@
-"""The relaxation of receive combining: how good a combiner could be at best, with a proof.
+"""The semidefinite relaxation of receive combining: a lower bound on the cost of every combiner.
 
-In place of f, ‖f‖ = 1, any F ⪰ 0 with tr F = 1: the least Σ_k α_k max_i b_ik/(a_i^H F a_i), a convex problem. Its dual
-has one number z_ik ≥ 0 for every device and class, and every choice of them proves a bound: with x_i = Σ_k z_ik and
-s_k = Σ_i b_ik z_ik
+f f^H, ‖f‖ = 1, is relaxed to any F ⪰ 0 with tr F = 1. Minimising Σ_k α_k max_i b_ik/(a_i^H F a_i) is then convex. The
+dual has one variable z_ik ≥ 0 for every device and class, and every choice of z gives a valid bound: with
+x_i = Σ_k z_ik and s_k = Σ_i b_ik z_ik
 
     cost ≥ (Σ_k √(α_k s_k))² / λ_max(Σ_i x_i a_i a_i^H).
 
-(For one class: 1/min over the simplex of λ_max.) An interior point goes along the dual's central path; F has thousands
-of entries, z one for each pair of a device and a class.
+(For one class: 1/min over the simplex of λ_max.) An interior-point method follows the central path of the dual, which
+has far fewer variables than F has entries.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from airdistill.arrays import ComplexArray, FloatArray, IntArray
 
 _FIRST_SHARPNESS = 0.5  # barriers over the cost
-# Of the barrier's sharpness from stage to stage. With larger steps S comes so near to singular that Newton's steps,
-# which can only double an eigenvalue, take hundreds to get away from there.
+# Growth of the barrier's sharpness from stage to stage. With faster growth S comes close to singular, and Newton steps,
+# which can only double an eigenvalue, need hundreds of iterations to leave that region.
 _GROWTH = 2.0
 _CENTRED = 0.1  # half the squared Newton decrement at which a stage ends
 _MOST_STEPS = 400
 _BISECTIONS = 30
-_LONGEST = 4.0  # step, in Newton's
-_MOST_PAIRS = 600  # of those that weigh most; the others' z is zero, which is as good a proof
-_ROUNDING = 1e-9  # relative: the bound must not come out too good by the rounding of eigenvalues
+_LONGEST = 4.0  # step, in units of the Newton step
+_MOST_PAIRS = 600  # heaviest pairs of device and class; z = 0 for the others, and the bound remains valid
+_ROUNDING = 1e-9  # relative margin: the rounding of eigenvalues must not make the bound invalid
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """F `[antenna, antenna]` of trace 1, and the cost that no F and so no combiner goes below."""
+    """F `[antenna, antenna]` of trace 1, and a lower bound on the cost of every F, and so of every combiner."""
 
     covariance: ComplexArray
     bound: float
@@ -41,7 +41,7 @@ class Relaxed:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Channels a `[device, antenna]`, importance α `[class]`; of pairs `[pair]` device, class and burden b > 0."""
+    """Channels a `[device, antenna]`, importance α `[class]`; device, class and burden b > 0 of each pair, `[pair]`."""
 
     channel: ComplexArray
     importance: FloatArray
@@ -56,7 +56,7 @@ class _Problem:
         if kept.sum() > _MOST_PAIRS:
             heaviest = np.zeros_like(kept)
             heaviest.flat[np.argsort(weight, axis=None)[-_MOST_PAIRS:]] = True
-            heaviest[weight.argmax(axis=0), np.arange(len(importance))] = True  # somebody of every class
+            heaviest[weight.argmax(axis=0), np.arange(len(importance))] = True  # at least one holder of every class
             kept &= heaviest
         device, klass = np.nonzero(kept)
         return cls(channel, importance, device, klass, burden[kept])
@@ -91,10 +91,10 @@ class _Point:
 
 
 def relax(channel: ComplexArray, burden: FloatArray, importance: FloatArray, accuracy: float = 3e-5) -> Relaxed:
-    """Solves the relaxation to that relative accuracy; the bound holds whatever the accuracy.
+    """Solve the relaxation to a relative accuracy; the bound is valid whatever the accuracy.
 
-    Channels `[device, antenna]`, burdens `[device, class]` and importance `[class]` as in `combining`; every class must
-    be held by somebody, everybody must have a channel, and there must be no more antennas than devices.
+    Channels `[device, antenna]`, burdens `[device, class]` and importance `[class]` are those of `combining`. Every
+    class must have a holder, every device a channel, and there must be no more antennas than devices.
     """
     problem = _Problem.of(channel, burden, importance)
     point, sharpness = _start(problem)
@@ -102,7 +102,7 @@ def relax(channel: ComplexArray, burden: FloatArray, importance: FloatArray, acc
     for _ in range(_MOST_STEPS):
         stepped, decrement = _newton(problem, point, sharpness)
         if stepped is None:
-            break  # rounding: the path ends here
+            break  # rounding prevents further progress
         point = stepped
         if decrement > _CENTRED:
             continue
@@ -120,7 +120,7 @@ def _bound(problem: _Problem, point: _Point) -> float:
 
 
 def _start(problem: _Problem) -> tuple[_Point, float]:
-    """The weaker a device the larger its duals, of the size at which their bound is best, well inside."""
+    """A strictly feasible start: duals inversely proportional to channel power, scaled to their best bound."""
     duals = (1 / (np.abs(problem.channel) ** 2).sum(axis=1))[problem.device]
     top = _top(problem, duals)
     # 2√c·A − cB is largest at c = (A/B)².
@@ -138,18 +138,18 @@ def _slack(problem: _Problem, point: _Point) -> ComplexArray:
 
 
 def _newton(problem: _Problem, point: _Point, sharpness: float) -> tuple[_Point | None, float]:
-    """A damped Newton step, in units of z, and half its squared decrement; None where rounding stops it."""
+    """A damped Newton step, in units of z, and half its squared decrement; None if rounding prevents it."""
     inverse = np.linalg.inv(_slack(problem, point))
     through = problem.channel.conj() @ inverse  # a_i^H S^{-1}
-    slope_x = np.einsum("in,in->i", through, problem.channel).real
+    gradient_x = np.einsum("in,in->i", through, problem.channel).real
     mixed = -(np.abs(through) ** 2).sum(axis=1)
-    slope_t, curvature_t = sharpness - float(np.trace(inverse).real), float((np.abs(inverse) ** 2).sum())
-    # Without t: it follows the duals.
+    gradient_t, curvature_t = sharpness - float(np.trace(inverse).real), float((np.abs(inverse) ** 2).sum())
+    # t is eliminated: its step follows from that of the duals.
     curvature_x = np.abs(through @ problem.channel.T) ** 2 - np.outer(mixed, mixed) / curvature_t
-    slope_x = slope_x - mixed * (slope_t / curvature_t)
+    gradient_x = gradient_x - mixed * (gradient_t / curvature_t)
     shares, device, klass = problem.shares(point.duals), problem.device, problem.klass
     pull = sharpness * np.sqrt(problem.importance / shares)
-    gradient = point.duals * (slope_x[device] - problem.burden * pull[klass]) - 1
+    gradient = point.duals * (gradient_x[device] - problem.burden * pull[klass]) - 1
     scaled = point.duals * problem.burden
     curvature = curvature_x[np.ix_(device, device)] * np.outer(point.duals, point.duals)
     curvature += np.outer(scaled, scaled) * ((0.5 * pull / shares)[klass] * (klass[:, None] == klass))
@@ -159,8 +159,8 @@ def _newton(problem: _Problem, point: _Point, sharpness: float) -> tuple[_Point 
     except LinAlgError:
         return None, 0.0
     duals = point.duals * relative
-    level = -(slope_t + float(mixed @ problem.loads(duals))) / curvature_t
-    decrement = -0.5 * float(gradient @ relative) + 0.5 * slope_t**2 / curvature_t
+    level = -(gradient_t + float(mixed @ problem.loads(duals))) / curvature_t
+    decrement = -0.5 * float(gradient @ relative) + 0.5 * gradient_t**2 / curvature_t
     length = _best_length(problem, point, _Point(level, duals), relative, sharpness)
     if length is None or not decrement > 0:
         return None, 0.0
@@ -170,23 +170,23 @@ def _newton(problem: _Problem, point: _Point, sharpness: float) -> tuple[_Point 
 def _best_length(
     problem: _Problem, point: _Point, step: _Point, relative: FloatArray, sharpness: float
 ) -> float | None:
-    """Where κ(t − 2Σ_k√(α_k s_k)) − log det S − Σ log z is least along the step; None if rounding hides it."""
+    """The step length that minimises κ(t − 2Σ_k√(α_k s_k)) − log det S − Σ log z; None if rounding prevents it."""
     try:
         factor = np.linalg.inv(np.linalg.cholesky(_slack(problem, point)))
     except np.linalg.LinAlgError:
         return None
     turned = factor @ (step.level * np.eye(len(factor)) - problem.summed(step.duals)) @ factor.conj().T
-    shrinks = np.concatenate([np.linalg.eigvalsh(turned), relative])
+    rates = np.concatenate([np.linalg.eigvalsh(turned), relative])
     shares, moved = problem.shares(point.duals), problem.shares(step.duals)
 
-    def slope(length: float) -> float:
+    def derivative(length: float) -> float:
         root = np.sqrt(problem.importance / (shares + length * moved)) @ moved
-        return float(sharpness * (step.level - root) - (shrinks / (1 + length * shrinks)).sum())
+        return float(sharpness * (step.level - root) - (rates / (1 + length * rates)).sum())
 
-    low, high = 0.0, min(_LONGEST, (1 - 1e-6) / max(float(-shrinks.min()), 1e-300))
-    if slope(low) >= 0:
+    low, high = 0.0, min(_LONGEST, (1 - 1e-6) / max(float(-rates.min()), 1e-300))
+    if derivative(low) >= 0:
         return None
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+        low, high = (middle, high) if derivative(middle) < 0 else (low, middle)
     return low

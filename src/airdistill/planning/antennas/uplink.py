@@ -22,7 +22,7 @@ from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.privacy.antennas import ReceivedSignal
 from airdistill.streams import stream
 
-_KEPT = 256  # rounds whose combiners are cached: planner, what-if and run ask for the same ones
+_KEPT = 256  # rounds whose combiners are cached: planner, what-if and run need the same ones
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class AntennaUplink(SuperposedUplink):
         sent = np.isfinite(made.effective_noise_var)
         scale_sq = np.where(sent, divide_or(np.ones(()), made.inverse_scale_sq, 0.0), 0.0)
         inverse = inverse_of(combined)
-        # Eq. (18) with f^H h in place of h; P2 so that the noise arrives on the real axis of f^H Y.
+        # Eq. (18) with f^H h in place of h; the noise is received on the real axis of f^H Y.
         signal_gain = self.nominal_weights * np.sqrt(scale_sq / self.energy_slots) * inverse
         noise_gain = np.sqrt(made.added_noise_var * scale_sq) * inverse
         signal = self._received_by_all(channel, signal_gain, noise_gain)

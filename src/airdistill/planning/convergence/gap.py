@@ -1,11 +1,7 @@
-"""The constants of the convergence bound.
+"""The convergence gap of Theorem 1, from misalignment Φ1 and noise Φ2 of the received class means, and eq. (21).
 
-Theorem 1: how misaligned and how noisy the shared knowledge is, and what that does to the gradient norm.
-
-The gap Ω leaves out the constant 8γL2S. It is a bound for one full-batch step a round with η0 ≤ 1/L1, and a
-proxy for anything else.
-
-How many rounds, by the paper.
+The gap Ω omits the constant 8γL2S. It is a bound for one full-batch step per round with η0 ≤ 1/L1, and a proxy
+otherwise.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ class LearningConstants:
 
     @classmethod
     def of(cls, given: Any) -> LearningConstants:
-        """From anything that holds the constants by these names: a mapping, or an object with such attributes."""
+        """Read the constants from a mapping, or from an object with attributes of these names."""
         return given if isinstance(given, cls) else cls(**fields_of(given, cls))
 
     @classmethod
@@ -54,7 +50,7 @@ class LearningConstants:
 
     @property
     def gradient_noise_factor(self) -> float:
-        """3η0L1/2, of a gradient's noise in the gap of federated learning."""
+        """3η0L1/2, the factor of a gradient's noise in the gap of federated learning."""
         return 1.5 * self.initial_lr * self.grad_lipschitz
 
     def total_loss_bound(self, num_devices: int) -> float:
@@ -69,15 +65,17 @@ def class_shares(class_counts: ArrayLike) -> FloatArray:
 
 
 def effective_noise(class_counts: ArrayLike, effective_noise_var: FloatArray) -> FloatArray:
-    """Φ2 of eq. (14): K Σ_k (B_i^k/B_i) v_k, `[device]`; classes that a device does not hold do not reach it."""
+    """Φ2 of eq. (14): K Σ_k (B_i^k/B_i) v_k, `[device]`, over the classes that a device holds."""
     shares = class_shares(class_counts)
     reached = np.where(shares > 0, effective_noise_var, 0.0)
     return np.asarray(shares.shape[1] * (shares * reached).sum(axis=1))
 
 
 def over_fleet(class_counts: ArrayLike, of_class: FloatArray) -> FloatArray:
-    """Σ_iΣ_k (B_i^k/B_i) x_k = Σ_k α_k x_k with α_k = Σ_i B_i^k/B_i, for x `[..., class]`; an unheld class does not
-    count."""
+    """Σ_iΣ_k (B_i^k/B_i) x_k = Σ_k α_k x_k with α_k = Σ_i B_i^k/B_i, for x `[..., class]`.
+
+    Classes that no device holds do not count.
+    """
     weight = class_shares(class_counts).sum(axis=0)
     reached = np.where(weight > 0, of_class, 0.0)
     return np.asarray((reached * weight).sum(axis=-1))
@@ -90,7 +88,7 @@ def misalignment(
     rx_scale: FloatArray,
     local_knowledge: FloatArray,
 ) -> FloatArray:
-    """Φ1 of eq. (14), `[device]`, for local knowledge `[device, class, class]`: zero for the gains of eq. (18)."""
+    """Φ1 of eq. (14), `[device]`, for class means `[device, class, class]`; zero for the gains of eq. (18)."""
     shares = class_shares(class_counts)
     received = np.sqrt(shares.shape[1]) * np.asarray(channel)[:, None] * signal_gain
     error = received / np.where(rx_scale > 0, rx_scale, np.inf) - aggregation_weights(class_counts)
@@ -107,8 +105,8 @@ def convergence_gap(
 ) -> FloatArray:
     """Ω_i of Theorem 1, `[device]`, from Φ2 and Φ1 of every round, `[round, device]` or one row for all rounds.
 
-    Where the paper has ‖∇F‖ beside Φ1, its bound S stands. A device's Φ1 and Φ2 must be given for all T rounds or
-    once; η_t = η0/√t with t from 1.
+    The factor ‖∇F‖ of Φ1 is replaced by its bound S. Φ1 and Φ2 are given for all T rounds or once; η_t = η0/√t with t
+    from 1.
     """
     noise = np.atleast_2d(np.asarray(effective_noise, dtype=np.float64))
     noise = np.broadcast_to(noise, (num_rounds, noise.shape[1]))
@@ -117,8 +115,8 @@ def convergence_gap(
     per_round = constants.noise_factor * (bias**2 + noise)
     if misalignment is not None:
         lr = constants.initial_lr / np.sqrt(np.arange(1, num_rounds + 1))[:, None]
-        slope = (constants.grad_lipschitz * lr + 1) / lr * constants.grad_norm_bound
-        per_round = per_round + constants.misalignment_factor * slope * bias
+        first_order = (constants.grad_lipschitz * lr + 1) / lr * constants.grad_norm_bound
+        per_round = per_round + constants.misalignment_factor * first_order * bias
     return np.asarray(start + per_round.sum(axis=0) / num_rounds**1.5)
 
 
@@ -129,35 +127,35 @@ def fleet_gap(
     fleet_noise: float,
     noise_factor: float | None = None,
 ) -> float:
-    """Σ_iΩ_i for an aligned receiver whose Σ_iΦ2_i is the same in every round: (3Σf_max/η0 + A2 ΣΦ2)/√T.
+    """Σ_iΩ_i without misalignment and with the same Σ_iΦ2_i in every round: (3Σf_max/η0 + A2 ΣΦ2)/√T.
 
-    `noise_factor` stands for A2 where not knowledge is sent.
+    `noise_factor` replaces A2 for payloads other than class means.
     """
     start = 3 * constants.total_loss_bound(num_devices) / constants.initial_lr
     factor = constants.noise_factor if noise_factor is None else noise_factor
-    # Without distillation (γ = 0) noise does no harm, not even an infinite one.
-    harm = factor * fleet_noise if factor > 0 else 0.0
-    return float((start + harm) / np.sqrt(num_rounds))
+    # Without distillation (γ = 0) even infinite noise has no effect: avoid 0 · inf.
+    noise_term = factor * fleet_noise if factor > 0 else 0.0
+    return float((start + noise_term) / np.sqrt(num_rounds))
 
 
 def misalignment_gap(num_rounds: int, constants: LearningConstants, fleet_misalignment: float) -> float:
-    """What Σ_iΦ1_i, the same in every round, adds to Σ_iΩ_i besides its square: A1 S Φ1 T^{-3/2} Σ_t (L1 + 1/η_t)."""
+    """The first-order term of Σ_iΦ1_i, the same in every round, in Σ_iΩ_i: A1 S Φ1 T^{-3/2} Σ_t (L1 + 1/η_t)."""
     if fleet_misalignment == 0:
         return 0.0
     # 1/η_t = √t/η0.
-    slopes = num_rounds * constants.grad_lipschitz + _sum_of_roots(num_rounds) / constants.initial_lr
+    rates = num_rounds * constants.grad_lipschitz + _sum_of_roots(num_rounds) / constants.initial_lr
     factor = constants.misalignment_factor * constants.grad_norm_bound
-    return float(factor * fleet_misalignment * slopes / num_rounds**1.5)
+    return float(factor * fleet_misalignment * rates / num_rounds**1.5)
 
 
 def biased_gap(num_rounds: int, constants: LearningConstants, num_devices: int, weighted_error: float) -> float:
-    """Σ_iΩ_i for a receiver with a bias: 3Σf_max/(η0√T) + 6γ²L2² T^{-3/2} Σ_t √t Σ_iE_{i,t}, that sum being given.
+    """Σ_iΩ_i for a biased receiver: 3Σf_max/(η0√T) + 6γ²L2² T^{-3/2} Σ_t √t Σ_iE_{i,t}; `weighted_error` is the sum.
 
-    From −η⟨a, a+ξ⟩ + L1η²/2 ‖a+ξ‖² ≤ −η/2 ‖a‖² + η/2 ‖ξ‖² for η ≤ 1/L1, whatever the mean of ξ.
+    It follows from −η⟨a, a+ξ⟩ + L1η²/2 ‖a+ξ‖² ≤ −η/2 ‖a‖² + η/2 ‖ξ‖² for η ≤ 1/L1, whatever the mean of ξ.
     """
     factor = 6 * (constants.distill_weight * constants.model_lipschitz) ** 2
-    harm = factor * weighted_error if factor > 0 else 0.0
-    return fleet_gap(num_rounds, constants, num_devices, 0.0) + float(harm / num_rounds**1.5)
+    error_term = factor * weighted_error if factor > 0 else 0.0
+    return fleet_gap(num_rounds, constants, num_devices, 0.0) + float(error_term / num_rounds**1.5)
 
 
 def _sum_of_roots(num_rounds: int) -> float:
@@ -165,7 +163,7 @@ def _sum_of_roots(num_rounds: int) -> float:
 
 
 def paper_rounds(class_counts: ArrayLike, epsilon: ArrayLike, delta: ArrayLike, constants: Any) -> int | float:
-    """Eq. (21) with i inside the maximum, to the nearest whole number and at least 1; inf if nothing limits it.
+    """Eq. (21) with i inside the maximum, rounded and at least 1; infinite without a privacy target.
 
     It is the optimum of a balanced, privacy-limited fleet with the paper's sensitivity and accountant.
     """

@@ -1,7 +1,7 @@
-"""Knowledge in parts, as the tracking receiver filters it, and the error of each receiver, as the planner foresees it.
+"""The squared error that the planner predicts for each receiver, and the state model of the tracking receiver.
 
-For a receiver with a bias, and with E_{i,t} = Σ_k (B_i^k/B_i) E‖r̂^k − q^k‖²,
-Ω_i = 3f_max/(η0√T) + 6γ²L2² T^{-3/2} Σ_t √t E_{i,t}  (theory section 2).
+The gap of a biased receiver with E_{i,t} = Σ_k (B_i^k/B_i) E‖r̂^k − q^k‖² is
+Ω_i = 3f_max/(η0√T) + 6γ²L2² T^{-3/2} Σ_t √t E_{i,t} (theory section 2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGEST_SQUARED_ERROR = SIMPLEX_DIAMETER**2  # between two points of the simplex
 
 @dataclass(frozen=True)
 class Part:
-    """What a filter first thinks of a part of the knowledge: variances of a coordinate, at the start and by a round."""
+    """Prior of one component of the class means: its variance per coordinate at the start, and its drift per round."""
 
     initial_variance: float
     drift: float
@@ -29,14 +29,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """Knowledge as the tracking receiver sees it: q^k = 1/K + (c + d_k) a_k + w_k, with a_k from 1/K towards class k.
+    """State model of the tracking receiver: q^k = 1/K + (c + d_k) a_k + w_k, with a_k from 1/K towards class k.
 
-    c, how sure the fleet is, is common to all classes and moves most; all of them tell of it. d_k is what class k is
-    surer by, and w_k, of K − 2 dimensions, what it is taken for instead. (Entries sum to one, so that nothing is left
-    along that direction.) One filter for all would have to follow c, and could not average the rest for so long.
+    c is the confidence that all classes have in common; it moves most, and every class is an observation of it. d_k is
+    the additional confidence of class k, and w_k, of K − 2 dimensions, is its confusion with other classes. (Entries
+    sum to one, and so there is no further dimension.) A single filter would have to follow c, and could not average
+    the slower components for as long.
 
-    A fleet that learns grows surer round by round: c has a `trend` g, by which it moves besides its drift, and which
-    itself changes slowly. Without one a filter has to believe quickly what it hears, noise and all, and still lags.
+    The confidence of a fleet that learns grows from round to round: c has a `trend` g, which changes slowly. Without a
+    trend a filter would need a high gain, which passes noise, and would still lag.
     """
 
     common: Part
@@ -46,7 +47,7 @@ class Parts:
 
     @classmethod
     def for_drift(cls, drift: float) -> Parts:
-        """All drifts in proportion to one number; they and the first variances are about those of MNIST in training."""
+        """All drifts in proportion to one number; initial variances and drifts are about those of training on MNIST."""
         return cls(
             common=Part(0.1, 0.01 * drift),
             own=Part(0.003, 0.1 * drift),
@@ -56,7 +57,7 @@ class Parts:
 
 
 def filter_gain(variance: FloatArray, noise_var: FloatArray) -> FloatArray:
-    """g = p/(p + v), `[...]`: 1 where nothing is noisy, 0 where nothing was heard (v infinite)."""
+    """g = p/(p + v), `[...]`: 1 without noise, 0 if nothing was received (v infinite)."""
     total = variance + noise_var
     return np.divide(variance, total, out=np.ones(total.shape), where=total > 0)
 
@@ -71,29 +72,32 @@ def filter_step(
 
 
 def noise_of_parts(noise_var: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """From v `[..., class]`: of the weighted mean by which c is seen, `[..., 1]`, and of how classes differ from it.
+    """Noise variance of the observations of c, `[..., 1]`, and of d_k, `[..., class]`, from v `[..., class]`.
 
-    With weights 1/v the mean has variance V = 1/Σ_k(1/v_k), and a class's own difference v_k − V; a class that is heard
-    alone differs from nothing. It is how the planner sees it, for classes of about the same noise.
+    c is observed by the mean over classes with weights 1/v, of variance V = 1/Σ_k(1/v_k), and d_k by the difference
+    from this mean, of variance v_k − V. A single received class says nothing of d_k. This is the planner's
+    approximation, for classes of similar noise.
     """
     information = np.divide(1.0, noise_var, out=np.full(noise_var.shape, np.inf), where=noise_var > 0)
     total = information.sum(axis=-1, keepdims=True)
     common = np.divide(1.0, total, out=np.full(total.shape, np.inf), where=total > 0)
     several = np.isfinite(noise_var).sum(axis=-1, keepdims=True) > 1
-    heard = np.isfinite(noise_var)
-    differs = np.where(heard, np.where(heard, noise_var, 0.0) - np.where(np.isfinite(common), common, 0.0), np.inf)
+    received = np.isfinite(noise_var)
+    differs = np.where(
+        received, np.where(received, noise_var, 0.0) - np.where(np.isfinite(common), common, 0.0), np.inf
+    )
     return common, np.where(several, np.maximum(differs, 0.0), np.inf)
 
 
 class ReceiverError(Protocol):
-    """What a receiver makes of noise v and a bias, in squared error of a class's vector."""
+    """The squared error of a class's vector after a receiver, from the received noise v and bias."""
 
     def weighted_sums(
         self, noise_vars: Sequence[FloatArray], squared_bias: FloatArray, num_rounds: Sequence[int], length: int
     ) -> FloatArray:
         """Σ_t √t E_t of every class for each T, `[candidate, class]`.
 
-        `noise_vars` holds v `[draw, class]` for each T; the rounds meet the draws in turn. `length` is K.
+        `noise_vars` holds v `[draw, class]` for each T; the rounds use the draws in turn. `length` is K.
         """
 
     def mean_error(self, noise_var: FloatArray, squared_bias: FloatArray, num_rounds: int, length: int) -> FloatArray:
@@ -101,7 +105,7 @@ class ReceiverError(Protocol):
 
 
 class ProjectedError:
-    """Projection on the simplex brings no point of it further away, and leaves nothing more than its diameter."""
+    """Projection onto the simplex, which increases no error; the diameter of the simplex bounds it."""
 
     def weighted_sums(
         self, noise_vars: Sequence[FloatArray], squared_bias: FloatArray, num_rounds: Sequence[int], length: int
@@ -122,7 +126,7 @@ class ProjectedError:
 
 
 class TrackingError:
-    """The filters' error from their Riccati recursions, before projection, for drifts that stay as they are given."""
+    """Tracking: the error of the filters from their Riccati recursions, before projection, for constant drifts."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -130,12 +134,12 @@ class TrackingError:
     def weighted_sums(
         self, noise_vars: Sequence[FloatArray], squared_bias: FloatArray, num_rounds: Sequence[int], length: int
     ) -> FloatArray:
-        return self._played(noise_vars, squared_bias, num_rounds, length, power=0.5)
+        return self._simulated(noise_vars, squared_bias, num_rounds, length, power=0.5)
 
     def mean_error(self, noise_var: FloatArray, squared_bias: FloatArray, num_rounds: int, length: int) -> FloatArray:
-        return np.asarray(self._played([noise_var], squared_bias, [num_rounds], length, power=0.0)[0] / num_rounds)
+        return np.asarray(self._simulated([noise_var], squared_bias, [num_rounds], length, power=0.0)[0] / num_rounds)
 
-    def _played(
+    def _simulated(
         self,
         noise_vars: Sequence[FloatArray],
         squared_bias: FloatArray,
@@ -143,20 +147,21 @@ class TrackingError:
         length: int,
         power: float,
     ) -> FloatArray:
-        """Σ_t t^power E_t for all T at once, round by round: a round is a few operations on `[candidate, class]`.
+        """Σ_t t^power E_t for all T at once; every round is a few operations on `[candidate, class]`.
 
-        A filter has settled long before `_MOST_ROUNDS`; rounds beyond are like the last ones, mean over all draws.
+        A filter is in its steady state long before `_MOST_ROUNDS`: later rounds have the mean error of the last ones,
+        one for each draw.
         """
         noise, limits = np.stack(noise_vars, axis=1), np.asarray(num_rounds, dtype=np.float64)[:, None]
         num_draws, state = len(noise), _Recursion(self.parts, noise, length)
-        heard_by_now = np.logical_or.accumulate(np.isfinite(noise), axis=0)
+        received_so_far = np.logical_or.accumulate(np.isfinite(noise), axis=0)
         sums, settled = np.zeros(noise.shape[1:]), np.zeros(noise.shape[1:])
         for t in range(1, min(int(limits.max()), _MOST_ROUNDS) + 1):
             draw = (t - 1) % num_draws
-            # Bias and noise are apart: a filter's weights sum to one at most, so that it averages squared biases.
+            # Bias and noise add up: a filter's weights sum to one at most, and so it averages squared biases.
             error = np.minimum(state.error_after(draw) + squared_bias[draw], LARGEST_SQUARED_ERROR)
-            # Of a class that nobody has ever heard of nothing is known, whatever the filter thinks.
-            error = np.where(heard_by_now[min(t, num_draws) - 1], error, LARGEST_SQUARED_ERROR)
+            # A class that was never received has the largest error, whatever the filter's prior is.
+            error = np.where(received_so_far[min(t, num_draws) - 1], error, LARGEST_SQUARED_ERROR)
             sums += np.where(t <= limits, t**power * error, 0.0)
             if t > _MOST_ROUNDS - num_draws:
                 settled += error
@@ -164,17 +169,17 @@ class TrackingError:
 
 
 class _Recursion:
-    """Variances of a coordinate of each part: of c, `[candidate, 1]`, and of d and w together, `[2, candidate, class]`.
+    """Variances per coordinate: of c, of its trend and their covariance `[candidate, 1]`, of d and w `[2, candidate,
+    class]`.
 
-    Beside c's variance stand its trend's and the covariance of the two. A plan plays hundreds of thousands of rounds:
-    what follows from a draw's noise alone is found once and not in every round that meets it.
+    A plan simulates hundreds of thousands of rounds: what depends only on a draw's noise is computed once.
     """
 
     def __init__(self, parts: Parts, noise_var: FloatArray, length: int) -> None:
-        """For rounds of noise `[draw, candidate, class]` and vectors of K entries."""
+        """Start the recursion for noise `[draw, candidate, class]` and vectors of K entries."""
         self._parts = parts
         self._common_noise, own_noise = noise_of_parts(noise_var)
-        self._heard = np.isfinite(self._common_noise).astype(np.float64)
+        self._received = np.isfinite(self._common_noise).astype(np.float64)
         self._noise = np.stack([own_noise, noise_var], axis=1)
         self._drift = np.array([parts.own.drift, parts.rest.drift])[:, None, None]
         self._dimensions = max(length - 2, 0)  # of w
@@ -182,24 +187,24 @@ class _Recursion:
         self._common = np.full(candidates, parts.common.initial_variance)
         self._with_trend = np.zeros(candidates)
         self._trend = np.full(candidates, parts.trend.initial_variance)
-        self._apart = np.stack([np.full(shape, part.initial_variance) for part in (parts.own, parts.rest)])
+        self._of_classes = np.stack([np.full(shape, part.initial_variance) for part in (parts.own, parts.rest)])
 
     def error_after(self, draw: int) -> FloatArray:
-        """Of a class's whole vector, squared, `[candidate, class]`, after one more round, with the noise of this draw.
+        """The squared error of a class's vector after one more round with the noise of this draw, `[candidate, class]`.
 
-        c ← c + g with variances as follow from it, where anything is heard; then what is heard of c tells of g.
+        If anything is received: predict c ← c + g, then update c and g from the observation of c.
         """
-        parts, heard = self._parts, self._heard[draw]
-        moved = self._common + heard * (2 * self._with_trend + self._trend)
-        together = self._with_trend + heard * self._trend
+        parts, received = self._parts, self._received[draw]
+        moved = self._common + received * (2 * self._with_trend + self._trend)
+        together = self._with_trend + received * self._trend
         gain, self._common = filter_step(moved, self._common_noise[draw], parts.common.drift)
         self._trend = self._trend + parts.trend.drift - gain * together**2 / (moved + parts.common.drift)
         self._with_trend = (1 - gain) * together
-        _, self._apart = filter_step(self._apart, self._noise[draw], self._drift)
-        return np.asarray(self._common + self._apart[0] + self._dimensions * self._apart[1])
+        _, self._of_classes = filter_step(self._of_classes, self._noise[draw], self._drift)
+        return np.asarray(self._common + self._of_classes[0] + self._dimensions * self._of_classes[1])
 
 
 def _sum_of_powers(after: int, last: FloatArray, power: float) -> FloatArray:
-    """Σ t^power over after < t ≤ last, by the midpoints' integral; for thousands of terms as good as exact."""
+    """Σ t^power over after < t ≤ last by the midpoint integral, which is accurate for thousands of terms."""
     ends = [(np.maximum(end, after) + 0.5) ** (power + 1) for end in (last, np.asarray(float(after)))]
     return np.asarray((ends[0] - ends[1]) / (power + 1))

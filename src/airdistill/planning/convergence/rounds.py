@@ -1,7 +1,7 @@
-"""How many rounds: the exact optimum over whole numbers.
+"""The number of rounds that minimises the convergence gap, over all integers.
 
-More rounds learn longer but each must be noisier: Σ_iΩ_i(T) falls, then rises. Under full channel inversion the
-mean of 1/|h|² does not exist, so the planner leaves out the worst `outage` share of the channel draws.
+With more rounds training lasts longer, but each round needs more noise: Σ_iΩ_i(T) falls, then rises. The mean of 1/|h|²
+does not exist under full channel inversion, and so the planner leaves out the worst `outage` share of channel draws.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FINE_STEPS = 12
 
 @dataclass(frozen=True)
 class RoundsChoice:
-    """T under each rule. `paper` and `privacy_limited` are not held to `largest`, and may be infinite.
+    """T under each rule. `paper` and `privacy_limited` are not limited to `largest`, and may be infinite.
 
     `exact_smaller_constants` is the optimum if L1 and L2 were ten times smaller than declared.
     """
@@ -60,12 +60,12 @@ def exact_rounds(
 ) -> int:
     """The T in 1..max_rounds with the least Σ_iΩ_i(T) over the channel draws `[draw, device]`.
 
-    Without `dynamics` the `trajectory` model takes one full-batch step a round with the constants given, the case that
-    the gap is a bound for.
+    Without `dynamics` the `trajectory` model assumes one full-batch step per round with the given constants, the case
+    that the gap bounds.
     """
     constants = LearningConstants.of(constants)
     mu = np.asarray(mu, dtype=np.float64)
-    unknown = np.full(mu.shape, np.nan)  # ε and δ are in μ already
+    unknown = np.full(mu.shape, np.nan)  # μ already includes ε and δ
     power_w = np.broadcast_to(np.asarray(peak_power_w, dtype=np.float64), mu.shape)
     fleet = RealisedFleet(np.asarray(class_counts), power_w, unknown, unknown, mu)
     uplink = SuperposedUplink(
@@ -81,8 +81,8 @@ def exact_rounds(
 class GapObjective:
     """Σ_iΩ_i as a function of the number of rounds, for one uplink; `noise_var(T)` is v `[draw, row]`.
 
-    `squared_bias` `[draw, row]` is that of leaving silent devices out. `receiver` says what becomes of noise and bias;
-    without one the estimate is as received, which has no bias of its own: Theorem 1.
+    `squared_bias` `[draw, row]` is the bias of leaving inactive devices out. `receiver` predicts the error after the
+    receiver; without one the estimate is what was received, which is unbiased, and Theorem 1 holds.
     """
 
     uplink: Uplink
@@ -101,12 +101,12 @@ class GapObjective:
         outage: float = DEFAULT_OUTAGE,
         receiver: ReceiverError | None = None,
     ) -> GapObjective:
-        """For channel draws `[draw, device]`."""
+        """The objective over channel draws `[draw, device]`."""
         noise_var = cache(uplink.noise_over(channels))
         return cls(uplink, constants, noise_var, outage, uplink.squared_bias(channels), receiver)
 
     def with_constants_scaled(self, factor: float) -> GapObjective:
-        """The same fleet if L1 and L2 were so many times as large."""
+        """The same objective with L1 and L2 multiplied by a factor."""
         constants = replace(
             self.constants,
             grad_lipschitz=factor * self.constants.grad_lipschitz,
@@ -119,7 +119,7 @@ class GapObjective:
         return self.gaps([num_rounds])[0]
 
     def gaps(self, candidates: Sequence[int]) -> list[float]:
-        """Σ_iΩ_i for each of several T, which a filter is followed through together."""
+        """Σ_iΩ_i for each of several T; the filters of a tracking receiver are simulated together."""
         if self.receiver is None:
             return [self._unbiased_gap(num_rounds) for num_rounds in candidates]
         noise_vars = [self.noise_var(num_rounds) for num_rounds in candidates]
@@ -132,13 +132,13 @@ class GapObjective:
 
     def _unbiased_gap(self, num_rounds: int) -> float:
         noise = self.uplink.fleet_noise(self.noise_var(num_rounds))
-        # The mean square of a bias over classes: never less than the Φ1² of (29), and what the records measure.
+        # The mean over classes of the squared bias is at least the Φ1² of (29), and is what run records measure.
         per_draw = noise + self.uplink.over_fleet(self.squared_bias)
         kept = below_outage(per_draw, self.outage)
         return self.gap_at(num_rounds, float(per_draw[kept].mean())) + self._bias_gap(num_rounds, kept)
 
     def squared_error(self, num_rounds: int) -> float:
-        """Σ_k (B_i^k/B_i) E‖r̂^k − q^k‖², mean over devices and rounds; of a receiver with a bias, a bound on it."""
+        """Σ_k (B_i^k/B_i) E‖r̂^k − q^k‖², mean over devices and rounds; an upper bound for a biased receiver."""
         noise_var = self.noise_var(num_rounds)
         if self.receiver is None:
             per_draw = self.uplink.fleet_noise(noise_var) + self.uplink.over_fleet(self.squared_bias)
@@ -153,14 +153,14 @@ class GapObjective:
         return misalignment_gap(num_rounds, self.constants, first)
 
     def gap_at(self, num_rounds: float, fleet_noise: float) -> float:
-        """Σ_iΩ_i after T rounds that each have this Σ_iΦ_i, received as it is."""
+        """Σ_iΩ_i after T rounds that each have this Σ_iΦ_i, without a receiver's estimate."""
         factor = self.uplink.noise_factor(self.constants)
         return fleet_gap(num_rounds, self.constants, self._num_devices, fleet_noise, factor)
 
     def privacy_limited_rounds(self) -> float:
-        """T̂ = (3Σf_max/η0)/(A2 Σ_iΦ_i(1)), the continuous optimum when privacy alone asks for noise.
+        """T̂ = (3Σf_max/η0)/(A2 Σ_iΦ_i(1)), the continuous optimum if all noise is required by privacy.
 
-        Infinite where nothing limits it, and for `trajectory`, which has none.
+        Infinite without a privacy target, and for `trajectory`, which has no closed form.
         """
         if self.uplink.linear_from(2) > 1:
             return float("inf")
@@ -173,15 +173,18 @@ class GapObjective:
         return len(self.uplink.weights(1))
 
     def best_rounds(self, max_rounds: int) -> int:
-        """Searched where the requirement grows linearly, for there the gap is convex in √T; scanned before that."""
+        """The T in 1..max_rounds of the smallest gap.
+
+        Once the required noise grows linearly in T, the gap is convex in √T and is searched; every smaller T is tried.
+        """
         linear_from = self.uplink.linear_from(max_rounds)
-        best_later = least_integer(self.gaps, linear_from, max_rounds)
-        candidates: list[int] = [*range(1, linear_from), best_later]
+        best_linear = least_integer(self.gaps, linear_from, max_rounds)
+        candidates: list[int] = [*range(1, linear_from), best_linear]
         return min(zip(self.gaps(candidates), candidates, strict=True))[1]
 
 
 def below_outage(noise_per_draw: FloatArray, outage: float) -> BoolArray:
-    """Which draws stay: those up to the (1 − outage) quantile of the fleet's noise, at least one."""
+    """The draws up to the (1 − outage) quantile of the fleet's noise, at least one, as a mask `[draw]`."""
     num_kept = int(np.floor((len(noise_per_draw) - 1) * (1 - outage))) + 1
     kept = np.zeros(len(noise_per_draw), dtype=np.bool_)
     kept[np.argsort(noise_per_draw, kind="stable")[:num_kept]] = True
@@ -189,10 +192,10 @@ def below_outage(noise_per_draw: FloatArray, outage: float) -> BoolArray:
 
 
 def least_integer(objective: Callable[[Sequence[int]], Sequence[float]], smallest: int, largest: int) -> int:
-    """The whole number in smallest..largest where the objective is least; the smallest of several.
+    """The integer in smallest..largest that minimises the objective; the smallest of several.
 
-    The objective is asked about several at once. A coarse geometric grid finds the valley, so that a small dent in a
-    nearly convex curve cannot catch the search; finer grids around the least point follow until nothing is left out.
+    The objective takes several candidates at once. A coarse geometric grid finds the valley: a nearly convex curve may
+    have small local minima. Finer grids around the best point follow until no integer between its neighbours is left.
     """
     grid: list[int] = sorted(set(np.geomspace(smallest, largest, _COARSE_STEPS).round().astype(np.int64).tolist()))
     while True:

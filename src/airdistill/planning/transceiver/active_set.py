@@ -1,9 +1,9 @@
-"""Truncated channel inversion: who stays silent in a deep fade, and what the others' average then misses.
+"""Truncated channel inversion: the active set of a round, its weights, and the bias of leaving devices out.
 
-One device in a fade holds the power of all the others down. Left out of a round, it is not charged for it either; the
-weights of those who speak are raised to sum to one again, and the average of a class is off by at most √2 times the
-weight of those who are missing: two averages over a simplex of diameter √2. (Of public predictions the diameter is
-another.)
+A device in a deep fade limits the power of all other devices. If it is left out of a round, it is not charged either.
+The weights of the active devices are scaled to sum to one again. The average of a class then changes by at most √2
+times the weight of the inactive devices, because both averages lie in a simplex of diameter √2. (Other payloads have
+another diameter.)
 """
 
 from __future__ import annotations
@@ -15,35 +15,38 @@ from airdistill.privacy.sensitivity import SIMPLEX_DIAMETER
 
 
 def active_devices(
-    channel: ComplexArray, threshold: float, at_least: int = 1, there: BoolArray | None = None
+    channel: ComplexArray, threshold: float, at_least: int = 1, participating: BoolArray | None = None
 ) -> BoolArray:
-    """Whether |h|² reaches the threshold, `[..., device]`; nobody does where fewer than `at_least` would.
+    """The participating devices whose |h|² reaches the threshold, as a mask `[..., device]`.
 
-    Of those who are `there`, if not all are.
+    No device is active if fewer than `at_least` would be. Without `participating` `[..., device]` all devices are.
     """
-    reach = np.abs(channel) ** 2 >= threshold
-    if there is not None:
-        reach = reach & there
-    return np.asarray(reach & (reach.sum(axis=-1, keepdims=True) >= at_least))
+    active = np.abs(channel) ** 2 >= threshold
+    if participating is not None:
+        active = active & participating
+    return np.asarray(active & (active.sum(axis=-1, keepdims=True) >= at_least))
 
 
-def weights_of_active_devices(weights: FloatArray, speaking: BoolArray | None) -> FloatArray:
-    """Usual weights `[device, class]` for rounds in which these speak, `[..., device, class]`; None: all do."""
-    if speaking is None:
+def weights_of_active_devices(weights: FloatArray, active: BoolArray | None) -> FloatArray:
+    """Nominal weights `[device, class]` scaled to the active devices `[..., device]`, `[..., device, class]`.
+
+    None means that all devices are active.
+    """
+    if active is None:
         return weights
-    spoken = np.where(speaking[..., None], weights, 0.0)
-    return divide_or(spoken, spoken.sum(axis=-2, keepdims=True), 0.0)
+    kept = np.where(active[..., None], weights, 0.0)
+    return divide_or(kept, kept.sum(axis=-2, keepdims=True), 0.0)
 
 
 def squared_bias_bound(
-    weights: FloatArray, speaking: BoolArray | None, shape: tuple[int, ...], diameter: float = SIMPLEX_DIAMETER
+    weights: FloatArray, active: BoolArray | None, shape: tuple[int, ...], diameter: float = SIMPLEX_DIAMETER
 ) -> FloatArray:
-    """At most ‖Σ_i w'_i q_i − Σ_i w_i q_i‖² of each row, `[..., row]`: (diameter · weight of the silent)².
+    """The bound on ‖Σ_i w'_i q_i − Σ_i w_i q_i‖² of each row, `[..., row]`: (diameter · weight of inactive devices)².
 
-    `shape` is that of the channels, `[..., device]`. A row that nobody speaks for is not received at all: no bias.
+    `shape` is that of the channels, `[..., device]`. A row without active devices is not received and has no bias.
     """
-    if speaking is None:
+    if active is None:
         return np.zeros((*shape[:-1], weights.shape[1]))
-    missing = np.where(speaking[..., None], 0.0, weights).sum(axis=-2)
-    spoken = np.where(speaking[..., None], weights, 0.0).any(axis=-2)
-    return np.where(spoken, (diameter * missing) ** 2, 0.0)
+    missing = np.where(active[..., None], 0.0, weights).sum(axis=-2)
+    received = np.where(active[..., None], weights, 0.0).any(axis=-2)
+    return np.where(received, (diameter * missing) ** 2, 0.0)

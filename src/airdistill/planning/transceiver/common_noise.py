@@ -49,28 +49,28 @@ class CommonNoise:
 
     def design(self, required: FloatArray) -> CommonNoiseDesign:
         """The design for counted noise `required` `[device, row]`."""
-        asked = np.where(self.weights > 0, required * (1 + _ROUNDING), 0.0)
-        asked = np.broadcast_to(asked, np.broadcast_shapes(asked.shape, self.power_w.shape))
+        required = np.where(self.weights > 0, required * (1 + _ROUNDING), 0.0)
+        required = np.broadcast_to(required, np.broadcast_shapes(required.shape, self.power_w.shape))
         signal = self.weights**2 / self.energy_slots
-        return self._with_receiver(asked, signal) if self.receiver_counts else self._without(asked, signal)
+        return self._with_receiver(required, signal) if self.receiver_counts else self._without(required, signal)
 
-    def _without(self, asked: FloatArray, signal: FloatArray) -> CommonNoiseDesign:
-        common = best_common_noise(asked, self.reaching)[..., None, :]
-        added = common * self.proportions + np.maximum(asked - self.reaching * common, 0.0)
+    def _without(self, required: FloatArray, signal: FloatArray) -> CommonNoiseDesign:
+        common = best_common_noise(required, self.reaching)[..., None, :]
+        added = common * self.proportions + np.maximum(required - self.reaching * common, 0.0)
         # w²/K + ν ≤ |f^H h|²P u
         inverse_scale = _ratio(signal + added, self.power_w).max(axis=-2)
         return self._designed(inverse_scale, added)
 
-    def _with_receiver(self, asked: FloatArray, signal: FloatArray) -> CommonNoiseDesign:
+    def _with_receiver(self, required: FloatArray, signal: FloatArray) -> CommonNoiseDesign:
         sigma2 = self.channel_noise_var
         # w²/K + max(0, req − κσ²u) ≤ |f^H h|²P u
         least = np.maximum(
-            _ratio(np.broadcast_to(signal, asked.shape), self.power_w),
-            _ratio(np.where(asked > 0, signal + asked, 0.0), self.power_w + self.reaching * sigma2),
+            _ratio(np.broadcast_to(signal, required.shape), self.power_w),
+            _ratio(np.where(required > 0, signal + required, 0.0), self.power_w + self.reaching * sigma2),
         ).max(axis=-2)
-        inverse_scale = np.maximum(least, best_common_noise(asked, self.reaching) / sigma2)
+        inverse_scale = np.maximum(least, best_common_noise(required, self.reaching) / sigma2)
         received = np.where(np.isfinite(inverse_scale), sigma2 * inverse_scale, 0.0)[..., None, :]
-        return self._designed(inverse_scale, np.maximum(asked - self.reaching * received, 0.0))
+        return self._designed(inverse_scale, np.maximum(required - self.reaching * received, 0.0))
 
     def _designed(self, inverse_scale: FloatArray, added: FloatArray) -> CommonNoiseDesign:
         sendable = np.isfinite(inverse_scale) & (inverse_scale > 0)
@@ -79,26 +79,26 @@ class CommonNoise:
         return CommonNoiseDesign(inverse_scale, effective, np.where(sendable[..., None, :], added, 0.0))
 
 
-def best_common_noise(asked: FloatArray, reaching: FloatArray) -> FloatArray:
+def best_common_noise(required: FloatArray, reaching: FloatArray) -> FloatArray:
     """The R with the least R + Σ_i max(0, req_i − κ_i R), `[..., row]`, from req and κ `[..., device, row]`.
 
     The sum is convex and piecewise linear in R: its minimum is at R = 0 or at a device's requirement req_i/κ_i.
     """
-    reaching = np.broadcast_to(reaching, asked.shape)
-    needed = divide_or(asked, reaching, np.inf)
-    needed = np.where(asked > 0, needed, 0.0)
+    reaching = np.broadcast_to(reaching, required.shape)
+    needed = divide_or(required, reaching, np.inf)
+    needed = np.where(required > 0, needed, 0.0)
     order = np.argsort(needed, axis=-2)
-    needed, asked, reaching = (np.take_along_axis(values, order, axis=-2) for values in (needed, asked, reaching))
-    # If R meets the n-th requirement, the later ones remain.
-    left, slope = (values.sum(axis=-2, keepdims=True) - np.cumsum(values, axis=-2) for values in (asked, reaching))
+    needed, required, reaching = (np.take_along_axis(values, order, axis=-2) for values in (needed, required, reaching))
+    # If R meets the n-th requirement, the requirements above it remain.
+    left, reach = (values.sum(axis=-2, keepdims=True) - np.cumsum(values, axis=-2) for values in (required, reaching))
     reachable = np.isfinite(needed)
     finite = np.where(reachable, needed, 0.0)
-    total = np.where(reachable, finite + np.maximum(left - slope * finite, 0.0), np.inf)
+    total = np.where(reachable, finite + np.maximum(left - reach * finite, 0.0), np.inf)
     best = np.argmin(total, axis=-2, keepdims=True)
     common = np.take_along_axis(finite, best, axis=-2)[..., 0, :]
     least = np.take_along_axis(total, best, axis=-2)[..., 0, :]
     # No common noise if it costs as much, up to rounding.
-    return np.where(least < asked.sum(axis=-2) * (1 - 1e-9), common, 0.0)
+    return np.where(least < required.sum(axis=-2) * (1 - 1e-9), common, 0.0)
 
 
 def _ratio(needed: FloatArray, available: FloatArray) -> FloatArray:

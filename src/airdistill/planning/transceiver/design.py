@@ -1,17 +1,13 @@
-"""Rounds as the design sees them: who weighs how much, and how much power can arrive from whom.
+"""The optimal transceiver of a round: signal gains P1, noise gains P2 and the server's scale λ.
 
-Whose noise may be counted as protection, and the optimal design under each answer.
-
-In units of the estimate r̂ = Re(r)/λ a device needs counted noise `required[device, class]`. Each rule below answers
-four questions with the closed form that minimises v_k = (Σ_j|h_jP2_j|² + σ_n²)/λ_k² under the power limits (K in the
-formulas stands for `Links.energy_slots`):
+In units of the estimate r̂ = Re(r)/λ a device needs counted noise `required[device, class]`. `Links` holds the weights
+and the power that can be received from each device. A trust model (`privacy.trust`) gives the closed form that
+minimises v_k = (Σ_j|h_jP2_j|² + σ_n²)/λ_k² under the power limits (K in the formulas stands for `Links.energy_slots`):
 
 1. `inverse_scale_sq`: 1/λ_k², `[..., class]`;
-2. `artificial_noise_var`: how much of v_k the devices add, `[class]`, or `[..., class]` for requirements by draw;
-3. `received_noise`: who adds it, |h_jP2_j|² `[device, class]`;
+2. `artificial_noise_var`: the part of v_k that devices add, `[class]`, or `[..., class]` for requirements by draw;
+3. `received_noise`: how the devices divide it, |h_jP2_j|² `[device, class]`;
 4. `counted_noise_var`: what each device may count, `[device, class]`.
-
-One round's gains: how loud each device sends its knowledge, how much noise it adds, how the server scales.
 """
 
 from __future__ import annotations
@@ -26,18 +22,19 @@ from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.privacy.sensitivity import aggregation_weights
 from airdistill.privacy.trust import Trust, counted_by_trust, trust_named
 
-_NUMBERS_AT_ONCE = 2**16  # of as many draws as a processor's cache holds: one by one takes long, all much memory
+TOLERANCE = 1e-9  # relative, for limits that a design meets exactly up to rounding
+_NUMBERS_AT_ONCE = 2**16  # in a block of draws: about the size of a processor's cache
 
 
 @dataclass(frozen=True)
 class Links:
     """One round or many at once: a leading `...` axis counts channel draws.
 
-    `weights` w_i^k `[device, class]`, or `[..., device, class]` where they differ; `power_w` |h_i|²P_i `[..., device]`;
-    `channel_noise_var` is the variance of the receiver's noise on the decision axis. `energy_slots` is how many slots
-    share the energy of one sent vector, in units of its largest squared norm: K for knowledge, D/C² for a gradient of D
-    entries clipped at C. A gradient is one vector, so that its class axis has length 1. `noise_axes` is 2 where devices
-    must add their noise on both axes: it then costs twice the power.
+    `weights` w_i^k `[device, class]`, or `[..., device, class]` if draws differ; `power_w` |h_i|²P_i `[..., device]`;
+    `channel_noise_var` is the variance of the receiver noise on the decision axis. `energy_slots` is the number of
+    slots that carry the energy of one vector, over its largest squared norm: K for class means, D/C² for a gradient of
+    D entries clipped at C. A gradient is one vector, and its class axis has length 1. `noise_axes` is 2 if devices must
+    add noise on both axes, which costs twice the power.
     """
 
     weights: FloatArray
@@ -50,7 +47,7 @@ class Links:
     def of(
         cls, class_counts: ArrayLike, channel: ComplexArray, peak_power_w: ArrayLike, channel_noise_var: float
     ) -> Links:
-        """From counts `[device, class]`, channels `[..., device]` and power limits (one, or `[device]`)."""
+        """The links for class counts `[device, class]`, channels `[..., device]` and power limits (or one limit)."""
         weights = aggregation_weights(class_counts)
         return cls.weighted(weights, float(weights.shape[1]), channel, peak_power_w, channel_noise_var)
 
@@ -64,7 +61,7 @@ class Links:
         channel_noise_var: float,
         noise_axes: int = 1,
     ) -> Links:
-        """From weights that are given."""
+        """The links of given weights. Raise `ValueError` if shapes or values are not valid."""
         power_w = np.abs(np.asarray(channel)) ** 2 * np.asarray(peak_power_w, dtype=np.float64)
         if power_w.shape[-1] != weights.shape[-2]:
             raise ValueError(f"channel of {power_w.shape[-1]} devices: the weights have {weights.shape[-2]}")
@@ -80,10 +77,7 @@ class Links:
 
     @cached_property
     def inverse_cap(self) -> FloatArray:
-        """1/cap_k = max_i (w_i^k)²/(K|h_i|²P_i) over the class's holders, `[..., class]`; zero if it has none.
-
-        K is the energy slots.
-        """
+        """1/cap_k = max_i (w_i^k)²/(K|h_i|²P_i) over the holders of a class, `[..., class]`; zero without holders."""
         rows, weights = self.power_w.reshape(-1, self.power_w.shape[-1]), self._weight_rows()
         at_once = max(1, _NUMBERS_AT_ONCE // max(rows.shape[1] * self.num_classes, 1))
         parts = [slice(first, first + at_once) for first in range(0, len(rows), at_once)]
@@ -91,12 +85,12 @@ class Links:
         return limits.reshape(*self.power_w.shape[:-1], self.num_classes)
 
     def _weight_rows(self) -> FloatArray:
-        """`[draw, device, class]`, without a copy."""
+        """The weights of every draw, `[draw, device, class]`, without a copy."""
         shape = (*self.power_w.shape, self.num_classes)
         return np.broadcast_to(self.weights, shape).reshape(-1, *shape[-2:])
 
     def _inverse_cap_of(self, weights: FloatArray, power_w: FloatArray) -> FloatArray:
-        """Of some draws: weights `[draw, device, class]` and powers `[draw, device]`."""
+        """The same for some draws, from weights `[draw, device, class]` and powers `[draw, device]`."""
         if np.all(power_w > 0):
             per_device = weights / np.sqrt(power_w)[..., None]
         else:
@@ -106,17 +100,14 @@ class Links:
 
     @property
     def channel_floor(self) -> FloatArray:
-        """σ_n²/cap_k, `[..., class]`: the noise that is left with all power on the signal."""
+        """σ_n²/cap_k, `[..., class]`: the noise that remains with all power on the signal."""
         reachable = np.isfinite(self.inverse_cap)
         return np.where(reachable, self.channel_noise_var * np.where(reachable, self.inverse_cap, 0.0), np.inf)
 
     @cached_property
     def signal_share(self) -> FloatArray:
-        """Σ_i (w_i^k)²/K, `[class]` or `[..., class]`: the received power that the signal takes at λ = 1."""
+        """Σ_i (w_i^k)²/K, `[class]` or `[..., class]`: the received power of the signal at λ = 1."""
         return np.asarray(np.einsum("...ik,...ik->...k", self.weights, self.weights) / self.energy_slots)
-
-
-TOLERANCE = 1e-9  # relative, for limits that a design meets exactly but for rounding
 
 
 @dataclass(frozen=True)
@@ -166,7 +157,7 @@ class RoundDesign:
         )
 
     def at_nominal_weights(self, nominal: FloatArray) -> RoundDesign:
-        """Convert c to nominal weights, so that rounds of different weights add up."""
+        """Convert c to nominal weights, at which rounds of different weights can be added."""
         relative = divide_or(self.weights, nominal, 0.0) ** 2
         counted = divide_or(np.broadcast_to(self.counted_noise_var, relative.shape), relative, np.inf)
         return replace(self, counted_noise_var=counted)
@@ -265,8 +256,8 @@ def aligned_signal_gain(links: Links, inverse_channel: ComplexArray, scale_sq: F
 
 
 def _noise_gain(received_noise: FloatArray, inverse_channel: ComplexArray) -> ComplexArray:
-    """P2 = |P2| h̄/|h| from |h P2|², `[device, class]`, so that the noise arrives on the real axis."""
-    if received_noise.strides == (0, 0):  # one number, zero, stands for all
+    """P2 = |P2| h̄/|h| from |h P2|², `[device, class]`: the noise is received on the real axis."""
+    if received_noise.strides == (0, 0):  # a broadcast zero: no device adds noise
         return np.broadcast_to(np.complex128(0), received_noise.shape)
     amplitude = np.sqrt(received_noise, out=received_noise)
     return np.asarray(amplitude * inverse_channel[:, None])

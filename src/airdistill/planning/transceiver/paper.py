@@ -1,8 +1,8 @@
-"""Proposition 1 as printed, kept to be measured against: eqs. (18)–(20) with their two cases.
+"""Proposition 1 as printed, eqs. (18)–(20) with their two cases, for comparison with the optimal design.
 
-Its case rule compares T with σ_n²/(4K min_i|h_i|²P_i max_i ρ_i), a product of extremes of different devices, and
-leaves the class counts out; it can choose Case I while the privacy constraint (17) is broken. In Case II "any
-solution of (20)" may exceed the power limit; the one taken here is P2 = 0 with λ² clipped to the power cap.
+The case rule compares T with σ_n²/(4K min_i|h_i|²P_i max_i ρ_i), a product of extremes of different devices, and
+ignores the class counts: it can choose Case I although the privacy constraint (17) is violated. In Case II "any
+solution of (20)" may exceed the power limit; this implementation takes P2 = 0 and clips λ² to the power cap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from airdistill.planning.transceiver.design import TOLERANCE, Links, RoundDesign
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRoundDesign(RoundDesign):
-    """A design with what the paper's rule chose, and whether its own constraints hold."""
+    """A design with the case of the paper's rule, and whether its power and privacy constraints hold."""
 
     case: int
     power_holds: bool
@@ -39,11 +39,11 @@ def design_round_paper(
     stringency: FloatArray,
     num_rounds: int,
 ) -> PaperRoundDesign:
-    """The paper's gains for one round's channel `[device]`, stringencies ρ `[device]` and T rounds in all."""
+    """The paper's gains for one round's channel `[device]`, stringencies ρ `[device]` and T rounds in total."""
     links = Links.of(class_counts, channel, peak_power_w, channel_noise_var)
     required = 4 * num_rounds * links.weights**2 * stringency[:, None]
     cap = divide_or(np.ones(()), links.inverse_cap, 0.0)
-    # The test above eq. (19), T ≤ T_0, multiplied out so that ρ = 0 needs no care.
+    # The test above eq. (19), T ≤ T_0, multiplied out to allow ρ = 0.
     threshold = 4 * num_rounds * links.num_classes * links.power_w.min() * stringency.max()
     case = 1 if channel_noise_var >= threshold else 2
     # Eq. (19), or eq. (20) with P2 = 0.

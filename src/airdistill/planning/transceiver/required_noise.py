@@ -1,10 +1,10 @@
-"""The counted noise that privacy demands of shared knowledge: for all rounds alike, or from what is left to spend.
+"""The counted noise that privacy requires of a payload, and the optimal division of a budget among classes.
 
-How a device's budget is best shared among the classes that one neighbour change moves together.
+The requirement is the same in all rounds, or follows from the budget that earlier rounds left (carry-over).
 
 Joint sensitivity models charge a device Σ_k (w s)²_ik/v_k in a round. Equal shares of its budget are the simple choice;
-the best one has the least Σ_k α_k v_k, which is what the noise costs learning. In x = 1/v the programme is convex:
-least Σ_k α_k/x_k under linear limits, where a floor is one more limit, of a single class.
+the optimal one minimises Σ_k α_k v_k, the effect of the noise on learning. The programme is convex in x = 1/v: minimise
+Σ_k α_k/x_k under linear constraints. A floor on the noise of a class is one more constraint.
 """
 
 from __future__ import annotations
@@ -30,27 +30,32 @@ from airdistill.privacy.sensitivity import (
     required_for_shift,
 )
 
+_MARGIN = 1e-14  # of a budget, kept back: the rounding of a sum must not exceed it
+_TOLERANCE = 1e-12  # relative distance from the optimal cost
+_MOST_STEPS = 60  # of Newton's method; about 14 are needed
+_ADDED_DEVICES = 10  # constraints added to the programme at a time
+
 
 class RequiredNoise(Protocol):
-    """Noise that privacy asks for, `[device, row]`, at every device's usual weight."""
+    """The noise that privacy requires, `[device, row]`, at every device's nominal weight."""
 
     @property
     def shift(self) -> Shift: ...
 
     @property
     def is_linear(self) -> bool:
-        """Whether T rounds ask for T times what one asks for."""
+        """Whether T rounds require T times the noise of one."""
 
     def of_rounds(self, num_rounds: int) -> FloatArray:
-        """The same in each of T rounds."""
+        """The requirement of each of T equal rounds."""
 
     def of_rest(self, num_rounds: int, round_index: int, spent: FloatArray) -> FloatArray:
-        """In round t of T, when the rounds before have cost `spent` `[device, row]`."""
+        """The requirement of round t of T if earlier rounds have spent `spent` `[device, row]`."""
 
 
 @dataclass(frozen=True)
 class VectorRequiredNoise:
-    """Of one vector a round, whose squared shift is always the same: T·shift/μ² in each."""
+    """The requirement of one vector per round with a constant squared shift: T·shift/μ²."""
 
     shift: ConstantShift
     mu: FloatArray
@@ -61,7 +66,7 @@ class VectorRequiredNoise:
 
     def of_rest(self, num_rounds: int, round_index: int, spent: FloatArray) -> FloatArray:
         squared_mu = self.mu[:, None] ** 2
-        # Who asked for no privacy may have spent without limit, and has no less left.
+        # A device without a privacy target (μ = ∞) has no limit.
         left = squared_mu - np.where(np.isinf(squared_mu), 0.0, spent)
         _check_left(left[:, 0])
         return np.asarray(self.shift.after(num_rounds - round_index + 1) / left)
@@ -69,10 +74,10 @@ class VectorRequiredNoise:
 
 @dataclass
 class ClassRequiredNoise:
-    """What a sensitivity model demands of a fleet, `[device, class]`, at every device's usual weight.
+    """The requirement of class means under a sensitivity model, `[device, class]`.
 
-    `split` says that a joint model's budget is shared out over the classes to make Σ_k α_k v_k least, and not equally.
-    With `alone` each device counts on noise of its own. `floor` `[class]` is noise that is there anyway.
+    With `split` the budget of a joint model is divided among the classes to minimise Σ_k α_k v_k, otherwise equally.
+    With `alone` each device counts on its own noise only. `floor` `[class]` is noise that classes have anyway.
     """
 
     fleet: RealisedFleet
@@ -90,11 +95,11 @@ class ClassRequiredNoise:
 
     @cached_property
     def _shift_so_far(self) -> AccumulatedShift:
-        # One of its own: going back and forth between early and late rounds would start over each time.
+        # A second accumulator: one alone would start again whenever it goes back to an earlier round.
         return AccumulatedShift(self.fleet.class_counts, self.model, self.dynamics)
 
     def of_rounds(self, num_rounds: int) -> FloatArray:
-        """The same in each of T rounds."""
+        """The requirement of each of T equal rounds."""
         shift, fleet = self.shift.after(num_rounds), self.fleet
         if self.split and self.model in JOINT_MODELS:
             if self.is_linear:
@@ -104,7 +109,7 @@ class ClassRequiredNoise:
 
     @property
     def is_linear(self) -> bool:
-        """Whether T rounds ask for T times what one asks for."""
+        """Whether T rounds require T times the noise of one."""
         return self.floor is None and self.shift.linear_from(2) == 1
 
     @cached_property
@@ -112,22 +117,22 @@ class ClassRequiredNoise:
         return self._split(self.shift.after(1), self.fleet.mu**2)
 
     def of_rest(self, num_rounds: int, round_index: int, spent: FloatArray) -> FloatArray:
-        """In round t of T, when the rounds before have cost `spent` `[device, class]`: the carry-over.
+        """The requirement of round t of T with carry-over, if earlier rounds have spent `spent` `[device, class]`.
 
-        req_ik(t) = n_i Σ_{τ≥t}(w s)²/(μ_i² − spent), spent per class, or pooled for joint models. If every later round
-        then spends its share at most, no device ever spends more than μ_i².
+        req_ik(t) = n_i Σ_{τ≥t}(w s)²/(μ_i² − spent), with `spent` per class, or summed for joint models. If every round
+        spends at most its share, no device ever spends more than μ_i².
         """
-        asked_for = (num_rounds, round_index)
-        if self._latest is None or self._latest[0] != asked_for or self._latest[1] is not spent:
-            # A round's forecast and its design ask the same, and sharing a budget out takes milliseconds.
-            self._latest = (asked_for, spent, self._of_rest(num_rounds, round_index, spent))
+        key = (num_rounds, round_index)
+        if self._latest is None or self._latest[0] != key or self._latest[1] is not spent:
+            # Forecast and design of a round need the same result, and dividing a budget takes milliseconds.
+            self._latest = (key, spent, self._of_rest(num_rounds, round_index, spent))
         return self._latest[2]
 
     def _of_rest(self, num_rounds: int, round_index: int, spent: FloatArray) -> FloatArray:
         rest = self.shift.after(num_rounds)
         if round_index > 1:
             rest = rest - self._shift_so_far.after(round_index - 1)
-        # Who asked for no privacy may have spent without limit, and has no less left.
+        # A device without a privacy target (μ = ∞) has no limit.
         squared_mu = self.fleet.mu[:, None] ** 2
         counted = np.where(np.isinf(squared_mu), 0.0, spent)
         share = classes_moved(self.fleet.class_counts, self.model, self.relabel)[:, None]
@@ -150,13 +155,7 @@ class ClassRequiredNoise:
 def _check_left(left: FloatArray) -> None:
     if not (left > 0).all():
         device = int(np.argmin(left))
-        raise BudgetExceeded(f"device {device} has nothing left of its privacy budget: it can pay for no more rounds")
-
-
-_MARGIN = 1e-14  # of a budget, kept back so that no rounding of a sum goes above it
-_TOLERANCE = 1e-12  # relative, how far the answer may be from the least cost
-_MOST_STEPS = 60  # of Newton's method; about 14 are needed
-_NEWCOMERS = 10  # devices that join the programme at a time
+        raise BudgetExceeded(f"device {device} has no privacy budget left: no further round is possible")
 
 
 def noise_for_budget(
@@ -164,9 +163,9 @@ def noise_for_budget(
 ) -> FloatArray:
     """v `[class]` with the least Σ_k α_k v_k under Σ_k (w s)²_ik/v_k ≤ budget_i for every device, and v_k ≥ floor_k.
 
-    `squared_shift` is (w_ik s_ik)² `[device, class]`, `budget` μ_i²/T `[device]` (infinite: no privacy asked), and
-    `importance` α `[class]`. A class that cannot be sent has an infinite `floor`: it costs no budget and stays
-    infinite. A class of no importance that someone must hide becomes infinite: no noise is too much for it.
+    `squared_shift` is (w_ik s_ik)² `[device, class]`, `budget` μ_i²/T `[device]` (infinite without a privacy target),
+    and `importance` α `[class]`. A class that cannot be sent has an infinite `floor`: it uses no budget and remains
+    infinite. A class without importance that a device must protect gets infinite noise, which costs nothing.
     """
     shift, budgets, weight = _checked(squared_shift, budget, importance)
     lowest = np.zeros(weight.shape) if floor is None else _checked_floor(floor, weight)
@@ -175,57 +174,57 @@ def noise_for_budget(
     moved = shift.any(axis=0)
     noise[moved & (weight == 0)] = np.inf
     live = moved & np.isfinite(noise)
-    shift, concerned = shift[:, live], shift[:, live].any(axis=1)
-    if concerned.any():
-        usage = _usage(shift[concerned], budgets[concerned])
-        noise[live] = _shared_noise(usage, weight[live], lowest[live])
+    shift, affected = shift[:, live], shift[:, live].any(axis=1)
+    if affected.any():
+        usage = _usage(shift[affected], budgets[affected])
+        noise[live] = _common_optimum(usage, weight[live], lowest[live])
     return noise
 
 
 def own_noise_for_budget(squared_shift: ArrayLike, budget: ArrayLike, importance: ArrayLike) -> FloatArray:
-    """The same for each device by itself, `[device, class]`: v_ik = κ_i (w s)_ik/√α_k.
+    """The same for the own noise of each device, `[device, class]`: v_ik = κ_i (w s)_ik/√α_k.
 
-    Here κ_i = Σ_k (w s)_ik √α_k/budget_i.
+    κ_i = Σ_k (w s)_ik √α_k/budget_i.
     """
     shift, budgets, weight = _checked(squared_shift, budget, importance)
-    asked = np.isfinite(budgets)[:, None] & (shift > 0)
-    live = asked & (weight > 0)
-    noise = np.where(asked & ~live, np.inf, 0.0)
+    protected = np.isfinite(budgets)[:, None] & (shift > 0)
+    live = protected & (weight > 0)
+    noise = np.where(protected & ~live, np.inf, 0.0)
     usage = np.where(live, _usage(shift, budgets), 0.0)
     noise[live] = _noise_alone(usage, weight, np.zeros(weight.shape))[live]
     return noise
 
 
 def _usage(shift: FloatArray, budget: FloatArray) -> FloatArray:
-    """(w s)²/budget: what share of a device's budget a class would cost it at v = 1, `[device, class]`."""
+    """(w s)²/budget: the share of a device's budget that a class uses at v = 1, `[device, class]`."""
     return divide_or(shift, np.broadcast_to((budget * (1 - _MARGIN))[:, None], shift.shape), 0.0)
 
 
-def _shared_noise(usage: FloatArray, importance: FloatArray, floor: FloatArray) -> FloatArray:
-    """The programme for classes that all matter, can be sent and are moved by someone who asks for privacy."""
+def _common_optimum(usage: FloatArray, importance: FloatArray, floor: FloatArray) -> FloatArray:
+    """Solve the programme for classes that have importance, can be sent and are moved by a device with a target."""
     alone = _noise_alone(usage, importance, floor)
-    # Nobody's own optimum costs more than the common one: if a single device binds, it is the dearest.
+    # The optimum of a single device never costs more than the common one: if one device binds, it is the costliest.
     # (A matrix product would round equal devices differently.)
-    dearest = int(np.argmax((alone * importance).sum(axis=1)))
-    noise, most = alone[dearest], _spent(usage, alone[dearest]).max()
+    costliest = int(np.argmax((alone * importance).sum(axis=1)))
+    noise, most = alone[costliest], _spent(usage, alone[costliest]).max()
     if most > 1 + _TOLERANCE:
-        noise = _noise_together(usage, importance, floor, alone, dearest)
+        noise = _noise_of_several(usage, importance, floor, alone, costliest)
         most = _spent(usage, noise).max()
-    # Whatever a solver leaves, budgets are kept, and not more than kept.
+    # Whatever accuracy the solver reached, the tightest budget is met exactly.
     return np.asarray(np.maximum(floor, noise * most))
 
 
 def _spent(usage: FloatArray, noise: FloatArray) -> FloatArray:
-    """Σ_k usage_ik/v_k, `[device]`; each row is added up by itself, so that equal devices get equal sums."""
+    """Σ_k usage_ik/v_k, `[device]`; rows are summed separately, and so equal devices have equal sums."""
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = usage / noise
     return np.asarray(np.where(usage > 0, shares, 0.0).sum(axis=1))
 
 
 def _noise_alone(usage: FloatArray, importance: FloatArray, floor: FloatArray) -> FloatArray:
-    """The closed form for each device as if it were alone: v_k = max(floor_k, κ√(usage_k/α_k)), `[device, class]`.
+    """The closed form for each device separately: v_k = max(floor_k, κ√(usage_k/α_k)), `[device, class]`.
 
-    κ by water-filling: class k rises above its floor once κ exceeds floor_k/√(usage_k/α_k), the lowest first.
+    κ is found by water-filling: class k rises above its floor once κ exceeds floor_k/√(usage_k/α_k), the lowest first.
     """
     profile = np.sqrt(divide_or(usage, np.broadcast_to(importance, usage.shape), 0.0))
     threshold = divide_or(np.broadcast_to(floor, usage.shape), profile, np.inf)
@@ -233,12 +232,12 @@ def _noise_alone(usage: FloatArray, importance: FloatArray, floor: FloatArray) -
     threshold = np.take_along_axis(threshold, order, axis=1)
     at_floor = np.take_along_axis(divide_or(usage, np.broadcast_to(floor, usage.shape), 0.0), order, axis=1)
     raised = np.take_along_axis(np.sqrt(usage * importance), order, axis=1)
-    # With the j lowest classes raised, κ Σ_{raised} and Σ_{at floor} are what the budget pays for, j = 0..K.
+    # With the j lowest classes raised, the budget is used by Σ_{raised}/κ and Σ_{at floor}, j = 0..K.
     edge = np.zeros((len(usage), 1))
     raised = np.concatenate([edge, np.cumsum(raised, axis=1)], axis=1)
     at_floor = np.concatenate([np.cumsum(at_floor[:, ::-1], axis=1)[:, ::-1], edge], axis=1)
     next_threshold = np.concatenate([threshold, edge + np.inf], axis=1)
-    # The first j whose classes need not rise as far as the next threshold; without a floor a class must rise.
+    # The first j whose κ stays below the next threshold; a class without a floor must rise.
     enough = (raised <= (1 - at_floor) * next_threshold) & (next_threshold > 0)
     chosen = np.argmax(enough, axis=1)[:, None]
     left = 1 - np.take_along_axis(at_floor, chosen, axis=1)
@@ -246,16 +245,16 @@ def _noise_alone(usage: FloatArray, importance: FloatArray, floor: FloatArray) -
     return np.maximum(floor, level * profile)
 
 
-def _noise_together(
-    usage: FloatArray, importance: FloatArray, floor: FloatArray, alone: FloatArray, dearest: int
+def _noise_of_several(
+    usage: FloatArray, importance: FloatArray, floor: FloatArray, alone: FloatArray, costliest: int
 ) -> FloatArray:
-    """The common optimum where several devices bind: the programme of a few, whom others join until none is over.
+    """The common optimum if several devices bind, by adding the violated constraints of devices to a small programme.
 
-    Of devices that are alike only the first ever joins, so that they count as one.
+    Of equal devices only the first is added, and so they count as one.
     """
-    chosen = np.unique(np.append(np.argmax(usage, axis=0), dearest))
+    chosen = np.unique(np.append(np.argmax(usage, axis=0), costliest))
     while True:
-        # Enough for each of them by itself is enough for all of them.
+        # Noise that suffices for each of them separately is feasible.
         start = alone[chosen].max(axis=0)
         limits = np.concatenate([usage[chosen] / start, np.diag(floor / start)])
         noise = start / _inverse_of_least_cost(limits, importance * start)
@@ -263,21 +262,21 @@ def _noise_together(
         over = first[spent > 1 + _TOLERANCE]
         if len(over) == 0:
             return np.asarray(noise)
-        chosen = np.append(chosen, over[-_NEWCOMERS:])
+        chosen = np.append(chosen, over[-_ADDED_DEVICES:])
 
 
 def _inverse_of_least_cost(limits: FloatArray, cost: FloatArray) -> FloatArray:
-    """x with the least Σ_k cost_k/x_k under `limits @ x` ≤ 1, for limits `[limit, class]` that x = 1 keeps.
+    """x with the least Σ_k cost_k/x_k under `limits @ x` ≤ 1, for limits `[limit, class]` that x = 1 satisfies.
 
-    A primal-dual interior-point method with Newton's steps in log x, where curvature is the same at all scales. x stays
-    within the limits, so that stopping early costs noise and never privacy.
+    A primal-dual interior-point method with Newton steps in log x, where the curvature does not depend on scale. x is
+    always feasible, and so stopping early costs noise and never privacy.
     """
     inverse = np.full(len(cost), 0.5)
     slack = 1 - limits @ inverse
-    price = (cost / inverse).sum() / len(limits) / slack  # of each limit: its multiplier
+    price = (cost / inverse).sum() / len(limits) / slack  # the multiplier of each limit
     for _ in range(_MOST_STEPS):
         value = cost / inverse
-        least = 2 * np.sqrt(cost * (limits.T @ price)).sum() - price.sum()  # the dual's value: nothing costs less
+        least = 2 * np.sqrt(cost * (limits.T @ price)).sum() - price.sum()  # the dual value, a lower bound
         if value.sum() - least <= _TOLERANCE * value.sum():
             break
         target = 0.05 * (price @ slack) / len(limits)
@@ -288,17 +287,17 @@ def _inverse_of_least_cost(limits: FloatArray, cost: FloatArray) -> FloatArray:
         length = min(1.0, 0.95 / longest)
         inverse = inverse * (1 + length * step)
         price = price + length * price_step
-        slack = slack - length * used  # not 1 − limits @ x, which would round a small one away
+        slack = slack - length * used  # not 1 − limits @ x, which would lose a small slack to rounding
     return inverse
 
 
 def _newton_step(
     share: FloatArray, value: FloatArray, slack: FloatArray, price: FloatArray, target: float
 ) -> FloatArray:
-    """d log x towards value = shareᵀprice and price·slack = target, with the price eliminated.
+    """The Newton step d log x for value = shareᵀprice and price·slack = target, with the price eliminated.
 
-    (D + shareᵀ diag(price/slack) share) d = value − shareᵀ(target/slack) with D = value + shareᵀprice, solved as the
-    least squares whose normal equations these are: devices that are nearly alike make the product singular.
+    (D + shareᵀ diag(price/slack) share) d = value − shareᵀ(target/slack) with D = value + shareᵀprice. It is solved as
+    the least-squares problem with these normal equations, because nearly equal devices make the product singular.
     """
     unit = 1 / np.sqrt(value + share.T @ price)
     rows = np.concatenate([share * unit * np.sqrt(price / slack)[:, None], np.eye(len(value))])
@@ -318,7 +317,7 @@ def _checked(
     if not (shift >= 0).all() or np.isinf(shift).any() or not (weight >= 0).all() or np.isinf(weight).any():
         raise ValueError("squared_shift and importance: must be finite and not negative")
     if not (budgets[shift.any(axis=1)] > 0).all():
-        raise ValueError("budget: must be greater than 0 for every device that has something to hide")
+        raise ValueError("budget: must be greater than 0 for every device whose vectors can shift")
     return shift, budgets, weight
 
 

@@ -124,7 +124,7 @@ class SuperposedUplink(Uplink):
 
     @property
     def _counts_fleet_noise(self) -> bool:
-        """Whether noise that other devices add is all that counts besides a device's own."""
+        """Whether all noise that counts is added by devices, and that of other devices counts too."""
         return self.trust_model.counts_others and not self.trust_model.counts_receiver
 
     @property

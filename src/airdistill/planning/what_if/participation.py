@@ -101,8 +101,9 @@ def amplification_comparison(
         sent = with_fleet(scenario, published)
         forecast = forecast_of(sent)
         true_epsilon = amplified_epsilon(scenario, sent, channels, fleet.delta, num_rounds)
-        asked = np.isfinite(fleet.epsilon)
-        noise, excess = forecast.effective_noise, float((true_epsilon[asked] / fleet.epsilon[asked]).max(initial=0.0))
+        targeted = np.isfinite(fleet.epsilon)
+        excess = float((true_epsilon[targeted] / fleet.epsilon[targeted]).max(initial=0.0))
+        noise = forecast.effective_noise
     return AmplificationComparison(
         scenario.fleet.participation,
         of_all.effective_noise,

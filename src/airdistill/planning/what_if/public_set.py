@@ -70,7 +70,7 @@ def public_set_what_if(plan: Plan) -> PublicSetWhatIf | None:
 
 
 def affordable_rounds(forecast: PublicForecast) -> int:
-    """The largest number of rounds of which a single one still suffices to tell the classes apart.
+    """The largest number of rounds at which one round alone still distinguishes the classes.
 
     The evidence of one round falls as 1/√T; further rounds only split it.
     """

@@ -86,7 +86,7 @@ def _steps(plan: Plan, channels: ComplexArray) -> Iterator[Step]:
     plain: dict[str, Any] = {
         "privacy": {"accountant": "paper", "carry_over": False, "class_budget": "equal"},
         "radio": {"truncation": 0.0},
-        # Whether truncation pays depends on the receiver: take that of airdistill.
+        # Whether truncation helps depends on the receiver: take that of airdistill.
         "learning": {"rounds": plan.num_rounds, "receiver": "tracking"},
     }
     scenario = changed(scenario, plain)
