@@ -9,7 +9,6 @@ from airdistill.channel import channel_source
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import Ledger
 from airdistill.runs.accounts import ledger_header
-from airdistill.schemes.registry import load_scheme
 
 FLEETS = {
     "paper, 50 devices": ("paper", []),
@@ -26,7 +25,7 @@ def measure(name: str, changes: list[str], num_rounds: int = 50) -> tuple[float,
     designs = [plan.design(channel, t) for t, channel in enumerate(channels, start=1)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
-        ledger = Ledger.begin(ledger_header(plan, load_scheme("ota_fd")), path)
+        ledger = Ledger.begin(ledger_header(plan, "ota_fd", "private"), path)
         started = time.perf_counter()
         for t, (channel, design) in enumerate(zip(channels, designs, strict=True), start=1):
             ledger.charge(plan.uplink.release(design, channel, t))
