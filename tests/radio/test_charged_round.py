@@ -122,11 +122,11 @@ def test_ten_times_the_norm_is_refused(tmp_path, case, way):
     charged, vectors = charged_for(way, tmp_path, *case)
     way(charged, vectors)  # the largest norm itself is allowed
     bound = charged.plan.uplink.largest_norm
-    loud = vectors.copy()
-    loud[1] *= 10
+    too_long = vectors.copy()
+    too_long[1] *= 10
     named = f"round 1: device 1 would send a vector of norm {10 * bound:.6g}; the round was planned for {bound:.6g} at"
     with pytest.raises(AirDistillError, match=re.escape(named)):
-        way(replace(charged, _transmitted=False), loud)
+        way(replace(charged, _transmitted=False), too_long)
 
 
 @pytest.mark.parametrize("factor", [1 + 2e-4, 1.5])
