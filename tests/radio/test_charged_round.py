@@ -201,7 +201,6 @@ def test_a_row_that_a_device_does_not_send_does_not_reach_the_server(tmp_path):
     assert np.array_equal(receptions[0], receptions[2])
 
 
-@pytest.mark.xfail(strict=True, reason="complex vectors are not refused")
 @pytest.mark.parametrize("way", WAYS)
 def test_complex_vectors_are_refused(tmp_path, way):
     """Noise on the real axis does not protect an imaginary part."""
@@ -302,7 +301,6 @@ def with_misaligned_noise(design):
     return replace(design, noise_gain=1j * design.noise_gain)
 
 
-@pytest.mark.xfail(strict=True, reason="the ledger counts a design's weights, and its gains are not checked")
 @pytest.mark.parametrize("change", [louder, uncounted, misaligned, with_misaligned_noise])
 @pytest.mark.parametrize("case", [UPLINKS[name] for name in ("class means", "public predictions", "gradient", "TDMA")])
 def test_a_design_whose_gains_send_more_than_it_states_is_refused(tmp_path, case, change):

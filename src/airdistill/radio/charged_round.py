@@ -24,6 +24,7 @@ from airdistill.radio.sum_grid import SumGrid
 from airdistill.radio.superposition import Noise, Reception, RoundNoise, error_free, over_the_air, receiver_noise
 
 _ROUNDING = 1e-4  # relative, of norms: gradients are clipped in single precision
+_ALIGNED = 1e-9  # relative, of received amplitudes
 
 
 @dataclass
@@ -87,6 +88,7 @@ class ChargedRound:
 
     def _alone(self, device: int, vectors: FloatArray) -> FloatArray:
         """The vectors of one device among zeros for the others, checked."""
+        _check_real(vectors, self.index)
         everyone = np.zeros((self.plan.fleet.num_devices, *vectors.shape))
         everyone[device] = vectors
         self._use(everyone)
@@ -114,13 +116,15 @@ def charge_round(
     """Charge a round and draw its noise. Raise `BudgetExceeded` if it exceeds a device's budget.
 
     1. draw the channel, and what devices and server know of it;
-    2. design the round, unless a `design` of the caller's own is given: the ledger counts what its gains really send;
+    2. design the round, unless a `design` of the caller's own is given, whose gains must send what its weights state;
     3. charge the ledger;
     4. draw the noise, seeded or secure, or make the grid of a secure sum.
     """
     scenario, was_begun = plan.scenario, ledger.charged_ahead
     channel = source.round_channel(round_index)
     known = round_estimate(scenario, channel, round_index)
+    if design is not None:
+        _check_gains(plan, design, known, round_index)
     if secure_sum:
         # The plan counts the noise of all devices, the ledger that of the devices which cannot be missing.
         spent = ledger.cost_of_run * counted_share(scenario)
@@ -152,12 +156,41 @@ def release_without_privacy(plan: Plan, ledger: Ledger, round_index: int, aggreg
     return error_free(aggregate, plan.scenario.radio.slot)
 
 
+def _check_gains(plan: Plan, design: RoundDesign, known: ComplexArray, round_index: int) -> None:
+    """Raise `AirDistillError` unless the gains of a design send what the ledger will count: its weights and its noise.
+
+    Signals must be received with the design's weights, and on the real axis, where the noise is. A row of scale zero
+    is counted as not sent.
+    """
+    gain = known[:, None] if design.combiner is None else known @ design.combiner.conj().T
+    received = gain * design.signal_gain * np.sqrt(plan.uplink.energy_slots)
+    # With TDMA the server applies the weights itself.
+    stated = design.rx_scale * ((design.weights > 0) if design.uses_tdma else design.weights)
+    wrong = np.abs(received - stated) > _ALIGNED * np.maximum(np.abs(received), stated)
+    if wrong.any():
+        device, row = np.argwhere(wrong)[0]
+        rule = f"would be received with amplitude {received[device, row]:.6g}, and the design states"
+        named = f"row {row} of device {device} {rule} {stated[device, row]:.6g}"
+        raise AirDistillError(f"round {round_index}: the design cannot be charged: {named}; the ledger counts weights")
+    noise = gain * design.noise_gain
+    if design.noise_axes == 1 and design.combiner is None and (np.abs(noise.imag) > _ALIGNED * np.abs(noise)).any():
+        rule = "noise_gain must bring all noise to the real axis, on which it is counted"
+        raise AirDistillError(f"round {round_index}: the design cannot be charged: {rule}")
+
+
+def _check_real(vectors: FloatArray, round_index: int) -> None:
+    if np.iscomplexobj(vectors):
+        rule = "noise on the real axis does not protect an imaginary part"
+        raise AirDistillError(f"round {round_index}: vectors must be real: {rule}")
+
+
 def check_vectors(plan: Plan, design: RoundDesign, vectors: FloatArray, round_index: int) -> None:
     """Raise `AirDistillError` unless all vectors that a design sends keep the bounds that the plan counts on.
 
     A longer vector exceeds the power limit and the sensitivity. For payloads whose neighbours are bounded by vectors
     without negative entries, a negative entry would double the distance.
     """
+    _check_real(vectors, round_index)
     payload = plan.uplink.payload
     expected = (plan.fleet.num_devices, payload.num_rows, payload.vector_length)
     if vectors.shape != expected:
