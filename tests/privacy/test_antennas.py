@@ -216,7 +216,7 @@ def test_one_antenna_agrees_with_the_scalar_formula(trust):
             made.signal_gain * np.sqrt(held.shape[1]), made.weights, out=np.zeros(held.shape, complex), where=held
         )
         this = ReceivedSignal(fleet.channel[:, None], gain, made.noise_gain, fleet.channel_noise_var)
-        expected = noise_by_trust(made, fleet.channel, fleet.channel_noise_var)
+        expected = noise_by_trust(made, fleet.channel, fleet.channel_noise_var, "fleet_noise")
         for name, counted in this.counted_by_trust().items():
             finite = held & (made.rx_scale > 0)
             assert counted[finite] == pytest.approx(np.asarray(expected[name])[finite], rel=1e-9)

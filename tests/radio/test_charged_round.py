@@ -268,7 +268,8 @@ def test_a_design_of_ones_own_is_charged_for_the_noise_that_it_sends(tmp_path, c
     design = setting.plan.design(channel, 1)
     own = replace(design, noise_gain=factor * design.noise_gain)
     charged = setting.charge(design=own)
-    assert charged.design is own
+    assert np.array_equal(charged.design.noise_gain, own.noise_gain)
+    assert not charged.design.noise_gain.flags.writeable
     as_planned.charge()
 
     assert setting.ledger.squared_mu() == pytest.approx(as_planned.ledger.squared_mu() / factor**2, rel=1e-9)

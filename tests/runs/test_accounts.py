@@ -476,7 +476,9 @@ def test_the_papers_accountant_cannot_spend_more_than_the_target(tmp_path):
     assert certificate.verdict == "holds under assumptions"
 
 
-@pytest.mark.parametrize(("scheme", "reason"), [("ota_fd", "would take device"), ("airdistill", "has nothing left")])
+@pytest.mark.parametrize(
+    ("scheme", "reason"), [("ota_fd", "would take device"), ("airdistill", "no privacy budget left")]
+)
 def test_a_run_that_lost_its_only_secure_round_ends_without_rounds(tmp_path, monkeypatch, scheme, reason):
     """The only planned round is charged and lost: no budget remains for another one."""
 

@@ -127,8 +127,8 @@ class Payload(ABC):
         return {}
 
     def header(self) -> dict[str, Any]:
-        """Facts of it that a ledger's header must record."""
-        return self.neighbours.to_header()
+        """Facts of it that a ledger's header records besides its neighbours."""
+        return {}
 
     def protocol(self, plan: Plan) -> Any:  # noqa: ARG002
         """How devices make it and learn from it, a `PayloadProtocol`; None for the built-in one of this kind."""
@@ -365,6 +365,8 @@ def payload_named(kind: str) -> type[Payload]:
     found = load_object(kind, "payload")
     if not (isinstance(found, type) and issubclass(found, Payload)):
         raise InputError("payload", kind, "must be a class derived from airdistill.planning.payloads.Payload")
+    if found.kind != kind:
+        raise InputError("payload", kind, f"its `kind` is {found.kind!r}: it must name the class itself")
     return found
 
 

@@ -14,6 +14,7 @@ from airdistill.privacy.assumptions import (
     ANTENNAS,
     EMULATED,
     NOISE,
+    OWN_CODE,
     PILOT,
     PUBLIC,
     RADIO,
@@ -178,6 +179,8 @@ def assumptions_behind(header: LedgerHeader) -> tuple[Assumption, ...]:
     found = [*neighbours.assumptions(header.sensitivity, terms.get("constants", {})), *_about_noise(header)]
     if neighbours.declared is not None:
         found.append(neighbours.declared)
+    if own := terms.get("own_code"):
+        found.append(Assumption("user's own code", OWN_CODE.format(parts=" and ".join(own))))
     counts, source = Assumption("public counts and batch order", PUBLIC, declared=True), pilot_source(terms)
     if source == "private":
         # No declaration makes private data public: that its pilot revealed nothing can turn out false.

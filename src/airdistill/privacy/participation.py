@@ -41,9 +41,9 @@ class Participation(ABC):
     def mask(self, round_index: int) -> BoolArray | None:
         """The devices that transmit in a round, `[device]`; None if all do."""
 
-    @abstractmethod
     def header(self) -> dict[str, Any]:
-        """What a ledger's header records. A user's own model gives `{"sampling": NAME}` and facts to keep."""
+        """What a ledger's header records: the class of a user's own model."""
+        return {"sampling": f"{type(self).__module__}:{type(self).__qualname__}"}
 
     @property
     def statements(self) -> list[str]:
@@ -239,6 +239,9 @@ def participation_named(reference: str, num_devices: int, seed: int) -> Particip
         rule = "must be a class derived from airdistill.privacy.participation.Participation"
         raise InputError("fleet.sampling", reference, rule)
     made: Participation = found(num_devices, seed)
+    if made.is_secret:
+        rule = "secret participation needs an accountant of its own: use fleet.participation_hidden"
+        raise InputError("fleet.sampling", reference, rule)
     return made
 
 
@@ -264,9 +267,10 @@ def _from_header(terms: Mapping[str, Any]) -> Participation:
 
 def header_of(participation: Participation) -> dict[str, Any]:
     """What a ledger's header records; of a user's own model also its statements, which a reader may not have."""
-    header = participation.header()
     if type(participation).__module__ == __name__:
-        return header
+        return participation.header()
+    # Not what the class itself would write: it must not claim the amplification of another model.
+    header = Participation.header(participation)
     header["participation_statements"] = participation.statements
     if participation.assumption is not None:
         header["participation_assumption"] = vars(participation.assumption)

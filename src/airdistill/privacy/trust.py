@@ -205,8 +205,21 @@ def counted_by_trust(
     own: FloatArray, together: FloatArray, receiver_var: float | FloatArray, declared: str
 ) -> dict[str, FloatArray]:
     """What every trust model counts of received noise, and the declared one if it is a user's own."""
-    models = TRUST_MODELS if declared in TRUST_MODELS else {**TRUST_MODELS, declared: trust_named(declared)}
-    return {name: trust.counted(own, together, receiver_var) for name, trust in models.items()}
+    counted = {name: trust.counted(own, together, receiver_var) for name, trust in TRUST_MODELS.items()}
+    if declared not in TRUST_MODELS:
+        trust = trust_named(declared)
+        counted[declared] = trust.counted(own, together, receiver_var)
+        _check_counted(trust, counted[declared], counted)
+    return counted
+
+
+def _check_counted(trust: Trust, counted: FloatArray, built_in: Mapping[str, FloatArray]) -> None:
+    """Raise unless a user's own model counts no more noise than there is, by its own flags."""
+    flags = OwnNoise if trust.counts_own_only else ReceiverNoise if trust.counts_receiver else FleetNoise
+    own, most = built_in[OwnNoise.name], built_in[flags.name]
+    if counted.shape not in (own.shape, own.shape[1:]) or not ((counted >= 0) & (counted <= most * (1 + 1e-9))).all():
+        rule = f"`counted` must have shape [device, row] or [row], and be from 0 to what {flags.name} counts"
+        raise InputError("privacy.trust", trust.name, rule)
 
 
 def trust_header(name: str) -> dict[str, Any]:

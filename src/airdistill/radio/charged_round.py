@@ -7,7 +7,8 @@ the ledger does not know of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,10 @@ from airdistill.radio.superposition import Noise, Reception, RoundNoise, error_f
 
 _ROUNDING = 1e-4  # relative, of norms: gradients are clipped in single precision
 _ALIGNED = 1e-9  # relative, of received amplitudes
+
+
+class NotFiniteError(AirDistillError):
+    """A vector that is not finite was refused: training has diverged, or a scheme sends NaN."""
 
 
 @dataclass
@@ -124,6 +129,7 @@ def charge_round(
     channel = source.round_channel(round_index)
     known = round_estimate(scenario, channel, round_index)
     if design is not None:
+        design = _frozen(design)
         _check_gains(plan, design, known, round_index)
     if secure_sum:
         # The plan counts the noise of all devices, the ledger that of the devices which cannot be missing.
@@ -178,6 +184,15 @@ def _check_gains(plan: Plan, design: RoundDesign, known: ComplexArray, round_ind
         raise AirDistillError(f"round {round_index}: the design cannot be charged: {rule}")
 
 
+def _frozen(design: RoundDesign) -> RoundDesign:
+    """A copy whose arrays cannot be written: what was charged is what is sent."""
+    arrays = {name: value.copy() for name, value in vars(design).items() if isinstance(value, np.ndarray)}
+    for array in arrays.values():
+        array.flags.writeable = False
+    changes: dict[str, Any] = arrays
+    return replace(design, **changes)
+
+
 def _check_real(vectors: FloatArray, round_index: int) -> None:
     if np.iscomplexobj(vectors):
         rule = "noise on the real axis does not protect an imaginary part"
@@ -202,7 +217,8 @@ def check_vectors(plan: Plan, design: RoundDesign, vectors: FloatArray, round_in
         device, row = np.unravel_index(int(np.argmax(np.nan_to_num(norms, nan=np.inf))), norms.shape)
         rule = f"the round was planned for {payload.largest_norm:.6g} at most: clip it"
         named = f"device {device} would send a vector of norm {norms[device, row]:.6g}"
-        raise AirDistillError(f"round {round_index}: {named}; {rule}")
+        kind = AirDistillError if np.isfinite(norms[device, row]) else NotFiniteError
+        raise kind(f"round {round_index}: {named}; {rule}")
     if payload.neighbours.forbids_negative_entries and (vectors < 0)[sent].any():
         first = int(np.argmax(((vectors < 0).any(axis=2) & sent).any(axis=1)))
         rule = f"the guarantee for {payload.words} holds for vectors without negative entries"

@@ -109,7 +109,7 @@ def model_rows(certificate: Certificate) -> tuple[tuple[str, ...], tuple[tuple[s
         for model in SENSITIVITY_MODELS
     ]
     formula = max(account.paper_formula for account in certificate.devices)
-    return columns, (*rows, ("paper's formula", number(formula), "", ""))
+    return columns, (*rows, ("paper's formula", number(formula), *[""] * (len(columns) - 2)))
 
 
 def account_rows(

@@ -13,12 +13,13 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
+from airdistill.planning.payloads import PAYLOADS
 from airdistill.planning.plan import Plan
 from airdistill.privacy.certificate import Certificate, certificate_of
 from airdistill.privacy.ledger import Ledger, LedgerHeader, spent_before
 from airdistill.privacy.participation import header_of
 from airdistill.privacy.targets import target_mu
-from airdistill.privacy.trust import trust_header
+from airdistill.privacy.trust import TRUST_MODELS, trust_header
 from airdistill.runs.checkpoint import newest_ledger_marks
 from airdistill.runs.folder import (
     AUDITS,
@@ -34,7 +35,9 @@ from airdistill.runs.folder import (
 from airdistill.scenario.model import Scenario
 
 
-def ledger_header(plan: Plan, scheme: str, releases: str, inputs_digest: str = "") -> LedgerHeader:
+def ledger_header(
+    plan: Plan, scheme: str, releases: str, inputs_digest: str = "", own_scheme: bool = False
+) -> LedgerHeader:
     """Every device's target and the terms of the guarantee; the digest covers the data and every round's channel."""
     fleet, privacy = plan.fleet, plan.scenario.privacy
     return LedgerHeader(
@@ -51,7 +54,7 @@ def ledger_header(plan: Plan, scheme: str, releases: str, inputs_digest: str = "
         relabel=privacy.relabel,
         noise=privacy.noise,
         enforced=releases == "private",
-        terms={**_terms(plan, releases), "inputs": inputs_digest},
+        terms={**_terms(plan, releases), **_own_code(plan, own_scheme), "inputs": inputs_digest},
     )
 
 
@@ -83,11 +86,27 @@ def _terms(plan: Plan, releases: str) -> dict[str, Any]:
     }
     if scenario.radio.antennas > 1:
         facts["antennas"] = scenario.radio.antennas
-    facts |= plan.uplink.payload.header() | trust_header(scenario.privacy.trust)
+    payload = plan.uplink.payload
+    # A user's own class states facts under a key of its own: it cannot replace a term of the ledger.
+    stated = payload.header() if payload.kind in PAYLOADS else {"payload_facts": payload.header()}
+    facts |= stated | payload.neighbours.to_header() | trust_header(scenario.privacy.trust)
     if scenario.privacy.noise == "secure":
         # Secure noise is new each time: the same scenario run twice is two runs.
         facts["run"] = secrets.token_hex(16)
     return facts
+
+
+def _own_code(plan: Plan, own_scheme: bool) -> dict[str, Any]:
+    """The parts of a run that are the user's own classes, which a certificate must name; nothing if there are none."""
+    uplink = plan.uplink
+    own = {
+        "scheme": own_scheme,
+        "payload": uplink.payload.kind not in PAYLOADS,
+        "participation model": not type(uplink.participation).__module__.startswith("airdistill."),
+        "trust model": uplink.trust not in TRUST_MODELS,
+    }
+    found = [name for name, is_own in own.items() if is_own]
+    return {"own_code": found} if found else {}
 
 
 def begin_ledger(folder: Path, header: LedgerHeader, given: Path | None) -> Ledger:

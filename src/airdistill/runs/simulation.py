@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from airdistill.data.partition import assign_samples
 from airdistill.data.public import PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.evaluation import TestSet
-from airdistill.learning.fleet import LearningFleet, check_finite
+from airdistill.learning.fleet import LearningFleet, TrainingDivergedError, check_finite
 from airdistill.learning.samples import to_tensor
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
+from airdistill.radio.charged_round import NotFiniteError
 from airdistill.radio.superposition import Reception
 from airdistill.runs.accounts import ledger_header
 from airdistill.runs.folder import RunError
@@ -49,7 +51,9 @@ class Simulation:
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
         self.inputs_digest = _digest(dataset, self._public, self._source, plan.num_rounds)
-        self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, self.inputs_digest))
+        self.ledger = Ledger(
+            ledger_header(plan, scheme.name, scheme.releases, self.inputs_digest, _is_users(type(scheme)))
+        )
         self._receiver = receiver_of(plan, self._public, engine)
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
@@ -97,6 +101,10 @@ class Simulation:
             charged = self.ledger.num_releases
             outcome = self.scheme.play(this)
         except Exception as error:
+            if isinstance(error, NotFiniteError):
+                rule = "training diverged; lower learning.initial_lr or learning.distill_weight"
+                sent = re.sub(r"^(round \d+): ", r"\1, ", str(error)).split(";")[0]
+                raise TrainingDivergedError(f"{sent}; {rule}") from error
             if isinstance(error, AirDistillError) or not self._has_user_code():
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -114,7 +122,7 @@ class Simulation:
         public = self.plan.scenario.public
         servers = [] if public is None or public.server_model is None else [public.server_model]
         own_model = any(":" in name for name in (*self.plan.scenario.model_names, *servers))
-        return own_model or not type(self.scheme).__module__.startswith("airdistill.")
+        return own_model or _is_users(type(self.scheme))
 
     def accuracy(self) -> dict[str, float]:
         """Accuracy of the devices' own models on the common test set."""
@@ -191,6 +199,10 @@ class Simulation:
         self.round_index = round_index
         self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
         self.measured_joules = numbers["measured_joules"]
+
+
+def _is_users(scheme: type[Scheme]) -> bool:
+    return not scheme.__module__.startswith("airdistill.")
 
 
 def _about_inactive_devices(reception: Reception) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from airdistill.planning.transceiver.required_noise import RequiredNoise
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.participation import MANY_ROUNDS, Everyone, Participation
 from airdistill.privacy.sensitivity import Shift
-from airdistill.privacy.trust import counted_by_trust, trust_named
+from airdistill.privacy.trust import TRUST_MODELS, counted_by_trust, trust_named
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,8 @@ class SuperposedUplink(Uplink):
         links, trust, sampled = self._links(channels, None), self.trust_model, not self.participation.everyone
         # If a class's strictest active device decides, and T only scales its requirement, it is found once.
         once = None
-        if self.truncation > 0 and not sampled and not self._counts_own_only and self.required_noise.is_linear:
+        strictest_decides = self.trust in TRUST_MODELS and not self._counts_own_only
+        if self.truncation > 0 and not sampled and strictest_decides and self.required_noise.is_linear:
             once = self._round_requirement(links, self.required(1)).max(axis=-2, keepdims=True)
 
         def noise_var(num_rounds: int) -> FloatArray:
