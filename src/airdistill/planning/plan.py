@@ -150,7 +150,7 @@ def plan(
         forecast=forecast,
         convergence_gap=_gap(objective, rounds.chosen, forecast, fleet),
         epsilon_by_model=epsilon_by_model,
-        assumptions=assumptions_of(scenario, sent),
+        assumptions=assumptions_of(scenario, sent, rounds.chosen),
         warnings=(
             *_about_earlier_runs(scenario, fleet, spent_squared_mu),
             *warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),

@@ -88,7 +88,9 @@ class Ledger:
         self.settled_round = 0  # the last of them that will not be repeated
         # (w s)²/c of this run so far under the declared models, `[device, row]`, for designs that carry budget over.
         self.cost_of_run = np.zeros((header.num_devices, header.num_rows))
+        self.latest_round = 0  # of all runs
         self.earlier_headers: list[LedgerHeader] = []  # of those that released anything
+        self.earlier_counts: list[int] = []  # how many releases each of them has
         self._in_memory: list[Release] = []
         self._last_written: Release | None = None
         self._charged_before: deque[Release] = deque()
@@ -155,8 +157,11 @@ class Ledger:
         if earlier:
             self.spending = self._before_this_run = self.spending.after(release, run.payload)
             self.num_earlier += 1
+            self.latest_round = max(self.latest_round, release.round_index)
             if not self.earlier_headers or self.earlier_headers[-1] is not run:
                 self.earlier_headers.append(run)
+                self.earlier_counts.append(0)
+            self.earlier_counts[-1] += 1
         elif recorded_rounds is not None and release.round_index > recorded_rounds:
             self._charged_before.append(release)
         else:
@@ -189,6 +194,7 @@ class Ledger:
         self.cost_of_run = self.cost_of_run + release.cost(self.header.sensitivity, self.header.trust)
         self.num_releases += 1
         self.settled_round = release.round_index
+        self.latest_round = max(self.latest_round, release.round_index)
 
     def history(self) -> Iterator[tuple[str, Release]]:
         """Every release of these devices with its payload, this run's last, read from disk one by one."""

@@ -65,12 +65,14 @@ def starred(name: str, declared: str) -> str:
     return f"{name}*" if name == declared else name
 
 
-def device_rows(columns: Sequence[FloatArray], all_devices: bool) -> tuple[tuple[str, ...], ...]:
+def device_rows(
+    columns: Sequence[FloatArray], all_devices: bool, show: Callable[[float], str] = number
+) -> tuple[tuple[str, ...], ...]:
     """Return a row for each device from columns `[device]`. Large fleets are summarised unless `all_devices` is set."""
     num_devices = len(columns[0])
     if all_devices or num_devices <= MOST_ROWS:
-        return tuple((str(device), *(number(column[device]) for column in columns)) for device in range(num_devices))
-    return tuple((name, *(number(pick(column)) for column in columns)) for name, pick in SUMMARIES.items())
+        return tuple((str(device), *(show(column[device]) for column in columns)) for device in range(num_devices))
+    return tuple((name, *(show(pick(column)) for column in columns)) for name, pick in SUMMARIES.items())
 
 
 def limiting_factor(regime: str) -> str:

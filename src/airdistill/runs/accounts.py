@@ -13,6 +13,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
+from airdistill.planning.fleet import reserved_delta
 from airdistill.planning.payloads import PAYLOADS
 from airdistill.planning.plan import Plan
 from airdistill.privacy.certificate import Certificate, certificate_of
@@ -84,6 +85,8 @@ def _terms(plan: Plan, releases: str) -> dict[str, Any]:
         "csi_error_limit": ChannelError.of(scenario).limit,
         "constants": scenario.constants.model_dump(),
     }
+    if scenario.radio.csi_error_db is not None:
+        facts["csi_error"] = {"quantile": scenario.radio.csi_quantile, "reserved_delta": reserved_delta(scenario)}
     if scenario.radio.antennas > 1:
         facts["antennas"] = scenario.radio.antennas
     payload = plan.uplink.payload
