@@ -23,14 +23,13 @@ from airdistill.privacy.statements import (
     neighbours_in_words,
     runs_of,
 )
-from airdistill.privacy.targets import paper_epsilon
+from airdistill.privacy.targets import TOLERANCE, paper_epsilon
 from airdistill.privacy.trust import trust_from
 from airdistill.units import rounded_up
 
 HOLDS, UNDER_ASSUMPTIONS, SIMULATION, FAILS = "holds", "holds under assumptions", "simulation", "does not hold"
 NOTHING_ASKED = "nothing asked"
 FORMAT = 1
-_TOLERANCE = 1e-8  # relative, of ε and δ: what rounding leaves of the ledger's own
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ class DeviceAccount:
     @property
     def kept(self) -> bool:
         """Whether the ε and the δ that the guarantee rests on stay within the target."""
-        within = self.evidence <= self.epsilon_asked * (1 + _TOLERANCE)
-        return within and self.delta_in_all <= self.delta * (1 + _TOLERANCE)
+        within = self.evidence <= self.epsilon_asked * (1 + TOLERANCE)
+        return within and self.delta_in_all <= self.delta * (1 + TOLERANCE)
 
 
 @dataclass(frozen=True)
@@ -259,8 +258,7 @@ def _numbers(epsilon: FloatArray, delta: FloatArray) -> tuple[str, str]:
 def _accounts(ledger: Ledger, runs: Sequence[CertifiedRun]) -> tuple[DeviceAccount, ...]:
     header = ledger.header
     by_model = {
-        model: {trust: _snapped(ledger.epsilon(model, trust), header.epsilon) for trust in ledger.trust_names}
-        for model in SENSITIVITY_MODELS
+        model: {trust: ledger.epsilon(model, trust) for trust in ledger.trust_names} for model in SENSITIVITY_MODELS
     }
     lemma1 = ledger.spending.squared_mu("paper", "receiver_noise", relabel=False)
     formula = paper_epsilon(np.sqrt(lemma1), header.delta)
@@ -290,13 +288,6 @@ def _valid_model(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> str:
     if any(run.assumes_untrained_model for run in runs):
         return "device"
     return "class_mean" if header.sensitivity == "paper" else header.sensitivity
-
-
-def _snapped(epsilon: FloatArray, target: FloatArray) -> FloatArray:
-    """ε with the target in place of what exceeds it by rounding only."""
-    with np.errstate(invalid="ignore"):
-        beyond = (epsilon > target) & (epsilon <= target * (1 + _TOLERANCE))
-    return np.where(beyond, target, epsilon)
 
 
 def _deltas(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> tuple[FloatArray, FloatArray]:
@@ -329,12 +320,12 @@ def _reasons(
 def _broken_targets(header: LedgerHeader, runs: Sequence[CertifiedRun], accounts: Sequence[DeviceAccount]) -> list[str]:
     """How the targets of devices were missed, in ε and in δ; of each the worst device."""
     asked = [account for account in accounts if np.isfinite(account.epsilon_asked)]
-    over = [account for account in asked if account.evidence > account.epsilon_asked * (1 + _TOLERANCE)]
+    over = [account for account in asked if account.evidence > account.epsilon_asked * (1 + TOLERANCE)]
     reasons = []
     if over:
         worst = max(over, key=lambda account: account.evidence / account.epsilon_asked)
         reasons.append(_over_epsilon(header, any(run.assumes_untrained_model for run in runs), worst))
-    late = [account for account in asked if account.delta_in_all > account.delta * (1 + _TOLERANCE)]
+    late = [account for account in asked if account.delta_in_all > account.delta * (1 + TOLERANCE)]
     if late:
         worst = max(late, key=lambda account: account.delta_in_all / account.delta)
         reasons.append(
@@ -349,7 +340,7 @@ def _earlier_guarantees(ledger: Ledger, accounts: Sequence[DeviceAccount]) -> li
     """Guarantees of earlier runs that a later run, with a larger target, has broken."""
     found = []
     for run in ledger.earlier_headers:
-        over = [account for account in accounts if account.spent > run.epsilon[account.device] * (1 + _TOLERANCE)]
+        over = [account for account in accounts if account.spent > run.epsilon[account.device] * (1 + TOLERANCE)]
         if over and run.terms["releases"] == "private":
             worst = max(over, key=lambda account: account.spent / run.epsilon[account.device])
             found.append(

@@ -154,4 +154,4 @@ def account_rows(
         np.array([account.paper_formula for account in accounts]),
         *(np.array([account.by_model[model][terms.trust] for account in accounts]) for model in SENSITIVITY_MODELS),
     ]
-    return columns, device_rows(values, all_devices, rounded_up)
+    return columns, device_rows(values, all_devices)

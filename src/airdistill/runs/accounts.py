@@ -178,10 +178,10 @@ def _last_round_sent(folder: Path) -> int:
     return 0
 
 
-def certify(folder: str | Path) -> Certificate:
-    """The certificate of a run's ledger, whether the run has ended or not, with its audits."""
+def certify(folder: str | Path, issued: str | None = None) -> Certificate:
+    """The certificate of a run's ledger, whether the run has ended or not, with its audits and the date of issue."""
     folder = existing_folder(Path(folder))
-    return certificate_of(trusted_ledger(folder), audits_in(folder))
+    return certificate_of(trusted_ledger(folder), audits_in(folder), issued)
 
 
 def mark_of(ledger: Ledger) -> dict[str, Any]:
