@@ -194,6 +194,15 @@ def test_a_reserved_part_of_delta_covers_channel_errors():
     assert "at most 1.2e-8, which is part of the stated δ" in sentence
 
 
+@pytest.mark.parametrize("reserved", [2e-9, 1.7e-9, 3.3e-7])
+def test_a_delta_that_was_reserved_in_full_is_the_target_again(reserved):
+    """Subtracting and adding a float leaves a rounding error: 1.0000000000000001e-05 must not become 1.01e-5."""
+    terms = csi_terms(1 - reserved / 12, reserved)
+    certificate = certified(4, terms=terms, delta=np.full(3, 1e-5) - reserved)
+    assert "δ = 1e-5)" in certificate.headline
+    assert all(account.delta == account.delta_in_all == 1e-5 for account in certificate.devices)
+
+
 def test_own_noise_needs_no_channel_estimates_and_old_ledgers_are_read():
     own = certified(4, trust="own_noise", terms=csi_terms())
     assert own.devices[0].delta_in_all == 1e-5

@@ -18,7 +18,7 @@ from airdistill.errors import InputError
 from airdistill.files import json_text
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import Ledger
-from airdistill.privacy.signature import canonical, date_of_issue, signed
+from airdistill.privacy.signature import canonical, date_of_issue, fingerprint, read_private_key, signed
 
 ISSUED = "2026-01-02T03:04:05Z"
 PEM, RAW = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
@@ -158,6 +158,23 @@ def test_keys_of_openssh_are_read(files):
     ssh = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     (files / "id.pub").write_bytes(ssh + b" me@here\n")
     assert verify(files, key="id.pub") == 0
+
+
+def test_private_keys_are_read_in_both_forms_and_others_are_refused(tmp_path):
+    key, path = Ed25519PrivateKey.generate(), tmp_path / "key"
+    plain = serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, plain))
+    assert fingerprint(read_private_key(path).public_key()) == fingerprint(key.public_key())
+    rsa_key = rsa.generate_private_key(65537, 2048)
+    for content, message in [
+        (key.private_bytes(PEM, RAW, serialization.BestAvailableEncryption(b"secret")), "is encrypted: decrypt it"),
+        (rsa_key.private_bytes(PEM, RAW, plain), "is not an Ed25519 key; make one with openssl genpkey"),
+        (key.public_key().public_bytes(PEM, PUBLIC), "is not a private key in PEM form"),
+        (b"", "is not a private key in PEM form"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            read_private_key(path)
 
 
 def test_a_ledger_that_has_grown_since_is_named(files, capsys):

@@ -23,7 +23,7 @@ from airdistill.privacy.statements import (
     neighbours_in_words,
     runs_of,
 )
-from airdistill.privacy.targets import TOLERANCE, paper_epsilon
+from airdistill.privacy.targets import TOLERANCE, paper_epsilon, without_rounding
 from airdistill.privacy.trust import trust_from
 from airdistill.units import rounded_up
 
@@ -298,7 +298,9 @@ def _deltas(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> tuple[FloatAr
     """
     reserved = float(header.terms.get("csi_error", {}).get("reserved_delta", 0.0))
     excess = sum(run.excess_delta or 0.0 for run in runs)
-    return header.delta + reserved, np.minimum(1.0, header.delta + excess)
+    # Adding what was subtracted leaves a rounding error, which must not be rounded up.
+    asked = np.array([float(f"{delta + reserved:.12g}") for delta in header.delta]) if reserved else header.delta
+    return asked, without_rounding(np.minimum(1.0, header.delta + excess), asked)
 
 
 def _reasons(

@@ -39,7 +39,7 @@ def epsilon_of_mu(mu: ArrayLike, delta: ArrayLike, noise: str = "seeded") -> Flo
 
 
 def without_rounding(epsilon: FloatArray, target: ArrayLike) -> FloatArray:
-    """ε with the target in place of what exceeds it by rounding only: 3, not 3.000000000000001. `[device]`."""
+    """ε or δ with the target in place of what exceeds it by rounding only: 3, not 3.000000000000001. `[device]`."""
     asked = np.asarray(target, dtype=np.float64)
     return np.where((epsilon > asked) & (epsilon <= asked * (1 + TOLERANCE)), asked, epsilon)
 

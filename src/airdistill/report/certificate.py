@@ -70,7 +70,7 @@ def certificate_page(certificate: Certificate) -> Page:
         sections=(
             certificate_section(certificate),
             devices_section(certificate, all_devices=True),
-            Section("What it is of", (Facts(tuple(identity_rows(certificate))),)),
+            Section("Date and digests", (Facts(tuple(identity_rows(certificate))),)),
         ),
         made_by=f"airdistill {__version__}",
     )
@@ -79,7 +79,7 @@ def certificate_page(certificate: Certificate) -> Page:
 def certificate_section(certificate: Certificate) -> Section:
     """Return the verdict, the guarantees and the assumptions."""
     is_conditional = certificate.verdict in (UNDER_ASSUMPTIONS, SIMULATION)
-    verdict = certificate.verdict_in_words
+    verdict = certificate.verdict_in_words.removeprefix(f"{SIMULATION}: ")
     words = (f"{verdict[0].upper()}{verdict[1:]}.",) if is_conditional else ()
     source = f"ledger {certificate.ledger_digest[:16]}" if certificate.ledger_digest else ""
     numbers = " ".join((*words, *certificate.reasons))
@@ -117,7 +117,7 @@ def identity_rows(certificate: Certificate) -> list[tuple[str, str]]:
     return [
         ("Issued", f"{certificate.issued or 'with no date, by the run itself'}, airdistill {__version__}"),
         ("Scenario", scenario_digest(terms) or "not recorded in the ledger"),
-        ("Data", data_digest(terms) or "not in one place: every device has its own"),
+        ("Data", data_digest(terms) or "not recorded: in a federation every device has its own"),
         ("Ledger", certificate.ledger_digest or "in memory"),
     ]
 

@@ -246,7 +246,7 @@ def _show_certificate(run: FoundRun) -> None:
 
 def _show_verdict(certificate: Certificate) -> None:
     box = {HOLDS: st.success, FAILS: st.error}.get(certificate.verdict, st.warning)
-    box(plain(f"{certificate.releases_in_words}: {certificate.verdict_in_words}"))
+    box(plain(f"{certificate.headline} — {certificate.releases_in_words}: {certificate.verdict_in_words}"))
     if certificate.reasons:
         st.markdown(listed(certificate.reasons))
 
