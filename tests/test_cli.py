@@ -273,7 +273,7 @@ def test_certify_shows_what_a_run_guarantees(run, small_file, tmp_path):
     run("run", small_file, "--out", tmp_path / "one")
     code, out, err = run("certify", tmp_path / "one", "--second-opinion")
     assert (code, err) == (0, "")
-    assert out.startswith("Simulation: (ε = 8.00, δ = 1e-5) for every one of 3 devices, whole-device")
+    assert out.startswith("Simulation: (ε ≤ 8.00, δ = 1e-5) for every one of 3 devices (ε from 7.94)")
     verdict = "simulation: protects no one; with secret noise it would hold under assumptions (honest fleet, exact "
     assert verdict + "channels)" in " ".join(out.split())
     assert "Second opinion on device" in out
