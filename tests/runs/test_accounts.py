@@ -225,7 +225,7 @@ def test_a_run_ends_before_the_round_that_its_budget_does_not_allow(tmp_path):
 
 @pytest.mark.usefixtures("own_schemes")
 def test_a_scheme_that_transmits_without_a_charge_is_stopped(tmp_path):
-    with pytest.raises(ad.AirDistillError, match="uncharged: returned a reception that no ledger entry covers"):
+    with pytest.raises(ad.AirDistillError, match="uncharged would let devices learn from what was never sent"):
         ad.run(small_scenario(tmp_path), "own_schemes:Uncharged", out=tmp_path / "run", options=FAST)
 
 

@@ -39,8 +39,8 @@ RADIO = (
     "a round in which a device that adds noise was missing, hides less than is counted."
 )
 OWN_CODE = (
-    "The {parts} of this run is the user's own code: it is trusted to send and to learn from nothing but what it "
-    "charges, and to state bounds and counted noise truthfully."
+    "The user's own code in this run ({parts}) is trusted to send and to learn from nothing but what it charges, and "
+    "to state bounds and counted noise truthfully."
 )
 PILOT = {
     "declared": "The learning constants that chose the number of rounds are taken to be public; a pilot run on private "
