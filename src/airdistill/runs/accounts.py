@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,17 @@ from airdistill.scenario.model import Scenario
 
 
 def ledger_header(
-    plan: Plan, scheme: str, releases: str, inputs_digest: str = "", own_scheme: bool = False
+    plan: Plan,
+    scheme: str,
+    releases: str,
+    inputs_digest: str = "",
+    own_scheme: bool = False,
+    compared: Mapping[str, int] | None = None,
 ) -> LedgerHeader:
-    """Every device's target and the terms of the guarantee; the digest covers the data and every round's channel."""
+    """Every device's target and the terms of the guarantee; the digest covers the data and every round's channel.
+
+    `compared` says what the public samples were compared with. Whoever has no data leaves it out.
+    """
     fleet, privacy = plan.fleet, plan.scenario.privacy
     return LedgerHeader(
         name=plan.scenario.name,
@@ -54,7 +63,12 @@ def ledger_header(
         relabel=privacy.relabel,
         noise=privacy.noise,
         enforced=releases == "private",
-        terms={**_terms(plan, releases), **_own_code(plan, own_scheme), "inputs": inputs_digest},
+        terms={
+            **_terms(plan, releases),
+            **_own_code(plan, own_scheme),
+            "inputs": inputs_digest,
+            **({} if compared is None else {"public_comparison": dict(compared)}),
+        },
     )
 
 

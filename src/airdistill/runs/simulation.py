@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +16,13 @@ from torch import Tensor
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.data.datasets import Dataset
 from airdistill.data.partition import assign_samples
-from airdistill.data.public import PublicSet, load_data
+from airdistill.data.public import Comparison, PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet, TrainingDivergedError, check_finite
 from airdistill.learning.samples import to_tensor
 from airdistill.planning.plan import Plan
+from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
 from airdistill.radio.superposition import Reception
@@ -32,6 +34,7 @@ from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.schemes.payloads import receiver_of
 from airdistill.streams import stream
 
+logger = logging.getLogger(__name__)
 _ITERATE, _RECEIVER = "iterate.", "receiver."
 
 
@@ -51,8 +54,9 @@ class Simulation:
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
         self.inputs_digest = _digest(dataset, self._public, self._source, plan.num_rounds)
+        compared = None if self._public is None else _reported(self._public.comparison)
         self.ledger = Ledger(
-            ledger_header(plan, scheme.name, scheme.releases, self.inputs_digest, _is_users(type(scheme)))
+            ledger_header(plan, scheme.name, scheme.releases, self.inputs_digest, _is_users(type(scheme)), compared)
         )
         self._receiver = receiver_of(plan, self._public, engine)
         self._iterate: dict[str, Tensor] | None = None
@@ -199,6 +203,14 @@ class Simulation:
         self.round_index = round_index
         self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
         self.measured_joules = numbers["measured_joules"]
+
+
+def _reported(comparison: Comparison) -> dict[str, int]:
+    """What a ledger's header records of a comparison; copies that the dataset itself has are logged."""
+    compared = comparison.to_header()
+    for sentence in copies_in_dataset(compared):
+        logger.warning("public set: %s", sentence)
+    return compared
 
 
 def _is_users(scheme: type[Scheme]) -> bool:
