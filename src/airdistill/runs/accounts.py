@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,13 @@ from airdistill.scenario.model import Scenario
 class Inputs:
     """Digests of what a run reads: all samples and labels; and these with every round's channel.
 
-    The endpoints of a federation have none in common, because no endpoint has all data.
+    `compared` says what the public samples were compared with. The endpoints of a federation have none of these in
+    common, because no endpoint has all data.
     """
 
     data_digest: str = ""
     digest: str = ""
+    compared: Mapping[str, int] | None = None
 
 
 NO_INPUTS = Inputs()
@@ -74,6 +77,7 @@ def ledger_header(
             **_own_code(plan, own_scheme),
             "inputs": inputs.digest,
             "noise_key": _noise_key(plan.scenario, scheme, inputs.data_digest),
+            **({} if inputs.compared is None else {"public_comparison": dict(inputs.compared)}),
         },
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +16,13 @@ from torch import Tensor
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.data.datasets import Dataset
 from airdistill.data.partition import assign_samples
-from airdistill.data.public import PublicSet, load_data
+from airdistill.data.public import Comparison, PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet, TrainingDivergedError, check_finite
 from airdistill.learning.samples import to_tensor
 from airdistill.planning.plan import Plan
+from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
 from airdistill.radio.superposition import Reception
@@ -32,6 +34,7 @@ from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.schemes.payloads import receiver_of
 from airdistill.streams import stream
 
+logger = logging.getLogger(__name__)
 _ITERATE, _RECEIVER = "iterate.", "receiver."
 
 
@@ -200,6 +203,14 @@ class Simulation:
         self.measured_joules = numbers["measured_joules"]
 
 
+def _reported(comparison: Comparison) -> dict[str, int]:
+    """What a ledger's header records of a comparison; copies that the dataset itself has are logged."""
+    compared = comparison.to_header()
+    for sentence in copies_in_dataset(compared):
+        logger.warning("public set: %s", sentence)
+    return compared
+
+
 def _is_users(scheme: type[Scheme]) -> bool:
     return not scheme.__module__.startswith("airdistill.")
 
@@ -245,7 +256,7 @@ def _inputs(dataset: Dataset, public: PublicSet | None, source: ChannelSource, n
     of_data = digest.hexdigest()
     for round_index in range(1, num_rounds + 1):
         digest.update(source.round_channel(round_index).tobytes())
-    return Inputs(of_data, digest.hexdigest())
+    return Inputs(of_data, digest.hexdigest(), None if public is None else _reported(public.comparison))
 
 
 def data_digest(dataset: Dataset, public: PublicSet | None) -> str:
