@@ -34,6 +34,16 @@ SECURE_SUM = (
     "have each other's keys from a party other than the server, and if fewer than {enough} of them collude with it. "
     "The noise of {least} devices is counted: a device that reveals its noise to the server removes it for the others."
 )
+COMPARED = (
+    "{public} public samples were compared with {private} private and {test} test samples: no exact copies. Near "
+    "copies are not detected."
+)
+NOT_COMPARED = "The public samples were not compared with private or test samples: they may be copies of these."
+SKIPPED = (
+    "Samples that were not held out as public, because the dataset has other copies of them: {skipped}. Which ones is "
+    "not protected."
+)
+PRIVATE_IN_TEST = "Test samples that are copies of private samples in the dataset itself: {private_in_test}."
 RADIO = (
     "The devices' signals were on the air at the same time in every round: a server that has them sent separately, or "
     "a round in which a device that adds noise was missing, hides less than is counted."
@@ -84,6 +94,21 @@ def answers_statement(terms: Mapping[str, Any]) -> list[str]:
     if public is None:
         return []
     return [f"A device answers at most {public['answers']} of {public['samples']} public samples in a round."]
+
+
+def comparison_statement(terms: Mapping[str, Any]) -> list[str]:
+    """What public samples were compared with; nothing for runs without a public set."""
+    compared = terms.get("public_comparison")
+    if compared is None:
+        # A federation, which has no data of its own, or a ledger of an older version.
+        return [NOT_COMPARED] if "public" in terms else []
+    return [COMPARED.format(**compared), *copies_in_dataset(compared)]
+
+
+def copies_in_dataset(compared: Mapping[str, int]) -> list[str]:
+    """What a comparison found of a dataset's own copies; nothing if it has none."""
+    named = {"skipped": SKIPPED, "private_in_test": PRIVATE_IN_TEST}
+    return [sentence.format(**compared) for name, sentence in named.items() if compared[name]]
 
 
 def channels_statement(error_limit: float, own_noise_only: bool) -> str:

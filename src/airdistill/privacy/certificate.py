@@ -22,6 +22,7 @@ from airdistill.privacy.assumptions import (
     Assumption,
     answers_statement,
     channels_statement,
+    comparison_statement,
     pilot_source,
 )
 from airdistill.privacy.ledger import Ledger, LedgerHeader
@@ -260,6 +261,7 @@ def _statement(guarantees: Sequence[LedgerHeader], assumptions: Sequence[Assumpt
         lines += [
             *neighbours_from(header.payload, header.terms).statement(header.sensitivity, header.relabel),
             *answers_statement(header.terms),
+            *comparison_statement(header.terms),
             trust_from(header.trust, header.terms).statement(_uses_tdma(header.terms)),
             *participation_statements(header.terms),
             NOISE[header.noise],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,17 +17,18 @@ from torch import Tensor
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.data.datasets import Dataset
 from airdistill.data.partition import assign_samples
-from airdistill.data.public import PublicSet, load_data
+from airdistill.data.public import Comparison, PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError, described
 from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet, TrainingDivergedError, check_finite
 from airdistill.learning.learner import Losses
 from airdistill.learning.samples import to_tensor
 from airdistill.planning.plan import Plan
+from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
 from airdistill.radio.superposition import Reception
-from airdistill.runs.accounts import ledger_header
+from airdistill.runs.accounts import Inputs, ledger_header
 from airdistill.runs.folder import RunError
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
@@ -35,6 +37,7 @@ from airdistill.schemes.payloads import receiver_of
 from airdistill.schemes.planning import has_own_code, is_users
 from airdistill.streams import stream
 
+logger = logging.getLogger(__name__)
 _ITERATE, _RECEIVER = "iterate.", "receiver."
 
 
@@ -53,8 +56,9 @@ class Simulation:
         test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
-        self.inputs_digest = _digest(dataset, self._public, self._source, plan.num_rounds)
-        self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, self.inputs_digest, is_users(scheme)))
+        inputs = _inputs(dataset, self._public, self._source, plan.num_rounds)
+        self.inputs_digest = inputs.digest
+        self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme)))
         self._receiver = receiver_of(plan, self._public, engine)
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
@@ -214,6 +218,14 @@ def _check_outcome(outcome: Outcome, num_devices: int, who: str) -> None:
         raise AirDistillError(f"{who} must return the losses of all {num_devices} devices: {rule}")
 
 
+def _reported(comparison: Comparison) -> dict[str, int]:
+    """What a ledger's header records of a comparison; copies that the dataset itself has are logged."""
+    compared = comparison.to_header()
+    for sentence in copies_in_dataset(compared):
+        logger.warning("public set: %s", sentence)
+    return compared
+
+
 def _about_inactive_devices(reception: Reception) -> dict[str, Any]:
     """The inactive devices, and the distance of the active devices' mean from that of all; nothing without any."""
     if reception.design is None or reception.squared_bias is None:
@@ -239,7 +251,9 @@ def check_has_data(scenario: Scenario) -> None:
 def check_inputs(folder: Path, plan: Plan, stored: dict[str, Any], to_be: str) -> None:
     """Raise unless the data and channels of a run are still those with which it began."""
     dataset, public = load_data(plan.scenario)
-    check_unchanged(folder, _digest(dataset, public, channel_source(plan.scenario), plan.num_rounds), stored, to_be)
+    check_unchanged(
+        folder, _inputs(dataset, public, channel_source(plan.scenario), plan.num_rounds).digest, stored, to_be
+    )
 
 
 def check_unchanged(folder: Path, inputs_digest: str, stored: dict[str, Any], to_be: str) -> None:
@@ -247,16 +261,27 @@ def check_unchanged(folder: Path, inputs_digest: str, stored: dict[str, Any], to
         raise RunError(f"{folder}: cannot be {to_be}: its dataset or trace has changed since it began")
 
 
-def _digest(dataset: Dataset, public: PublicSet | None, source: ChannelSource, num_rounds: int) -> str:
-    """The digest of the data and of every round's channel, which a resumed run must find unchanged."""
+def _inputs(dataset: Dataset, public: PublicSet | None, source: ChannelSource, num_rounds: int) -> Inputs:
+    """The digests of the data, and of the data and every round's channel, which a resumed run must find unchanged."""
+    digest = _hashed(dataset, public)
+    of_data = digest.hexdigest()
+    for round_index in range(1, num_rounds + 1):
+        digest.update(source.round_channel(round_index).tobytes())
+    return Inputs(of_data, digest.hexdigest(), None if public is None else _reported(public.comparison))
+
+
+def data_digest(dataset: Dataset, public: PublicSet | None) -> str:
+    """The digest of all samples and labels."""
+    return _hashed(dataset, public).hexdigest()
+
+
+def _hashed(dataset: Dataset, public: PublicSet | None) -> hashlib._Hash:
     digest = hashlib.sha256()
     shared = () if public is None else (public.samples,)
     for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test, *shared):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-    for round_index in range(1, num_rounds + 1):
-        digest.update(source.round_channel(round_index).tobytes())
-    return digest.hexdigest()
+    return digest
 
 
 def random_iterate_round(seed: int, num_rounds: int) -> int:
