@@ -15,6 +15,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
+from airdistill.planning.fleet import reserved_delta
 from airdistill.planning.payloads import PAYLOADS
 from airdistill.planning.plan import Plan
 from airdistill.privacy.certificate import Certificate, certificate_of
@@ -123,6 +124,8 @@ def _terms(plan: Plan, releases: str) -> dict[str, Any]:
         "csi_error_limit": ChannelError.of(scenario).limit,
         "constants": scenario.constants.model_dump(),
     }
+    if scenario.radio.csi_error_db is not None:
+        facts["csi_error"] = {"quantile": scenario.radio.csi_quantile, "reserved_delta": reserved_delta(scenario)}
     if scenario.radio.antennas > 1:
         facts["antennas"] = scenario.radio.antennas
     payload = plan.uplink.payload
@@ -214,10 +217,10 @@ def _last_round_sent(folder: Path) -> int:
     return 0
 
 
-def certify(folder: str | Path) -> Certificate:
-    """The certificate of a run's ledger, whether the run has ended or not, with its audits."""
+def certify(folder: str | Path, issued: str | None = None) -> Certificate:
+    """The certificate of a run's ledger, whether the run has ended or not, with its audits and the date of issue."""
     folder = existing_folder(Path(folder))
-    return certificate_of(trusted_ledger(folder), audits_in(folder))
+    return certificate_of(trusted_ledger(folder), audits_in(folder), issued)
 
 
 def mark_of(ledger: Ledger) -> dict[str, Any]:
