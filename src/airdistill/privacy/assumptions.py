@@ -29,7 +29,7 @@ NOISE = {
     "the bound of Kairouz, Liu and Steinke.",
 }
 _KEYED = (
-    "It is keyed by scheme, scenario, data, the earlier runs in the ledger and the ledger's entry: no two entries share "
+    "It is keyed by scheme, scenario, data, earlier runs and the ledger's entry: no two entries of a ledger share "
     "noise."
 )
 _UNKEYED = (
