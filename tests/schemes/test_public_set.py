@@ -1,23 +1,27 @@
 """Schemes on a public set from end to end: learning, records, receivers, ledger and audit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from audit_contexts import FLOAT64, planned, small_context
+from audit_contexts import FLOAT64, noise_of_run, planned, small_context
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from small_worlds import small_scenario, write_dataset
 
 import airdistill as ad
-from airdistill.audit.auditing import audit
+from airdistill.audit.auditing import audit, audit_run
 from airdistill.audit.neighbours import follow, neighbours_of
 from airdistill.audit.options import AuditOptions
+from airdistill.data.datasets import load_dataset
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.fleet import Engine, TrainingDivergedError
 from airdistill.learning.public_predictions import ClientSelector
 from airdistill.planning.payloads import rows_of_round
 from airdistill.planning.what_if.public_set import public_set_what_if
+from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.receivers import project_on_simplex
 from airdistill.report.page import render
@@ -112,6 +116,50 @@ def test_the_ledger_charges_the_whole_device_for_its_answers(tmp_path):
     assert {"harmless public set"} <= {assumption.name for assumption in certificate.assumptions}
 
 
+def test_ledger_and_certificate_state_what_public_samples_were_compared_with(tmp_path):
+    record = ad.run(skewed(tmp_path), "ota_proxy_fd", out=tmp_path / "run", options=FAST)
+    ledger = Ledger.read(record.folder / "ledger.jsonl")
+    compared = {"public": 60, "private": 240, "test": 60, "skipped": 0, "private_in_test": 0}
+    assert ledger.header.terms["public_comparison"] == compared
+    sentence = "60 public samples were compared with 240 private and 60 test samples: no exact copies. Near copies are"
+    assert any(line.startswith(sentence) for line in ad.certify(record.folder).statement)
+    silent = {name: value for name, value in ledger.header.terms.items() if name != "public_comparison"}
+    ledger.header = replace(ledger.header, terms=silent)  # as an older version wrote it
+    assert any(line.startswith("The public samples were not compared") for line in certificate_of(ledger).statement)
+
+
+def test_copies_in_the_dataset_are_logged_and_certified(tmp_path, caplog):
+    scenario = skewed(tmp_path)
+    with np.load(scenario.data.dataset) as archive:
+        arrays = dict(archive)
+    arrays["x_test"][[4, 100]] = arrays["x_train"][[7, 8]]
+    np.savez(scenario.data.dataset, **arrays)
+    record = ad.run(scenario, "ota_proxy_fd", out=tmp_path / "run", options=FAST)
+    found = [
+        "because the dataset has other copies of them: 1.",
+        "copies of private samples in the dataset itself: 2.",
+    ]
+    for sentence in found:
+        assert sentence in caplog.text
+        assert any(sentence in line for line in ad.certify(record.folder).statement)
+
+
+def test_a_run_whose_public_file_now_holds_private_samples_is_neither_resumed_nor_audited(tmp_path):
+    private = load_dataset(skewed(tmp_path).data.dataset).x_train
+    np.savez(tmp_path / "public.npz", x_public=private + 100)
+    scenario = skewed(tmp_path, f"public.source={tmp_path / 'public.npz'}", "learning.rounds=3")
+
+    def stop(_record, _num_rounds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ad.run(scenario, "ota_proxy_fd", out=tmp_path / "run", options=FAST, on_round=stop)
+    np.savez(tmp_path / "public.npz", x_public=private)
+    for go_on in (ad.resume, audit_run, lambda _: ad.pilot(scenario), lambda _: ad.plan(scenario, "ota_proxy_fd")):
+        with pytest.raises(InputError, match="60 of its 60 samples are copies"):
+            go_on(tmp_path / "run")
+
+
 def test_whole_devices_are_protected_whatever_sensitivity_the_scenario_declares(tmp_path):
     adapted = load_scheme("airdistill_proxy").adapt(skewed(tmp_path, "privacy.sensitivity=paper"))
     assert adapted.privacy.sensitivity == "device"
@@ -190,12 +238,13 @@ def test_the_replay_agrees_with_the_run_and_with_the_neighbouring_pair(tmp_path)
         "learning.batch_size=6", "public.distill_epochs=1",
     ]  # fmt: skip
     context = small_context(tmp_path, "airdistill_proxy", *changes, rounds=3, device=1)
-    followed = follow(context, neighbours_of(context, 1, 0), context.scenario.seed, context.link.seeded_noise, True)
     run = ad.run(context.scenario, "airdistill_proxy", out=tmp_path / "run", options=FLOAT64)
+    source = noise_of_run(context, run.folder)
+    followed = follow(context, neighbours_of(context, 1, 0), 0, source, True)
     for this, vectors, received, line in zip(
         context.rounds, followed.vectors, context.received, run.rounds, strict=False
     ):
-        noise = context.link.seeded_noise(context.scenario.seed, this.index, this.design)
+        noise = source(0, this.index, this.design)
         assert context.link.received(this, vectors[0], noise) == pytest.approx(received, rel=1e-9)
         ideal = this.others + this.design.weights[1][:, None] * vectors[0]
         assert ((received - ideal) ** 2).mean(axis=1) == pytest.approx(np.array(line["measured_noise_var"]), rel=1e-6)

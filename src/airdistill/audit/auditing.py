@@ -89,7 +89,7 @@ def audit(
     tell = on_progress or _no_progress
     _check(plan, scheme, options)
     num_rounds, link = options.num_rounds(plan), Link(plan, options.device)
-    context = replay(plan, link, run_options.learning_engine(), scheme.one_model, num_rounds, tell)
+    context = replay(plan, link, run_options.learning_engine(), scheme, num_rounds, tell)
     notes = [_REPLAYED, _LOWER_BOUND, *_notes_on(scheme)]
     exact = empirical = membership = None
     if {"exact", "empirical"} & set(options.parts):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from airdistill.errors import Described, InputError
 from airdistill.privacy.assumptions import Assumption
 from airdistill.privacy.poisson_sampling import OPPOSITE, ORTHOGONAL
 
@@ -60,6 +61,16 @@ class Neighbours:
     record_assumption: Assumption | None = None
     declared: Assumption | None = None
     is_class_mean: bool = False
+
+    def __post_init__(self) -> None:
+        if self.geometry not in (OPPOSITE, ORTHOGONAL):
+            raise InputError("Neighbours.geometry", self.geometry, f"must be {ORTHOGONAL} or {OPPOSITE}")
+        for name in ("relation", "basis"):
+            stated = getattr(self, name)
+            sentences = stated.values() if isinstance(stated, Mapping) else (None,)
+            if not all(isinstance(sentence, str) for sentence in sentences):
+                rule = 'must be sentences by sensitivity model, such as {"device": "…"}'
+                raise InputError(f"Neighbours.{name}", Described(stated), rule)
 
     @property
     def forbids_negative_entries(self) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 from airdistill.privacy.assumptions import (
     ANTENNAS,
     EMULATED,
-    NOISE,
     OTHER_RUNS,
     OWN_CODE,
     PILOT,
@@ -25,6 +24,8 @@ from airdistill.privacy.assumptions import (
     Assumption,
     answers_statement,
     channels_statement,
+    comparison_statement,
+    noise_statement,
     pilot_source,
 )
 from airdistill.privacy.ledger import Ledger, LedgerHeader
@@ -109,6 +110,8 @@ def runs_of(ledger: Ledger) -> list[CertifiedRun]:
 def assumptions_of(runs: Sequence[CertifiedRun], ledger: Ledger) -> tuple[Assumption, ...]:
     """Each assumption of any run once; what can turn out false comes first."""
     found = [each for run in runs if run.terms["releases"] != "bare" for each in _assumptions_behind(run)]
+    if not runs:
+        found += _own_code(ledger.header.terms)  # which may send without a charge
     earlier = ", ".join(dict.fromkeys(header.name for header in ledger.earlier_headers))
     others = f"the earlier runs in its ledger ({earlier})" if earlier else "no other"
     found.append(Assumption("no other runs", OTHER_RUNS.format(others=others), declared=True))
@@ -123,13 +126,17 @@ def _assumptions_behind(run: CertifiedRun) -> Iterator[Assumption]:
     yield from _about_noise(run)
     if neighbours.declared is not None:
         yield neighbours.declared
-    if own := terms.get("own_code"):
-        yield Assumption("user's own code", OWN_CODE.format(parts=" and ".join(own)))
+    yield from _own_code(terms)
     yield Assumption("public counts and batch order", PUBLIC, declared=True)
     source = pilot_source(terms)
     # No declaration makes private data public: that its pilot revealed nothing can turn out false.
     is_private = source == "private"
     yield Assumption("harmless pilot" if is_private else "public pilot", PILOT[source], declared=not is_private)
+
+
+def _own_code(terms: Mapping[str, Any]) -> Iterator[Assumption]:
+    if own := terms.get("own_code"):
+        yield Assumption("user's own code", OWN_CODE.format(parts=" and ".join(own)))
 
 
 def _about_noise(run: CertifiedRun) -> Iterator[Assumption]:
@@ -162,9 +169,10 @@ def guarantees_of(runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption
         lines += [
             *neighbours.statement(header.sensitivity, header.relabel, run.trained),
             *answers_statement(run.terms),
+            *comparison_statement(run.terms),
             trust_from(header.trust, run.terms).statement(run.uses_tdma),
             *participation_statements(run.terms),
-            NOISE[header.noise],
+            *noise_statement(header.noise, run.terms),
         ]
     stated = {assumption.sentence for assumption in assumptions}
     return tuple(line for line in dict.fromkeys(lines) if line not in stated)
