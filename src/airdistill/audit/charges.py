@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from airdistill.arrays import FloatArray
+from airdistill.arrays import FloatArray, divide_or
 from airdistill.audit.released import Released
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import Ledger, LedgerHeader
@@ -61,7 +61,8 @@ class Charges:
             # More noise is a smaller charge.
             recorded = entry.counted_noise_var[trust]
             self._compare(f"counted noise ({trust})", this.index, recorded, counted, more_is_less=True)
-        self.spent = self.spent + this.cost(self._header.sensitivity, self._trust)
+        model = self._header.sensitivity
+        self.spent = self.spent + _price(this.weights, this.sensitivities[model], this.counted[self._trust])
         if self._subsampled is not None:
             released = Release(this.index, this.weights, this.sensitivities, this.counted)
             self._subsampled = self._subsampled.after(released)
@@ -120,12 +121,18 @@ class Charges:
         by_payload: dict[str, FloatArray] = {self._header.payload: self.spent} if of_this_run else {}
         for payload, release in earlier:
             trust = self._trust if self._trust in release.counted_noise_var else OwnNoise.name
-            cost = release.cost(model, trust)
+            cost = _price(release.weights, release.sensitivity[model], release.counted_noise_var[trust])
             by_payload[payload] = by_payload[payload] + cost if payload in by_payload else cost
         total = np.zeros(self._header.num_devices)
         for cost in by_payload.values():
             total = total + _of_neighbour(cost, model, self._header.relabel)
         return total
+
+
+def _price(weights: FloatArray, sensitivity: FloatArray, counted: FloatArray) -> FloatArray:
+    """(w s)²/c, `[device, row]`: infinite for a vector without noise."""
+    squared = (weights * sensitivity) ** 2
+    return np.where(squared > 0, divide_or(squared, counted, np.inf), 0.0)
 
 
 def _of_neighbour(cost: FloatArray, model: str, relabel: bool) -> FloatArray:

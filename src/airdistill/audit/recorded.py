@@ -35,6 +35,10 @@ from airdistill.runs.folder import CERTIFICATE, RunError
 from airdistill.runs.record import RunRecord
 
 _SAME_EPSILON = 1e-6  # relative
+_AT_THEIR_WORD = (
+    "The records are compared with the plan and with each other: this finds a program that does not do what it says, "
+    "and not a folder whose files were all forged to agree."
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ def audit_recorded(folder: Path, plan: Plan, own_gains: bool, on_progress: OnPro
     3. recompute ε;
     4. test the received class means for noise that is reused or not centred, in this run and along its chain.
     """
-    ledger, record = trusted_ledger(folder), RunRecord.read(folder)
+    record = RunRecord.read(folder)  # before the ledger: a run in progress charges a round first and then records it
+    ledger = trusted_ledger(folder)
     charges, noise = Charges(plan, ledger, own_gains), RecordedNoise(own_gains)
     missing = _follow(plan, ledger, record, charges, noise, on_progress)
     tables = [table for line in record.rounds if (table := table_of(line, ledger)) is not None]
@@ -101,7 +106,7 @@ def audit_recorded(folder: Path, plan: Plan, own_gains: bool, on_progress: OnPro
         variance=noise.variance(),
         correlations={**correlations, **chain},
         violations=tuple(found),
-        notes=(*charges.notes, *noise.notes, *_about_tables(plan, tests), *chain_notes),
+        notes=(_AT_THEIR_WORD, *charges.notes, *noise.notes, *_about_tables(plan, tests), *chain_notes),
     )
 
 

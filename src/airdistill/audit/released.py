@@ -202,11 +202,6 @@ class Released:
             for name, noise in counted.items()
         }
 
-    def cost(self, model: str, trust: str) -> FloatArray:
-        """(w s)²/c, `[device, row]`."""
-        squared = (self.weights * self.sensitivities[model]) ** 2
-        return np.where(squared > 0, divide_or(squared, self.counted[trust], np.inf), 0.0)
-
     def predicted_noise_var(self) -> FloatArray:
         """v of every row by the channel as it is known, `[row]`, with the expected error of misalignment."""
         arriving = np.abs(self._combined(self.known) * self.design.noise_gain) ** 2

@@ -58,8 +58,8 @@ def audit_command(
     ] = 8,
     shadow_devices: Annotated[int, typer.Option("--shadow-devices", help="Most devices in a shadow fleet.")] = 10,
     parts: Annotated[
-        str, typer.Option("--parts", metavar="A,B", help="The attacks to run.")
-    ] = "exact,empirical,membership",
+        str, typer.Option("--parts", metavar="A,B", help="The parts to run; `recorded` reads a run's own folder.")
+    ] = "recorded,exact,empirical,membership",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the attacks.")] = 0,
     out: Annotated[
         Path | None,
@@ -70,12 +70,14 @@ def audit_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Attack what the server observes, and compare with the certificate; exit code 1 if it is violated.
+    """Check what a run recorded, attack what the server observes, and compare with the certificate; exit code 1 if it
+    is violated.
 
     Example: airdistill audit runs/quick-ota_fd --rounds 10
     """
     from airdistill.audit import AuditOptions, audit
     from airdistill.audit.auditing import subject_of
+    from airdistill.errors import InputError
     from airdistill.report.audit import print_audit, write_audit
     from airdistill.report.progress import stage_bar
     from airdistill.report.terminal import Terminal
@@ -85,14 +87,21 @@ def audit_command(
     options = AuditOptions(audited, rounds, transcripts, candidates, trials, shadows, shadow_devices, seed, chosen)
     found = subject_of(subject, scheme, changes, device)
     folder = out or found.folder or Path("audits") / f"{found.plan.scenario.name}-{found.scheme.name}"
+    if folder.exists() and not folder.is_dir():
+        raise InputError("--out", str(folder), "is a file; name a folder")
     check_not_anothers(folder, found.folder)
     with stage_bar(Terminal(stderr=True)) as report_stage:
-        measured = audit(found.plan, found.scheme, options, found.run_options, report_stage)
-    page = write_audit(measured, folder, found.folder)
+        measured = audit(found.plan, found.scheme, options, found.run_options, report_stage, folder=found.folder)
     if as_json:
         print_json(measured.to_dict())
     else:
         print_audit(measured, Terminal())
-        print_text(f"Audit: {page}")
+    try:
+        page = write_audit(measured, folder, found.folder)
+    except OSError as error:
+        sys.stderr.write(f"error: {folder}: the audit could not be saved: {error.strerror or error}\n")
+    else:
+        if not as_json:
+            print_text(f"Audit: {page}")
     if measured.violations:
         sys.exit(1)
