@@ -204,8 +204,8 @@ def epsilon_of(mu: FloatArray, delta: FloatArray, noise: str) -> FloatArray:
 
 
 def _bisected(mu: float, delta: float, noise: str) -> float:
-    if not np.isfinite(mu):
-        return float("inf")
+    if mu == 0 or not np.isfinite(mu):
+        return mu
     formula = _concentrated_delta if noise == "secure" else _gaussian_delta
     low, high = 0.0, float(mu**2 / 2 + mu * np.sqrt(2 * np.log(1 / delta)) + 1e-12)
     for _ in range(100):

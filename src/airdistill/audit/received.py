@@ -233,7 +233,7 @@ class TableTests:
         ]
 
 
-def tests_of_tables(tables: Sequence[WhitenedTable]) -> TableTests | None:
+def table_tests(tables: Sequence[WhitenedTable]) -> TableTests | None:
     """Correlations between rounds and between rows, and the likelihood ratio of the worst pair; None without tables."""
     tables = tables[:_MOST_TABLES]
     if not tables:

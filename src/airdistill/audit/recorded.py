@@ -24,7 +24,7 @@ from airdistill.audit.received import (
     NoiseVariance,
     RecordedNoise,
     TableTests,
-    tests_of_tables,
+    table_tests,
 )
 from airdistill.audit.released import Replan
 from airdistill.channel.sources import channel_source
@@ -86,7 +86,7 @@ def audit_recorded(folder: Path, plan: Plan, own_gains: bool, on_progress: OnPro
     charges, noise = Charges(plan, ledger, own_gains), RecordedNoise(own_gains)
     missing = _follow(plan, ledger, record, charges, noise, on_progress)
     tables = [table for line in record.rounds if (table := table_of(line, ledger)) is not None]
-    tests, (chain, chain_notes) = tests_of_tables(tables), along_chain(folder, ledger, tables)
+    tests, (chain, chain_notes) = table_tests(tables), along_chain(folder, ledger, tables)
     epsilon, recorded, wrong = _recomputed_epsilon(folder, ledger, record, charges)
     correlations = {} if tests is None else tests.correlations
     reused = [

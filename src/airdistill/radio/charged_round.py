@@ -190,7 +190,7 @@ def _check_gains(plan: Plan, design: RoundDesign, known: ComplexArray, round_ind
 def _check_noise_sources(design: RoundDesign, noise: RoundNoise, round_index: int) -> None:
     """Raise `AirDistillError` unless every device whose noise is counted has noise, and noise of its own."""
     counted = np.flatnonzero(design.noise_gain.any(axis=1))
-    first = noise.artificial[counted].reshape(len(counted), -1)[:, :_COMPARED]
+    first = noise.artificial[counted, 0, :_COMPARED]
     silent = ~first.any(axis=1)
     if silent.any() or len(np.unique(first, axis=0)) < len(counted):
         named = f"device {counted[int(np.argmax(silent))]} has no noise" if silent.any() else "two devices share noise"
