@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 
+from airdistill.privacy.ledger import Ledger
+from airdistill.runs.accounts import ledger_header
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes.distillation import AirDistill, OtaFd
@@ -29,6 +31,8 @@ def simulated(scenario, scheme):
     chosen = Recording()
     plan = plan_scheme(chosen, as_run_by(chosen, scenario))
     simulation = Simulation(plan, chosen, RunOptions(threads=1, engine="torch", eval_every=1))
+    # The noise of a federation does not depend on a digest of all data, because no endpoint has all data.
+    simulation.ledger = Ledger(ledger_header(plan, chosen.name, chosen.releases))
     return [simulation.advance() for _ in range(plan.num_rounds)], broadcasts
 
 

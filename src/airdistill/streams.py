@@ -15,11 +15,15 @@ False
 from __future__ import annotations
 
 import hashlib
+from typing import TypeAlias
 
 import numpy as np
 
+# A scenario's seed; for noise that protects, the seed of one ledger entry (`noise_seed`), which is a text.
+Seed: TypeAlias = int | str
 
-def stream(seed: int, purpose: str, round_index: int = 0, device: int = 0) -> np.random.Generator:
+
+def stream(seed: Seed, purpose: str, round_index: int = 0, device: int = 0) -> np.random.Generator:
     """Return the generator for one purpose in one round on one device.
 
     The 128-bit key of Philox is a digest of seed and purpose. Round and device are the upper half of its 256-bit
@@ -29,3 +33,11 @@ def stream(seed: int, purpose: str, round_index: int = 0, device: int = 0) -> np
     key = np.frombuffer(digest, dtype="<u8")
     counter = np.array([0, 0, device, round_index], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
+
+
+def noise_seed(seed: int, entry_key: str) -> Seed:
+    """Return the seed of the noise of one ledger entry: two entries do not draw the same noise, even with one seed.
+
+    Ledgers of versions before 0.2 have entries without a key; their noise depends on seed, round and device alone.
+    """
+    return f"{seed}/{entry_key}" if entry_key else seed

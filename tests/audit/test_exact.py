@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from audit_contexts import FLOAT64, no_progress, planned, small_context
+from audit_contexts import FLOAT64, no_progress, noise_of_run, planned, small_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,12 +76,13 @@ def test_the_replay_agrees_with_the_run_and_with_the_neighbouring_pair(tmp_path,
     """With the run's own noise, the learner on D receives the same broadcasts as the devices of the run."""
     changes = ("learning.local_epochs=1", "learning.batch_size=6")
     context = small_context(tmp_path, scheme, *changes, rounds=4, device=1)
-    followed = follow(context, neighbours_of(context, 1, 0), context.scenario.seed, context.link.seeded_noise, True)
     run = ad.run(context.scenario, scheme, out=tmp_path / "run", options=FLOAT64)
+    source = noise_of_run(context, run.folder)
+    followed = follow(context, neighbours_of(context, 1, 0), 0, source, True)
     for this, vectors, broadcast, line in zip(
         context.rounds, followed.vectors, context.broadcasts, run.rounds, strict=False
     ):
-        noise = context.link.seeded_noise(context.scenario.seed, this.index, this.design)
+        noise = source(0, this.index, this.design)
         assert context.link.received(this, vectors[0], noise) == pytest.approx(broadcast, rel=1e-9)
         ideal = this.others + this.design.weights[1][:, None] * vectors[0]
         assert ((broadcast - ideal) ** 2).mean(axis=1) == pytest.approx(np.array(line["measured_noise_var"]), rel=1e-6)

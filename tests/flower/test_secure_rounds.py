@@ -20,7 +20,7 @@ from airdistill.flower.sums.server_side import ServerSide
 from airdistill.privacy.targets import epsilon_of_mu
 from airdistill.runs.accounts import certify
 from airdistill.scenario.loading import changed
-from airdistill.streams import stream
+from airdistill.streams import noise_seed, stream
 
 STEPS = ("keys", "shares", "masked", "confirm", "reveal")
 
@@ -51,7 +51,8 @@ def test_the_server_learns_the_sum_of_the_signals_up_to_the_quantisation_step(tm
             grid = endpoint.charge_through(round_index).summed
             total = np.zeros((3, 3))
             for number, folder in enumerate(devices.folders):
-                drawn = stream(scenario.seed, "artificial-noise", round_index, number).standard_normal((3, 3))
+                seed = noise_seed(scenario.seed, endpoint.ledger.noise_keys[-1])
+                drawn = stream(seed, "artificial-noise", round_index, number).standard_normal((3, 3))
                 share = grid.design.weights[number][:, None] * knowledge_in(folder, number, round_index)
                 total += share + grid.grid.deviation[0][:, None] * drawn
             expected.append((total, grid.grid.spacing))

@@ -15,7 +15,7 @@ from airdistill.radio import charged_round, discrete_noise, sum_grid
 from airdistill.radio.charged_round import charge_round
 from airdistill.radio.superposition import RoundNoise
 from airdistill.runs.accounts import ledger_header
-from airdistill.streams import stream
+from airdistill.streams import noise_seed, stream
 
 TRUSTS = ["receiver_noise", "fleet_noise", "own_noise"]
 PUBLIC = ("public.samples=4", "learning.local_epochs=1", "public.answers_per_device=3")
@@ -319,7 +319,7 @@ def independent_reception(setting, charged, vectors):
     """Eqs. (7) to (12) in loops, from the gains of the design and the named random streams."""
     plan, design, channel = setting.plan, charged.design, setting.source.round_channel(charged.index)
     num_devices, num_rows, length = vectors.shape
-    seed, radio = plan.scenario.seed, plan.scenario.radio
+    seed, radio = noise_seed(plan.scenario.seed, setting.ledger.noise_keys[-1]), plan.scenario.radio
     energy = np.sqrt(length) / plan.uplink.largest_norm
     sent = np.zeros(vectors.shape, dtype=complex)
     for i in range(num_devices):

@@ -15,7 +15,7 @@ from airdistill.radio.superposition import RoundNoise
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import load_scheme
-from airdistill.streams import stream
+from airdistill.streams import noise_seed, stream
 
 GROUPS = "fleet.groups=[{count=2, model='softmax_regression'}, {count=1, model='mlp'}]"
 SHARDS = ["data.partition=shards", "data.classes_per_device=2"]
@@ -121,7 +121,8 @@ def test_a_round_follows_its_equations(tmp_path, axis):
     channel = channel_source(scenario).round_channel(1)
     scale, p1, p2 = fleet_noise_gains(counts, channel, 1e-3, required)
     # Eqs. (7), (10), (12).
-    noise = RoundNoise.seeded(scenario.seed, 1, ad.plan(scenario, "ota_fd").design(channel), 3, 1e-13, axis)
+    seed = noise_seed(scenario.seed, simulation.ledger.noise_keys[0])
+    noise = RoundNoise.seeded(seed, 1, ad.plan(scenario, "ota_fd").design(channel), 3, 1e-13, axis)
     phase = channel.conj() / np.abs(channel)
     sent = math.sqrt(3) * p1[:, :, None] * local + (np.sqrt(p2) * phase[:, None])[:, :, None] * noise.artificial
     received = (np.einsum("i,ikd->kd", channel, sent) + noise.receiver).real / scale[:, None]

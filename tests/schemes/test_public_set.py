@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from audit_contexts import FLOAT64, planned, small_context
+from audit_contexts import FLOAT64, noise_of_run, planned, small_context
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from small_worlds import small_scenario, write_dataset
@@ -190,12 +190,13 @@ def test_the_replay_agrees_with_the_run_and_with_the_neighbouring_pair(tmp_path)
         "learning.batch_size=6", "public.distill_epochs=1",
     ]  # fmt: skip
     context = small_context(tmp_path, "airdistill_proxy", *changes, rounds=3, device=1)
-    followed = follow(context, neighbours_of(context, 1, 0), context.scenario.seed, context.link.seeded_noise, True)
     run = ad.run(context.scenario, "airdistill_proxy", out=tmp_path / "run", options=FLOAT64)
+    source = noise_of_run(context, run.folder)
+    followed = follow(context, neighbours_of(context, 1, 0), 0, source, True)
     for this, vectors, received, line in zip(
         context.rounds, followed.vectors, context.received, run.rounds, strict=False
     ):
-        noise = context.link.seeded_noise(context.scenario.seed, this.index, this.design)
+        noise = source(0, this.index, this.design)
         assert context.link.received(this, vectors[0], noise) == pytest.approx(received, rel=1e-9)
         ideal = this.others + this.design.weights[1][:, None] * vectors[0]
         assert ((received - ideal) ** 2).mean(axis=1) == pytest.approx(np.array(line["measured_noise_var"]), rel=1e-6)

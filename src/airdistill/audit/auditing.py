@@ -116,7 +116,7 @@ def _attacked(
     noise_source: NoiseSource | None,
 ) -> Audit:
     num_rounds, link = options.num_rounds(plan), Link(plan, options.device)
-    context = replay(plan, link, run_options.learning_engine(), scheme.one_model, num_rounds, tell)
+    context = replay(plan, link, run_options.learning_engine(), scheme, num_rounds, tell)
     notes = [_REPLAYED, _LOWER_BOUND, *_notes_on(scheme)]
     exact = empirical = membership = None
     if {"exact", "empirical"} & set(options.parts):

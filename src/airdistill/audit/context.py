@@ -40,10 +40,12 @@ from airdistill.radio.superposition import (
     superpose,
     superpose_tdma,
 )
-from airdistill.runs.accounts import ledger_header
-from airdistill.runs.simulation import seed_torch
+from airdistill.runs.accounts import Inputs, ledger_header
+from airdistill.runs.simulation import data_digest, seed_torch
 from airdistill.scenario.model import Scenario
+from airdistill.schemes.base import Scheme
 from airdistill.schemes.payloads import PayloadProtocol, payload_protocol, receiver_of
+from airdistill.streams import Seed
 
 # (seed, round, design) to the noise of that round: artificial and the receiver's.
 NoiseSource: TypeAlias = Callable[[int, int, RoundDesign], Noise]
@@ -83,7 +85,7 @@ class Link:
         """The weights that shift bounds and counted noise refer to, `[device, row]`."""
         return self.plan.uplink.nominal_weights
 
-    def seeded_noise(self, seed: int, round_index: int, design: RoundDesign) -> RoundNoise:
+    def seeded_noise(self, seed: Seed, round_index: int, design: RoundDesign) -> RoundNoise:
         """The `NoiseSource` of simulation: the noise that a run of this plan draws with that seed."""
         radio, length = self.plan.scenario.radio, self.plan.uplink.vector_length
         return RoundNoise.seeded(seed, round_index, design, length, radio.noise_power, radio.noise)
@@ -233,9 +235,9 @@ class AuditContext:
 
 
 def replay(
-    plan: Plan, link: Link, engine: Engine, one_model: bool, num_rounds: int, on_progress: OnProgress
+    plan: Plan, link: Link, engine: Engine, scheme: Scheme, num_rounds: int, on_progress: OnProgress
 ) -> AuditContext:
-    """Simulate the whole fleet with a run's own seeds, and keep of every round
+    """Simulate the whole fleet with the noise of a run of this scheme, and keep of every round
 
     1. its channel and design;
     2. the weighted sum of what the other devices sent;
@@ -247,11 +249,12 @@ def replay(
     (dataset, public), source, protocol = load_data(scenario), channel_source(scenario), payload_protocol(plan)
     shares = assign_samples(scenario, dataset.y_train)
     fleet = LearningFleet.of(
-        dataset, shares.indices, scenario.model_names, scenario.seed, engine, one_model, public=public
+        dataset, shares.indices, scenario.model_names, scenario.seed, engine, scheme.one_model, public=public
     )
     devices = list(range(len(fleet.learners)))
     receiver, rounds, received, broadcasts = receiver_of(plan, public, engine), [], [], []
-    ledger = Ledger(replace(ledger_header(plan, "replay", "private"), enforced=False))
+    inputs = Inputs(data_digest(dataset, public))
+    ledger = Ledger(replace(ledger_header(plan, scheme.name, "private", inputs), enforced=False))
     for index in range(1, num_rounds + 1):
         seed_torch(scenario, index)
         charged = charge_round(plan, ledger, source, index)
@@ -266,7 +269,7 @@ def replay(
         learn(protocol, fleet, index, broadcasts[-1], devices)
         on_progress("the fleet replayed", index, num_rounds)
     transcript = (tuple(rounds), tuple(received), tuple(broadcasts))
-    return AuditContext(plan, link, engine, dataset, shares.indices, one_model, *transcript, public)
+    return AuditContext(plan, link, engine, dataset, shares.indices, scheme.one_model, *transcript, public)
 
 
 def broadcast_of(receiver: Receiver | None, received: FloatArray, design: RoundDesign) -> FloatArray:

@@ -6,6 +6,7 @@ continues the ledger elsewhere. A ledger may hold several runs of the same devic
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 from collections import deque
@@ -91,7 +92,9 @@ class Ledger:
         self.earlier_headers: list[LedgerHeader] = []  # of those that released anything
         self._in_memory: list[Release] = []
         self._last_written: Release | None = None
-        self._charged_before: deque[Release] = deque()
+        self._charged_before: deque[tuple[int, Release]] = deque()  # with their entries, to be repeated
+        self._num_entries = 0  # of this run, whether counted or to be repeated
+        self._noise_origin = _noise_origin(header, "", 0)
 
     @classmethod
     def begin(
@@ -137,12 +140,15 @@ class Ledger:
 
     def _read_lines(self, path: Path, num_runs: int, recorded_rounds: int | None) -> None:
         headers: list[LedgerHeader] = []
+        self._noise_origin = ""
 
         def see(body: dict[str, Any]) -> None:
             if body["kind"] == "opening":
                 headers.append(LedgerHeader.from_dict(body))
-                self._last_written = None
+                self._noise_origin = _noise_origin(headers[-1], self._noise_origin, self._num_entries)
+                self._last_written, self._num_entries = None, 0
             elif body["kind"] == "release":
+                self._num_entries += 1
                 run = headers[-1]
                 release = Release.from_dict(body, (run.num_devices, run.num_rows), self._last_written)
                 self._last_written = release
@@ -158,18 +164,24 @@ class Ledger:
             if not self.earlier_headers or self.earlier_headers[-1] is not run:
                 self.earlier_headers.append(run)
         elif recorded_rounds is not None and release.round_index > recorded_rounds:
-            self._charged_before.append(release)
+            self._charged_before.append((self._num_entries, release))
         else:
             self._count(release)
 
-    def charge(self, release: Release) -> None:
-        """Record a release before it is transmitted. Raise `BudgetExceeded` if it exceeds a device's budget."""
+    def charge(self, release: Release) -> str:
+        """Record a release before it is transmitted, and return the key of its entry, from which its noise is drawn.
+
+        No other entry has this key: not of this ledger, and not of one that continues it or has other terms. Raise
+        `BudgetExceeded` if the release exceeds a device's budget.
+        """
         if self._charged_before:
-            if self._charged_before[0].same_as(release):
-                self._count(self._charged_before.popleft())
-                return
+            entry, charged = self._charged_before[0]
+            if charged.same_as(release):
+                self._charged_before.popleft()
+                self._count(charged)
+                return self._noise_key(entry)
             logger.warning("round %d differs from its earlier charge and is charged again", release.round_index)
-            for charged in self._charged_before:
+            for _, charged in self._charged_before:
                 self._count(charged)
             self._charged_before.clear()
         spending = self.spending.after(release, self.header.payload)
@@ -181,7 +193,18 @@ class Ledger:
         else:
             self.chain.append({"kind": "release", **release.to_dict(self._last_written)})
         self._last_written, self.last_round = release, release.round_index
+        self._num_entries += 1
         self._count(release, spending)
+        return self._noise_key(self._num_entries)
+
+    @property
+    def noise_keys(self) -> list[str]:
+        """The keys of this run's entries, in order."""
+        return [self._noise_key(entry) for entry in range(1, self._num_entries + 1)]
+
+    def _noise_key(self, entry: int) -> str:
+        """Empty in a run that a version before 0.2 began: its noise depends on seed and round alone."""
+        return f"{self._noise_origin}-{entry}" if self._noise_origin else ""
 
     def _count(self, release: Release, spending: Spending | None = None) -> None:
         self.spending = spending or self.spending.after(release, self.header.payload)
@@ -308,6 +331,15 @@ def _same_start(closed: Chain, header: LedgerHeader, leftover: LedgerHeader | No
             f"before its first round, repeat its command with --out {folder}"
         )
     return again
+
+
+def _noise_origin(header: LedgerHeader, before: str, num_entries: int) -> str:
+    """What distinguishes the noise of a run: its own terms, and the runs with their entries that its ledger continues.
+
+    It is made of identifiers and counts, not of computed numbers: another type of processor draws the same noise.
+    """
+    own = header.terms.get("noise_key")
+    return "" if own is None else hashlib.sha256(f"{before}/{num_entries}/{own}".encode()).hexdigest()
 
 
 def _headers_in(path: Path) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid, transmit_on_grid
 from airdistill.radio.sum_grid import SumGrid
 from airdistill.radio.superposition import Noise, Reception, RoundNoise, error_free, over_the_air, receiver_noise
+from airdistill.streams import noise_seed
 
 _ROUNDING = 1e-4  # relative, of norms: gradients are clipped in single precision
 _ALIGNED = 1e-9  # relative, of received amplitudes
@@ -139,8 +140,9 @@ def charge_round(
         spent = ledger.cost_of_run * counted_share(scenario)
         made = plan.design(known, round_index, spent) if design is None else design
         grid = SumGrid.of(plan, made, known, round_index)
-        ledger.charge(grid.release())
-        return ChargedRound(plan, round_index, known, made, sum_grid=grid, was_begun=was_begun)
+        seed = noise_seed(plan.scenario.seed, ledger.charge(grid.release()))
+        charged = replace(grid, noise_seed=seed)
+        return ChargedRound(plan, round_index, known, made, sum_grid=charged, was_begun=was_begun)
     made = plan.design(known, round_index, ledger.cost_of_run) if design is None else design
     noise = _charged_noise(plan, ledger, made, known, round_index)
     return ChargedRound(plan, round_index, channel, made, noise, was_begun=was_begun)
@@ -149,14 +151,14 @@ def charge_round(
 def _charged_noise(
     plan: Plan, ledger: Ledger, design: RoundDesign, known: ComplexArray, round_index: int
 ) -> RoundNoise | SecureNoise:
-    scenario, uplink, radio = plan.scenario, plan.uplink, plan.scenario.radio
-    drawn_as = (scenario.seed, round_index, design, uplink.vector_length, radio.noise_power, radio.noise)
-    if scenario.privacy.noise == "secure":
+    uplink, radio = plan.uplink, plan.scenario.radio
+    drawn_as = (round_index, design, uplink.vector_length, radio.noise_power, radio.noise)
+    if plan.scenario.privacy.noise == "secure":
         grid = secure_grid(plan, design, known, round_index)
-        ledger.charge(release_on_grid(uplink, grid, design, known, round_index))
-        return SecureNoise(grid, receiver_noise(*drawn_as))
-    ledger.charge(uplink.release(design, known, round_index))
-    return RoundNoise.seeded(*drawn_as)
+        seed = noise_seed(plan.scenario.seed, ledger.charge(release_on_grid(uplink, grid, design, known, round_index)))
+        return SecureNoise(grid, receiver_noise(seed, *drawn_as))
+    seed = noise_seed(plan.scenario.seed, ledger.charge(uplink.release(design, known, round_index)))
+    return RoundNoise.seeded(seed, *drawn_as)
 
 
 def release_without_privacy(plan: Plan, ledger: Ledger, round_index: int, aggregate: FloatArray) -> Reception:

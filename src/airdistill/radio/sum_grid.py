@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray, IntArray, divide_or
+from airdistill.errors import AirDistillError
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.privacy.release import Release
@@ -21,6 +22,7 @@ from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.trust import counted_by_trust
 from airdistill.radio.discrete_noise import LEAST_UNITS, SecureGrid, discrete_gaussian, rounded_on_grid, secure_grid
 from airdistill.radio.superposition import seeded_noise
+from airdistill.streams import Seed
 
 # Standard deviations of noise that a value can hold: one in 10^55 draws would exceed it.
 _NOISE_RANGE = 16.0
@@ -28,13 +30,17 @@ _NOISE_RANGE = 16.0
 
 @dataclass(frozen=True)
 class SumGrid:
-    """The grid of one round. `grid` has the weights and the noise of every device; all devices have the same noise."""
+    """The grid of one round. `grid` has the weights and the noise of every device, the same strength for all.
+
+    `noise_seed` is that of the ledger entry; without it, which is before the round is charged, there are no values.
+    """
 
     grid: SecureGrid
     least_devices: int
     plan: Plan
     design: RoundDesign
     round_index: int
+    noise_seed: Seed | None = None
 
     @classmethod
     def of(cls, plan: Plan, design: RoundDesign, channel: ComplexArray, round_index: int) -> SumGrid:
@@ -81,13 +87,15 @@ class SumGrid:
 
     def values(self, device: int, vector: FloatArray) -> IntArray:
         """The flat values that a device submits: its vector `[row, entry]` plus its noise, on the grid."""
-        scenario, own = self.plan.scenario, self.grid.only(device)
-        if scenario.privacy.noise == "secure":
+        if self.noise_seed is None:
+            raise AirDistillError(f"round {self.round_index}: was not charged, and so it has no noise to submit with")
+        own = self.grid.only(device)
+        if self.plan.scenario.privacy.noise == "secure":
             units = own.deviation[0] / own.spacing
             noise = np.stack([discrete_gaussian(float(row), own.vector_length) for row in units])
             return np.asarray((rounded_on_grid(own, vector[None])[0] + noise).ravel())
         shape = (len(own.spacing), own.vector_length)
-        drawn = seeded_noise(scenario.seed, self.round_index, device, shape) * own.deviation[0][:, None]
+        drawn = seeded_noise(self.noise_seed, self.round_index, device, shape) * own.deviation[0][:, None]
         share = own.amplitude[0][:, None] * np.where(own.amplitude[0][:, None] != 0, vector, 0.0)
         return np.asarray(np.rint((share + drawn) / own.spacing[:, None]).astype(np.int64).ravel())
 

@@ -15,7 +15,7 @@ from airdistill.arrays import BoolArray, ComplexArray, FloatArray
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.privacy.sensitivity import aggregation_weights
 from airdistill.radio.receivers import Estimate, Receiver
-from airdistill.streams import stream
+from airdistill.streams import Seed, stream
 
 
 def ideal_knowledge(class_counts: ArrayLike, local_knowledge: FloatArray) -> FloatArray:
@@ -211,9 +211,9 @@ class RoundNoise:
 
     @classmethod
     def seeded(
-        cls, seed: int, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
+        cls, seed: Seed, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
     ) -> RoundNoise:
-        """Draw the noise of a simulated round with rows of `length` entries.
+        """Draw the noise of a simulated round with rows of `length` entries, from the seed of its ledger entry.
 
         `axis` "complex" spreads the receiver noise over both axes, "real" puts all of it on the real one. The
         artificial part can be large and is drawn only if the design sends any.
@@ -229,20 +229,20 @@ class RoundNoise:
         return cls(artificial + 1j * _artificial(seed, "imaginary-noise", round_index, num_devices, shape), receiver)
 
 
-def _artificial(seed: int, purpose: str, round_index: int, num_devices: int, shape: tuple[int, ...]) -> FloatArray:
+def _artificial(seed: Seed, purpose: str, round_index: int, num_devices: int, shape: tuple[int, ...]) -> FloatArray:
     drawn = [stream(seed, purpose, round_index, device).standard_normal(shape) for device in range(num_devices)]
     return np.stack(drawn)
 
 
 def seeded_noise(
-    seed: int, round_index: int, device: int, shape: tuple[int, ...], purpose: str = "artificial-noise"
+    seed: Seed, round_index: int, device: int, shape: tuple[int, ...], purpose: str = "artificial-noise"
 ) -> FloatArray:
     """Standard Gaussian draws of one device."""
     return stream(seed, purpose, round_index, device).standard_normal(shape)
 
 
 def receiver_noise(
-    seed: int, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
+    seed: Seed, round_index: int, design: RoundDesign, length: int, noise_power_w: float, axis: str
 ) -> ComplexArray:
     """n of one round, `[row, slot]`; `[device, row, slot]` with TDMA, `[antenna, row, slot]` with several antennas."""
     num_devices, num_rows = design.noise_gain.shape
@@ -252,7 +252,9 @@ def receiver_noise(
     return thermal_noise(seed, round_index, shape, noise_power_w, axis)
 
 
-def thermal_noise(seed: int, round_index: int, shape: tuple[int, ...], noise_power_w: float, axis: str) -> ComplexArray:
+def thermal_noise(
+    seed: Seed, round_index: int, shape: tuple[int, ...], noise_power_w: float, axis: str
+) -> ComplexArray:
     """Draw receiver noise of that power, on both axes ("complex") or on the real axis only."""
     draws = stream(seed, "receiver-noise", round_index).standard_normal((2, *shape))
     thermal = (draws[0] + 1j * draws[1]) / np.sqrt(2) if axis == "complex" else draws[0] + 0j

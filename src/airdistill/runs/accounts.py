@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,24 @@ from airdistill.runs.folder import (
 from airdistill.scenario.model import Scenario
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """Digests of what a run reads: all samples and labels; and these with every round's channel.
+
+    The endpoints of a federation have none in common, because no endpoint has all data.
+    """
+
+    data_digest: str = ""
+    digest: str = ""
+
+
+NO_INPUTS = Inputs()
+
+
 def ledger_header(
-    plan: Plan, scheme: str, releases: str, inputs_digest: str = "", own_scheme: bool = False
+    plan: Plan, scheme: str, releases: str, inputs: Inputs = NO_INPUTS, own_scheme: bool = False
 ) -> LedgerHeader:
-    """Every device's target and the terms of the guarantee; the digest covers the data and every round's channel."""
+    """Every device's target and the terms of the guarantee."""
     fleet, privacy = plan.fleet, plan.scenario.privacy
     return LedgerHeader(
         name=plan.scenario.name,
@@ -54,8 +69,28 @@ def ledger_header(
         relabel=privacy.relabel,
         noise=privacy.noise,
         enforced=releases == "private",
-        terms={**_terms(plan, releases), **_own_code(plan, own_scheme), "inputs": inputs_digest},
+        terms={
+            **_terms(plan, releases),
+            **_own_code(plan, own_scheme),
+            "inputs": inputs.digest,
+            "noise_key": _noise_key(plan.scenario, scheme, inputs.data_digest),
+        },
     )
+
+
+def _noise_key(scenario: Scenario, scheme: str, data_digest: str) -> str:
+    """The digest of scheme, scenario and data: runs that differ in any of these draw different noise.
+
+    Names of files do not count, because their contents do; nor do fields that have their default, because later
+    versions have more of them.
+    """
+    fields = scenario.model_dump(mode="json", exclude_defaults=True)
+    fields.pop("name", None)
+    for section, field in (("data", "dataset"), ("public", "source"), ("radio", "trace")):
+        fields.get(section, {}).pop(field, None)
+    trace = scenario.radio.trace
+    contents = [data_digest, digest_of(Path(trace).read_bytes()) if trace else ""]
+    return digest_of(json.dumps([scheme, fields, contents], sort_keys=True).encode())
 
 
 def _granted(plan: Plan) -> FloatArray:

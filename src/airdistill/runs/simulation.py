@@ -24,7 +24,7 @@ from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
 from airdistill.radio.superposition import Reception
-from airdistill.runs.accounts import ledger_header
+from airdistill.runs.accounts import Inputs, ledger_header
 from airdistill.runs.folder import RunError
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
@@ -50,10 +50,9 @@ class Simulation:
         test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
-        self.inputs_digest = _digest(dataset, self._public, self._source, plan.num_rounds)
-        self.ledger = Ledger(
-            ledger_header(plan, scheme.name, scheme.releases, self.inputs_digest, _is_users(type(scheme)))
-        )
+        inputs = _inputs(dataset, self._public, self._source, plan.num_rounds)
+        self.inputs_digest = inputs.digest
+        self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, _is_users(type(scheme))))
         self._receiver = receiver_of(plan, self._public, engine)
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
@@ -230,7 +229,9 @@ def check_has_data(scenario: Scenario) -> None:
 def check_inputs(folder: Path, plan: Plan, stored: dict[str, Any], to_be: str) -> None:
     """Raise unless the data and channels of a run are still those with which it began."""
     dataset, public = load_data(plan.scenario)
-    check_unchanged(folder, _digest(dataset, public, channel_source(plan.scenario), plan.num_rounds), stored, to_be)
+    check_unchanged(
+        folder, _inputs(dataset, public, channel_source(plan.scenario), plan.num_rounds).digest, stored, to_be
+    )
 
 
 def check_unchanged(folder: Path, inputs_digest: str, stored: dict[str, Any], to_be: str) -> None:
@@ -238,16 +239,27 @@ def check_unchanged(folder: Path, inputs_digest: str, stored: dict[str, Any], to
         raise RunError(f"{folder}: cannot be {to_be}: its dataset or trace has changed since it began")
 
 
-def _digest(dataset: Dataset, public: PublicSet | None, source: ChannelSource, num_rounds: int) -> str:
-    """The digest of the data and of every round's channel, which a resumed run must find unchanged."""
+def _inputs(dataset: Dataset, public: PublicSet | None, source: ChannelSource, num_rounds: int) -> Inputs:
+    """The digests of the data, and of the data and every round's channel, which a resumed run must find unchanged."""
+    digest = _hashed(dataset, public)
+    of_data = digest.hexdigest()
+    for round_index in range(1, num_rounds + 1):
+        digest.update(source.round_channel(round_index).tobytes())
+    return Inputs(of_data, digest.hexdigest())
+
+
+def data_digest(dataset: Dataset, public: PublicSet | None) -> str:
+    """The digest of all samples and labels."""
+    return _hashed(dataset, public).hexdigest()
+
+
+def _hashed(dataset: Dataset, public: PublicSet | None) -> hashlib._Hash:
     digest = hashlib.sha256()
     shared = () if public is None else (public.samples,)
     for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test, *shared):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-    for round_index in range(1, num_rounds + 1):
-        digest.update(source.round_channel(round_index).tobytes())
-    return digest.hexdigest()
+    return digest
 
 
 def random_iterate_round(seed: int, num_rounds: int) -> int:
