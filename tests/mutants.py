@@ -1,7 +1,7 @@
 """Planted bugs: each breaks one thing that a printed guarantee rests on, in the code that a run uses.
 
-A mutant is planted with pytest's monkeypatch and stays planted while the run is audited: a build audits itself. `test_
-mutants.py` says which run meets it and who must stop it.
+A mutant is planted with pytest's monkeypatch and stays planted while the run is audited: a build audits itself.
+`audit/test_mutants.py` says which run meets it and who must stop it.
 """
 
 from dataclasses import replace
@@ -11,6 +11,7 @@ import numpy as np
 from airdistill.learning.fleet import LearningFleet
 from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.uplink import Uplink
+from airdistill.privacy import ledger as ledger_module
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.release import Release
 from airdistill.radio import charged_round, discrete_noise, superposition
@@ -59,7 +60,7 @@ def no_secure_noise(patch):
 
 def charge_halved(patch):
     def charged(original, ledger, release):
-        original(ledger, replace(release, weights=release.weights / np.sqrt(2)))
+        return original(ledger, replace(release, weights=release.weights / np.sqrt(2)))
 
     _wrapped(patch, Ledger, "charge", charged)
 
@@ -129,10 +130,13 @@ def scale_from_the_data(patch):
 
 
 def noise_reused(patch):
-    _wrapped(
-        patch, superposition, "stream",
-        lambda original, seed, purpose, _round=0, device=0: original(seed, purpose, 1, device),
-    )  # fmt: skip
+    """Every round draws the noise of the first entry."""
+
+    def drawn(original, seed, purpose, _round=0, device=0):
+        first = f"{seed.rpartition('-')[0]}-1" if isinstance(seed, str) else seed
+        return original(first, purpose, 1, device)
+
+    _wrapped(patch, superposition, "stream", drawn)
 
 
 def secure_noise_reused(patch):
@@ -193,7 +197,13 @@ def wrong_axis(patch):
 
 
 def seed_fixed(patch):
-    _wrapped(patch, superposition, "stream", lambda original, _seed, *given: original(0, *given))
+    """All runs draw what seed 0 draws."""
+
+    def drawn(original, seed, *given):
+        key = str(seed).partition("/")[2]
+        return original(f"0/{key}" if key else 0, *given)
+
+    _wrapped(patch, superposition, "stream", drawn)
 
 
 def noise_of_no_ledger(patch):
@@ -206,6 +216,11 @@ def noise_of_no_ledger(patch):
         return original(charged, vectors)
 
     _wrapped(patch, ChargedRound, "transmit", transmitted)
+
+
+def noise_keyed_by_terms_alone(patch):
+    """The key of an entry does not cover the runs that its ledger continues, nor what distinguishes this one."""
+    patch.setattr(ledger_module, "_noise_origin", lambda *_given: "the same for all runs")
 
 
 def mask_leaked_by_noise(patch):

@@ -65,6 +65,7 @@ MUTANTS = [
     ("devices_share_noise", "ota_fd", (), "run", "two devices share noise"),
     ("wrong_axis", "ota_fd", (), "audit", "Noise lower than predicted"),
     ("seed_fixed", "ota_fd", ("seed=5",), "audit", "recorded noise is not what this seed and ledger draw"),
+    ("noise_keyed_by_terms_alone", "ota_fl", (), "audit", "recorded noise is not what this seed and ledger draw"),
     ("mask_leaked_by_noise", "ota_fd", SECRET, "run", "has no noise"),
     ("mask_leaked_by_quieter_noise", "ota_fd", SECRET, "audit", "recorded noise is not what"),
     ("mask_leaked_by_power", "ota_fd", SECRET, "audit", "recorded power is not that of the plan"),

@@ -17,7 +17,7 @@ from airdistill.audit.received import CHANCE, WhitenedTable, correlation_between
 from airdistill.privacy.targets import epsilon_of_mu
 from airdistill.runs.accounts import certify
 from airdistill.runs.options import RunOptions
-from airdistill.runs.runner import run
+from airdistill.runs.runner import resume, run
 
 RECORDED = AuditOptions(parts=("recorded",))
 EVERY_ROUND = RunOptions(threads=1, eval_every=1)
@@ -68,6 +68,23 @@ def test_nothing_is_found_in_a_sound_run(tmp_path, case):
     assert found.num_releases == found.num_rounds > 0
     assert found.num_redrawn == (0 if SECURE in case else found.num_rounds)
     assert found.epsilon == pytest.approx(found.recorded_epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_nothing_is_found_in_a_run_that_was_stopped_and_resumed(tmp_path, noise):
+    """Its last round before the stop is charged again, or repeated with the same noise."""
+
+    def stop(record, _num_rounds):
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        played(tmp_path, "airdistill", f"privacy.noise={noise}", on_round=stop)
+    assert audit_run(tmp_path / "run", RECORDED).recorded.violations == ()
+    resume(tmp_path / "run")
+    found = audit_run(tmp_path / "run", RECORDED).recorded
+    assert found.violations == ()
+    assert found.num_releases >= found.num_rounds > 3
 
 
 def test_a_build_without_noise_that_charges_a_tenth_does_not_pass(tmp_path, monkeypatch):
@@ -217,9 +234,10 @@ def _chain(folder, *changes, scheme="ota_fd"):
     return first, played(folder, scheme, *changes, out="second", ledger=first)
 
 
-def test_noise_that_two_runs_of_a_chain_share_is_found_from_both_sides(tmp_path, monkeypatch):
+@pytest.mark.parametrize("mutant", [mutants.noise_of_no_ledger, mutants.noise_keyed_by_terms_alone])
+def test_noise_that_two_runs_of_a_chain_share_is_found_from_both_sides(tmp_path, monkeypatch, mutant):
     with monkeypatch.context() as patch:
-        mutants.noise_of_no_ledger(patch)
+        mutant(patch)
         first, second = _chain(tmp_path, "radio.noise_power=1e-20 W")
     for folder, other in [(first, second), (second, first)]:
         found = audit_run(folder, RECORDED)
@@ -227,8 +245,9 @@ def test_noise_that_two_runs_of_a_chain_share_is_found_from_both_sides(tmp_path,
         assert any(str(other) in name for name in found.recorded.correlations)
 
 
-def test_runs_of_a_chain_with_noise_of_their_own_are_compared_or_named(tmp_path):
-    first, second = _chain(tmp_path, SECURE)
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_runs_of_a_chain_with_noise_of_their_own_are_compared_or_named(tmp_path, noise):
+    first, second = _chain(tmp_path, f"privacy.noise={noise}")
     for folder in (first, second):
         found = audit_run(folder, RECORDED)
         assert found.violations == ()

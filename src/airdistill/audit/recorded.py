@@ -26,6 +26,7 @@ from airdistill.audit.received import (
     TableTests,
     table_tests,
 )
+from airdistill.audit.redrawn import entry_keys
 from airdistill.audit.released import Replan
 from airdistill.channel.sources import channel_source
 from airdistill.planning.plan import Plan
@@ -122,10 +123,10 @@ def _follow(
     lines = {line["round"]: dict(line) for line in record.rounds if "measured_noise_var" in line}
     uncharged = sorted(set(lines) - set(last))
     found = [f"Round {uncharged[0]} sent something and has no entry in the ledger."] if uncharged else []
-    for number, entry in enumerate(_entries(ledger)):
+    for number, (entry, key) in enumerate(zip(_entries(ledger), entry_keys(ledger), strict=True)):
         index = entry.round_index
         try:
-            this = replan.released(index, charges.spent)
+            this = replan.released(index, charges.spent, key)
         except BudgetExceeded as reason:
             found.append(f"Round {index} was released although its budget was spent: {reason}.")
             break

@@ -1,8 +1,8 @@
 """The noise of a recorded round, drawn again from the seed and superposed by arithmetic of its own.
 
 Seeded noise is a function of the scenario's seed and the ledger entry. An auditor who has the run's folder can draw it
-again and compare: noise that was weakened, left out, reused or put on another axis differs. The streams have the names
-that a run gives them; how a name becomes a generator is written here a second time (`streams.py`).
+again and compare: noise that was weakened, left out, reused or put on another axis differs. How an entry becomes a key
+(`privacy.ledger`) and a key a generator (`streams`) is written here a second time.
 """
 
 from __future__ import annotations
@@ -13,8 +13,25 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.audit.released import Released
+from airdistill.privacy.ledger import Ledger
 
 _ARTIFICIAL, _IMAGINARY, _RECEIVER = "artificial-noise", "imaginary-noise", "receiver-noise"
+
+
+def entry_keys(ledger: Ledger) -> list[str]:
+    """The key of every entry of this run, in order: empty in ledgers of versions before 0.2.
+
+    It covers what distinguishes the run, and the number of entries and keys of every run that its ledger continues.
+    """
+    assert ledger.chain is not None
+    origin, entries = "", 0
+    for body in ledger.chain.bodies():
+        if body["kind"] == "opening":
+            own = body["terms"].get("noise_key")
+            origin = "" if own is None else hashlib.sha256(f"{origin}/{entries}/{own}".encode()).hexdigest()
+            entries = 0
+        entries += body["kind"] == "release"
+    return [f"{origin}-{entry}" if origin else "" for entry in range(1, entries + 1)]
 
 
 def redrawn_noise(this: Released) -> FloatArray:
@@ -62,10 +79,12 @@ def _receiver_noise(this: Released, shape: tuple[int, int]) -> FloatArray:
 
 
 def _normal(this: Released, name: str, shape: tuple[int, ...], device: int = 0) -> FloatArray:
-    return _generator(this.plan.scenario.seed, name, this.index, device).standard_normal(shape)
+    seed = this.plan.scenario.seed
+    of_entry = f"{seed}/{this.entry_key}/{name}" if this.entry_key else f"{seed}/{name}"
+    return _generator(of_entry, this.index, device).standard_normal(shape)
 
 
-def _generator(seed: int, name: str, round_index: int, device: int) -> np.random.Generator:
-    """Philox with a digest of seed and name as key, and device and round as the upper half of its counter."""
-    key = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), "little")
+def _generator(name: str, round_index: int, device: int) -> np.random.Generator:
+    """Philox with a digest of the name as key, and device and round as the upper half of its counter."""
+    key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
     return np.random.Generator(np.random.Philox(counter=(round_index << 192) + (device << 128), key=key))

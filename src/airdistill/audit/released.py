@@ -36,13 +36,13 @@ class Replan:
         self._plan, self._source = plan, source
         self._drifts: list[FloatArray] = []
 
-    def released(self, index: int, spent: FloatArray) -> Released:
-        """Round `index` after earlier rounds have cost `spent` `[device, row]`."""
+    def released(self, index: int, spent: FloatArray, entry_key: str) -> Released:
+        """Round `index` after earlier rounds have cost `spent` `[device, row]`; the key is that of its ledger entry."""
         plan, channel = self._plan, self._source.round_channel(index)
         known = round_estimate(plan.scenario, channel, index)
         planned = plan.design(known, index, spent)
         grid = secure_grid(plan, planned, known, index) if plan.scenario.privacy.noise == "secure" else None
-        return Released(plan, index, channel, known, planned, self._drift(index), grid)
+        return Released(plan, index, channel, known, planned, self._drift(index), grid, entry_key)
 
     def _drift(self, index: int) -> FloatArray:
         """D_t of theory section 1, `[device, 1]`: how far one record has moved the parameters when round t starts."""
@@ -82,6 +82,7 @@ class Released:
     planned: RoundDesign
     drift: FloatArray
     grid: SecureGrid | None
+    entry_key: str
 
     @cached_property
     def design(self) -> RoundDesign:
