@@ -36,15 +36,15 @@ def _artificial(patch, change):
     _wrapped(patch, RoundNoise, "transmit", sent)
 
 
-def noise_times_07(patch):
+def noise_times_0_7(patch):
     _artificial(patch, lambda drawn: 0.7 * drawn)
 
 
-def receiver_noise_times_07(patch):
+def receiver_noise_times_0_7(patch):
     _wrapped(patch, superposition, "thermal_noise", lambda original, *given: 0.7 * original(*given))
 
 
-def secure_noise_times_07(patch):
+def secure_noise_times_0_7(patch):
     _wrapped(
         patch, discrete_noise, "discrete_gaussian", lambda original, *given: np.rint(0.7 * original(*given)).astype(int)
     )

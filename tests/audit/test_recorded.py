@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 
 import mutants
@@ -224,6 +225,39 @@ def test_records_that_were_changed_contradict_the_plan(tmp_path):
     ]:
         (folder / "rounds.jsonl").write_text(original)
         assert any(words in sentence for sentence in _edited(folder, 2, **changes)), words
+
+
+# Schemes with gains of their own
+
+OWN_GAINS = """
+from dataclasses import replace
+from airdistill.schemes.distillation import OtaFd
+
+class Louder(OtaFd):
+    name = "louder"
+
+    def play(self, this):
+        design = this.design()
+        louder = {"noise_gain": 2 * design.noise_gain, "effective_noise_var": 4 * design.effective_noise_var}
+        this.charge(replace(design, **louder))
+        return super().play(this)
+"""
+
+
+def test_gains_of_a_custom_scheme_are_not_compared_with_the_plan(tmp_path, monkeypatch):
+    (tmp_path / "louder.py").write_text(OWN_GAINS)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = played(tmp_path, "louder:Louder", "radio.noise_power=1e-20 W")
+    found = audit_run(folder, RECORDED).recorded
+    assert found.violations == ()
+    assert found.num_redrawn == 0
+    assert found.epsilon == pytest.approx(found.recorded_epsilon, rel=1e-6)
+    assert any("gains are not those of the plan" in note for note in found.notes)
+    with monkeypatch.context() as patch:
+        mutants.no_noise(patch)
+        silent = played(tmp_path, "louder:Louder", out="silent")
+    assert any("Noise lower than predicted" in sentence for sentence in audit_run(silent, RECORDED).violations)
+    sys.modules.pop("louder")
 
 
 # Chains

@@ -57,15 +57,17 @@ class Charges:
         self._compare("weights", this.index, entry.weights, this.weights)
         for model, sensitivity in this.sensitivities.items():
             self._compare(f"sensitivity ({model})", this.index, entry.sensitivity[model], sensitivity)
-        for trust, counted in this.counted.items():
+        for trust, noise in this.counted.items():
             # More noise is a smaller charge.
             recorded = entry.counted_noise_var[trust]
-            self._compare(f"counted noise ({trust})", this.index, recorded, counted, more_is_less=True)
-        model = self._header.sensitivity
-        self.spent = self.spent + _price(this.weights, this.sensitivities[model], this.counted[self._trust])
+            self._compare(f"counted noise ({trust})", this.index, recorded, noise, more_is_less=True)
+        weights, counted = this.weights, this.counted
+        if self._own_gains:
+            weights, counted = entry.weights, {trust: entry.counted_noise_var[trust] for trust in this.counted}
+        sensitivity = this.sensitivities[self._header.sensitivity]
+        self.spent = self.spent + _price(weights, sensitivity, counted[self._trust])
         if self._subsampled is not None:
-            released = Release(this.index, this.weights, this.sensitivities, this.counted)
-            self._subsampled = self._subsampled.after(released)
+            self._subsampled = self._subsampled.after(Release(this.index, weights, this.sensitivities, counted))
         self.num_releases += 1
 
     def _compare(
@@ -83,9 +85,11 @@ class Charges:
 
     @property
     def violations(self) -> list[str]:
-        found = [] if self._own_gains else [_undercharged(what, each) for what, each in self._less.items()]
-        if self._own_gains:
-            found += [_undercharged(what, each) for what, each in self._less.items() if what.startswith("sensitivity")]
+        found = [
+            _undercharged(what, each)
+            for what, each in self._less.items()
+            if not self._own_gains or what.startswith("sensitivity")
+        ]
         return [*found, *_header_differences(self._plan, self._header)]
 
     @property

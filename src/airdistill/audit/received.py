@@ -73,7 +73,7 @@ class RecordedNoise:
         """Compare one recorded round."""
         measured, length = _numbers(record["measured_noise_var"]), this.plan.uplink.vector_length
         self._length, self._inexact = length, this.known is not this.channel
-        expected = this.noise_var()
+        expected = _numbers(record["predicted_noise_var"], np.inf) if self._own_gains else this.noise_var()
         known = np.isfinite(measured) & np.isfinite(expected) & (expected > 0)
         self._rows += [(this.index, float(ratio)) for ratio in measured[known] / expected[known]]
         self._check_predictions(this, record)
