@@ -260,6 +260,34 @@ def test_gains_of_a_custom_scheme_are_not_compared_with_the_plan(tmp_path, monke
     sys.modules.pop("louder")
 
 
+OWN_PARTS = """
+from dataclasses import dataclass
+import numpy as np
+from airdistill.privacy.participation import Participation
+from airdistill.privacy.trust import FleetNoise
+
+class Fleet(FleetNoise):
+    name = "own_parts:Fleet"
+
+@dataclass(frozen=True)
+class TakingTurns(Participation):
+    def mask(self, round_index):
+        return (np.arange(self.num_devices) + round_index) % 2 == 0
+"""
+
+
+@pytest.mark.parametrize("own", ["privacy.trust=own_parts:Fleet", "fleet.sampling=own_parts:TakingTurns"])
+def test_runs_with_parts_of_the_users_own_are_audited(tmp_path, monkeypatch, own):
+    (tmp_path / "own_parts.py").write_text(OWN_PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = played(tmp_path, "airdistill", own)
+    found = audit_run(folder, RECORDED).recorded
+    assert found.violations == ()
+    assert found.num_redrawn == found.num_rounds
+    assert found.epsilon == pytest.approx(found.recorded_epsilon, rel=1e-6)
+    sys.modules.pop("own_parts")
+
+
 # Chains
 
 

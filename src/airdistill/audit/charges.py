@@ -41,16 +41,12 @@ class Charges:
 
     def __init__(self, plan: Plan, ledger: Ledger, own_gains: bool) -> None:
         self._plan, self._header, self._own_gains = plan, ledger.header, own_gains
+        self._own_trust = ledger.header.trust not in TRUST_MODELS
         self._less: dict[str, list[_Difference]] = defaultdict(list)
         self._more: dict[str, list[_Difference]] = defaultdict(list)
         self._subsampled = SubsampledSpending.from_header(ledger.header.payload, ledger.header.terms)
         self.spent = np.zeros((ledger.header.num_devices, ledger.header.num_rows))  # (w s)²/c so far
         self.num_releases = 0
-
-    @property
-    def _trust(self) -> str:
-        """The declared trust model; a user's own is checked on each device's own noise."""
-        return self._header.trust if self._header.trust in TRUST_MODELS else OwnNoise.name
 
     def see(self, this: Released, entry: Release) -> None:
         """Compare one entry, and add what its round has really cost."""
@@ -61,11 +57,13 @@ class Charges:
             # More noise is a smaller charge.
             recorded = entry.counted_noise_var[trust]
             self._compare(f"counted noise ({trust})", this.index, recorded, noise, more_is_less=True)
-        weights, counted = this.weights, this.counted
+        weights, counted = this.weights, dict(this.counted)
         if self._own_gains:
-            weights, counted = entry.weights, {trust: entry.counted_noise_var[trust] for trust in this.counted}
+            weights, counted = entry.weights, dict(entry.counted_noise_var)
+        elif self._own_trust:
+            counted[self._header.trust] = entry.counted_noise_var[self._header.trust]
         sensitivity = this.sensitivities[self._header.sensitivity]
-        self.spent = self.spent + _price(weights, sensitivity, counted[self._trust])
+        self.spent = self.spent + _price(weights, sensitivity, counted[self._header.trust])
         if self._subsampled is not None:
             self._subsampled = self._subsampled.after(Release(this.index, weights, this.sensitivities, counted))
         self.num_releases += 1
@@ -73,9 +71,9 @@ class Charges:
     def _compare(
         self, what: str, index: int, recorded: FloatArray, released: FloatArray, more_is_less: bool = False
     ) -> None:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            off = (recorded - released) / np.where(released == 0, 1.0, np.abs(released))
-        off = np.where(recorded == released, 0.0, np.nan_to_num(off, nan=np.inf))
+        with np.errstate(invalid="ignore"):  # two rows that were not sent
+            off = (recorded - released) / np.where(np.isfinite(released) & (released != 0), np.abs(released), 1.0)
+        off = np.where(recorded == released, 0.0, off)
         for found, difference in [(self._less, -off), (self._more, off)]:
             difference = -difference if more_is_less else difference
             at = np.unravel_index(int(np.argmax(difference)), off.shape)
@@ -104,6 +102,10 @@ class Charges:
                 "The scheme is a custom one whose gains are not those of the plan: weights and counted noise could "
                 "not be recomputed, and the ledger's own were taken."
             )
+        if self._own_trust:
+            notes.append(
+                "What the custom trust model counts was taken from the ledger; the built-in ones were compared."
+            )
         if self._subsampled is not None:
             notes.append(
                 "Secret participation: the inputs of the composition were recomputed, the composition itself is the "
@@ -118,13 +120,13 @@ class Charges:
         if self._subsampled is None or self.num_releases == 0:
             return in_full
         before = self._squared_mu(earlier, "device", of_this_run=False)
-        return np.minimum(in_full, self._subsampled.epsilon(self._trust, header.delta, before))
+        return np.minimum(in_full, self._subsampled.epsilon(header.trust, header.delta, before))
 
     def _squared_mu(self, earlier: Sequence[tuple[str, Release]], model: str, of_this_run: bool = True) -> FloatArray:
         """μ² that this run and the given earlier releases have spent, `[device]`; earlier ones as they were charged."""
         by_payload: dict[str, FloatArray] = {self._header.payload: self.spent} if of_this_run else {}
         for payload, release in earlier:
-            trust = self._trust if self._trust in release.counted_noise_var else OwnNoise.name
+            trust = self._header.trust if self._header.trust in release.counted_noise_var else OwnNoise.name
             cost = _price(release.weights, release.sensitivity[model], release.counted_noise_var[trust])
             by_payload[payload] = by_payload[payload] + cost if payload in by_payload else cost
         total = np.zeros(self._header.num_devices)

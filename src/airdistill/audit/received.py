@@ -48,6 +48,9 @@ class NoiseVariance:
     lowest_round: int
     num_entries: int
 
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "pooled": vars(self.pooled), "lowest_row": vars(self.lowest_row)}
+
 
 class RecordedNoise:
     """The recorded noise of the rounds so far, each compared with its design and drawn again if it was seeded."""
@@ -94,9 +97,9 @@ class RecordedNoise:
             self._wrong["predicted"].append(f"round {this.index} records device {off[0]} as inactive or not, {rule}")
 
     def _check_power(self, this: Released, record: dict[str, Any]) -> None:
-        planned, expected = record["planned_power_w"], this.planned_power_w()
         if self._own_gains:
             return
+        planned, expected = record["planned_power_w"], this.planned_power_w()
         if not np.isclose(planned, expected, rtol=_SAME, atol=0.0):
             stated = f"round {this.index} plans {planned:.6g} W, and its design has {expected:.6g} W"
             self._wrong["power"].append(stated)

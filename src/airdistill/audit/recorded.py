@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from airdistill.audit.released import Replan
 from airdistill.channel.sources import channel_source
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
+from airdistill.privacy.release import Release
 from airdistill.runs.accounts import trusted_ledger
 from airdistill.runs.folder import CERTIFICATE, RunError
 from airdistill.runs.record import RunRecord
@@ -64,11 +66,7 @@ class RecordedAudit:
         plain = {name: getattr(self, name) for name in ("epsilon", "recorded_epsilon", "violations", "notes")}
         counts = {name: getattr(self, f"num_{name}") for name in ("rounds", "releases", "redrawn", "tables")}
         found = self.variance
-        variance = (
-            None
-            if found is None
-            else {**vars(found), "pooled": vars(found.pooled), "lowest_row": vars(found.lowest_row)}
-        )
+        variance = None if found is None else found.to_dict()
         correlations = {name: vars(each) for name, each in self.correlations.items()}
         level = {"level": LEVEL, "tests": NUM_TESTS}
         return {**counts, **level, **plain, "variance": variance, "correlations": correlations}
@@ -137,7 +135,7 @@ def _follow(
     return found
 
 
-def _entries(ledger: Ledger) -> Any:
+def _entries(ledger: Ledger) -> Iterator[Release]:
     """The releases of this run, read one by one."""
     return (release for _, release in itertools.islice(ledger.history(), ledger.num_earlier, None))
 
@@ -174,15 +172,21 @@ def _stated_epsilon(folder: Path, ledger: Ledger, record: RunRecord) -> dict[str
         found["The last round's record"] = _infinite(record.rounds[-1]["epsilon_spent"])
     if record.summary:
         found["The summary"] = _infinite(record.summary["epsilon_spent"])
-    path = folder / CERTIFICATE
-    if path.exists():
-        try:
-            stored = json.loads(path.read_bytes())
-            if stored["releases"] + stored["earlier_releases"] == ledger.num_releases + ledger.num_earlier:
-                found["The certificate"] = max(_infinite(device["spent"]) for device in stored["devices"])
-        except (ValueError, KeyError, TypeError):
-            raise RunError(f"{path}: cannot be read; remove it, airdistill certify writes it again") from None
-    return found
+    certified = _certified(folder / CERTIFICATE, ledger.num_releases + ledger.num_earlier)
+    return found if certified is None else {**found, "The certificate": certified}
+
+
+def _certified(path: Path, num_releases: int) -> float | None:
+    """ε of the worst device in a certificate; None without one of all these releases."""
+    if not path.exists():
+        return None
+    try:
+        stored = json.loads(path.read_bytes())
+        if stored.get("releases", 0) + stored.get("earlier_releases", 0) != num_releases:
+            return None
+        return max(_infinite(device["spent"]) for device in stored["devices"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{path}: cannot be read; remove it, airdistill certify writes it again") from None
 
 
 def _infinite(value: float | None) -> float:

@@ -20,7 +20,6 @@ from airdistill.planning.payloads import ClassMeans, Gradient, PublicPredictions
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
-from airdistill.privacy.participation import WithReplacement
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.trust import TRUST_MODELS
 from airdistill.radio.discrete_noise import SecureGrid, secure_grid
@@ -122,7 +121,7 @@ class Released:
 
         With secret participation the server divides the sum by the probability of a signal.
         """
-        if isinstance(self.plan.uplink.participation, WithReplacement):
+        if self.plan.uplink.participation.changes_weights:
             return self.plan.uplink.weights(self.index)
         active = self._active()
         kept = self.nominal if active is None else np.where(active[:, None], self.nominal, 0.0)
