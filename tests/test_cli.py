@@ -6,6 +6,8 @@ import tomllib
 
 import pytest
 import tomli_w
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from in_process import exit_code, runs_in_this_process
 from small_worlds import small_scenario
 
@@ -271,15 +273,80 @@ def test_certify_shows_what_a_run_guarantees(run, small_file, tmp_path):
     run("run", small_file, "--out", tmp_path / "one")
     code, out, err = run("certify", tmp_path / "one", "--second-opinion")
     assert (code, err) == (0, "")
-    assert "holds under assumptions (honest fleet, exact channels, secret seed)" in out
+    assert out.startswith("Simulation: (ε = 8.00, δ = 1e-5) for every one of 3 devices, whole-device")
+    verdict = "simulation: protects no one; with secret noise it would hold under assumptions (honest fleet, exact "
+    assert verdict + "channels)" in " ".join(out.split())
     assert "Second opinion on device" in out
     assert max(map(len, out.splitlines()[:-1])) <= 80  # but for the path at the end
     code, out, _ = run("certify", tmp_path / "one", "--json")
     assert json.loads(out) == json.loads((tmp_path / "one" / "certificate.json").read_text())
-    assert "holds under assumptions" in (tmp_path / "one" / "certificate.html").read_text()
+    assert "with secret noise it would hold under assumptions" in (tmp_path / "one" / "certificate.html").read_text()
     code, _, err = run("certify", tmp_path)
     assert code == 2
     assert "is not a run folder" in err
+
+
+def write_keys(folder):
+    """The files of a private key and of its public key."""
+    key, private, public = Ed25519PrivateKey.generate(), folder / "private.pem", folder / "public.pem"
+    pem = serialization.Encoding.PEM
+    private.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return private, public
+
+
+def test_a_certificate_is_written_elsewhere_signed_and_verified(run, small_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1767323045")
+    folder, handed_out = tmp_path / "one", tmp_path / "handed" / "out"
+    assert run("run", small_file, "--rounds", 2, "--out", folder)[0] == 0
+    own = json.loads((folder / "certificate.json").read_text())
+    assert own["issued"] is None
+    private, public = write_keys(tmp_path)
+    code, out, err = run("certify", folder, "--out", handed_out, "--sign", private)
+    assert (code, err) == (0, "")
+    assert "2026-01-02T03:04:05Z" in out
+    assert json.loads((folder / "certificate.json").read_text()) == own
+    stored = json.loads((handed_out / "certificate.json").read_text())
+    assert stored["signature"]["algorithm"] == "ed25519"
+    for name in ("scenario_digest", "data_digest", "ledger_digest"):
+        assert stored[name] in out
+        assert stored[name] in (handed_out / "certificate.html").read_text()
+    checked = ["--key", public, "--ledger", folder / "ledger.jsonl"]
+    assert run("verify", handed_out / "certificate.json", *checked)[0] == 0
+    code, out, _ = run("verify", folder / "certificate.json", *checked)
+    assert code == 1
+    assert "Not verified: the certificate is not signed" in out
+
+
+def test_a_certificate_is_printed_before_it_is_written(run, small_file, tmp_path):
+    """A folder in the way of the file stands for a read-only disk, which root could write to."""
+    folder = tmp_path / "one"
+    assert run("run", small_file, "--rounds", 2, "--out", folder)[0] == 0
+    (folder / "certificate.json").unlink()
+    (folder / "certificate.json" / "in the way").mkdir(parents=True)
+    code, out, err = run("certify", folder)
+    assert code == 0
+    assert out.startswith("Simulation: (ε")
+    assert "Certificate: " not in out
+    assert err.startswith(f"note: {folder}: cannot be written: ")
+    assert err.endswith("; choose another folder with --out DIR\n")
+    assert err.count("\n") == 1
+    (tmp_path / "file").write_text("")
+    code, out, err = run("certify", folder, "--out", tmp_path / "file")
+    assert code == 2
+    assert out.startswith("Simulation: (ε")
+    assert "cannot be written" in err
+    code, out, err = run("certify", folder, "--sign", tmp_path / "file")
+    assert (code, out) == (2, "")
+    assert "is not a private key in PEM form; make one with openssl genpkey" in err
+    code, out, err = run("certify", folder, "--out", small_run(run, small_file, tmp_path / "two"))
+    assert (code, out) == (2, "")
+    assert "is the folder of another run" in err
+
+
+def small_run(run, small_file, folder):
+    assert run("run", small_file, "--rounds", 1, "--out", folder)[0] == 0
+    return folder
 
 
 def test_a_second_run_continues_the_given_ledger(run, small_file, tmp_path):
@@ -310,7 +377,7 @@ def test_an_audit_that_finds_a_violation_exits_with_one(run, small_file, tmp_pat
     code, out, _ = run("audit", tmp_path / "device", *fast)
     assert code == 0
     assert "Verdict: not violated" in out
-    for name, verdict in [("paper", "does not hold"), ("device", "holds under assumptions")]:
+    for name, verdict in [("paper", "does not hold"), ("device", "simulation")]:
         assert json.loads((tmp_path / name / "certificate.json").read_text())["verdict"] == verdict
         assert (tmp_path / name / "audit.html").exists()
     assert "An audit found" in run("certify", tmp_path / "paper")[1]
@@ -461,7 +528,10 @@ def test_certificates_and_reports_need_no_torch(run, small_file, tmp_path):
     with runs_in_this_process():
         compared = ["--schemes", "ota_fd,local_only", "--rounds", 2, "--out", tmp_path / "compared"]
         assert run("compare", small_file, *compared)[0] == 0
-    commands = [["certify", tmp_path / "run"], ["report", tmp_path / "run"], ["report", tmp_path / "compared"]]
+    private, public = write_keys(tmp_path)
+    commands = [["certify", tmp_path / "run", "--sign", private], ["report", tmp_path / "run"]]
+    checked = ["--key", public, "--ledger", tmp_path / "run"]
+    commands += [["report", tmp_path / "compared"], ["verify", tmp_path / "run" / "certificate.json", *checked]]
     assert "torch" not in loaded_by(*commands)
 
 

@@ -1,5 +1,6 @@
 """Provoke every error message that docs/extending.md and docs/own-models-and-data.md list."""
 
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,11 +10,16 @@ import pytest
 from small_worlds import small_scenario, write_dataset
 from torch import nn
 
+import airdistill as ad
+from airdistill import certify
 from airdistill.errors import AirDistillError
 from airdistill.planning.payloads import OneVector
 from airdistill.privacy.neighbours import Neighbours
+from airdistill.privacy.participation import Participation
 from airdistill.privacy.trust import FleetNoise
+from airdistill.radio import Estimate
 from airdistill.radio.superposition import error_free
+from airdistill.report.plan import receiver_rows
 from airdistill.runs.options import RunOptions
 from airdistill.runs.runner import run
 from airdistill.schemes import Outcome, Scheme
@@ -37,7 +43,7 @@ class Uncharged(Scheme):
     def play(self, this):
         num_classes = this.plan.fleet.num_classes
         reception = error_free(np.full((num_classes, num_classes), 1 / num_classes), this.scenario.radio.slot)
-        return Outcome(this.learn(reception.broadcast), reception)
+        return Outcome(this.learn(None), reception)
 
 
 class Undeclared(Scheme):
@@ -115,8 +121,52 @@ class Failing(Scheme):
         return this.knowledge
 
 
+class Renamed(OtaFd):
+    """Forgets to name itself."""
+
+
+class Unsent(OtaFd):
+    """Averages the vectors instead of sending them."""
+
+    name = "unsent"
+
+    def play(self, this):
+        return Outcome(this.learn(np.nanmean(this.vectors(), axis=0)))
+
+
+class Noiseless(OtaFd):
+    name = "noiseless"
+
+    def play(self, this):
+        reception = this.transmit(this.vectors())
+        return Outcome(this.learn(reception.ideal), reception)
+
+
+class Unprotected(OtaFd):
+    """Its plan is not private, and its certificate stated no assumption."""
+
+    name = "unprotected"
+    releases = "bare"
+
+
+class Twofold(OtaFd):
+    """Pays for two transmissions."""
+
+    name = "twofold"
+
+    def play(self, this):
+        vectors = this.vectors()
+        this.charge(this.design())
+        return Outcome(this.learn(this.transmit(vectors).received))
+
+
 class NotTrust:
     """Not derived from Trust."""
+
+
+class Honest(FleetNoise):
+    name = "honest"
+    sentence = "Every device adds its noise."
 
 
 class Underestimating(FleetNoise):
@@ -155,6 +205,93 @@ class SendsTooLong(OtaFd):
     payload = TooLong
 
 
+class OwnSlots(SendsTooLong):
+    name = "own_slots"
+    tdma = True
+
+
+@dataclass(frozen=True)
+class Misnamed(TooLong):
+    kind = "knowledge"
+
+
+class SendsMisnamed(OtaFd):
+    name = "sends_misnamed"
+    payload = Misnamed
+
+
+@dataclass(frozen=True)
+class Disguised(TooLong):
+    """Its certificate would state what holds for class means."""
+
+    kind = f"{__name__}:Disguised"
+    neighbours = Neighbours("knowledge", basis={"device": "Clipped."})
+
+
+class SendsDisguised(OtaFd):
+    name = "sends_disguised"
+    payload = Disguised
+
+
+@dataclass(frozen=True)
+class Endless(TooLong):
+    kind = f"{__name__}:Endless"
+    largest_norm = float("inf")
+
+
+class SendsEndless(OtaFd):
+    name = "sends_endless"
+    payload = Endless
+
+
+class Unassuming(FleetNoise):
+    name = "unassuming"
+    assumption = None
+
+
+class Rolling(Participation):
+    def mask(self, round_index):  # noqa: ARG002
+        return np.random.default_rng().random(self.num_devices) < 0.5
+
+
+class Plain:
+    """The sum as received, but for what a test replaces."""
+
+    def __init__(self, plan):
+        pass
+
+    def estimate(self, received, noise_var):  # noqa: ARG002
+        return received
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+class Counting(Plain):
+    def state(self):
+        return {"rounds": 1}
+
+
+class Overwriting(Plain):
+    """Writes into what it was given."""
+
+    def estimate(self, received, noise_var):  # noqa: ARG002
+        received[:] = 1 / received.shape[1]
+        return Estimate(received)
+
+
+class Cheating(OtaFd):
+    name = "cheating"
+
+    def play(self, this):
+        reception = this.transmit(this.vectors())
+        reception.received[:] = reception.ideal
+        return Outcome(this.learn(reception.received), reception)
+
+
 def too_wide(num_classes):
     return nn.Linear(4, num_classes + 1)
 
@@ -175,17 +312,87 @@ def message(scenario_of, scheme="ota_fd"):
 
 @pytest.mark.parametrize(
     "scheme",
-    [Nameless, Uncharged, Undeclared, Quiet, TenTimes, Twice, Shifted, Flat, Forgetful, Failing, SendsTooLong],
+    [
+        Nameless,
+        Uncharged,
+        Undeclared,
+        Quiet,
+        TenTimes,
+        Twice,
+        Shifted,
+        Flat,
+        Forgetful,
+        Failing,
+        SendsTooLong,
+        Renamed,
+        Unsent,
+        Noiseless,
+        Unprotected,
+        Twofold,
+        OwnSlots,
+        SendsMisnamed,
+        SendsDisguised,
+        SendsEndless,
+    ],
 )
 def test_schemes_and_payloads(scheme, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert_documented(message(lambda: small_scenario(tmp_path), f"{__name__}:{scheme.__name__}"))
 
 
-@pytest.mark.parametrize("trust", [NotTrust, Underestimating])
+@pytest.mark.parametrize("trust", [NotTrust, Underestimating, Unassuming])
 def test_trust_models(trust, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert_documented(message(lambda: small_scenario(tmp_path, f"privacy.trust={__name__}:{trust.__name__}")))
+
+
+@pytest.mark.parametrize(
+    ("field", "own"),
+    [("fleet.sampling", Rolling), ("learning.receiver", Plain), ("learning.receiver", Counting)],
+)
+def test_participation_models_and_receivers(field, own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert_documented(message(lambda: small_scenario(tmp_path, f"{field}={__name__}:{own.__name__}")))
+
+
+def test_a_receiver_cannot_overwrite_what_was_received(tmp_path):
+    scenario = small_scenario(tmp_path, f"learning.receiver={__name__}:Overwriting")
+    record = run(scenario, "ota_fd", rounds=1, out=tmp_path / "run", options=RunOptions(threads=1))
+    tables = record.rounds[-1]["knowledge"]
+    np.testing.assert_allclose(tables["broadcast"], 1 / 3, rtol=1e-5)
+    assert np.ptp(tables["received"]) > 0.01
+
+
+def test_a_scheme_cannot_write_the_ideal_sum_into_what_was_received(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = message(lambda: small_scenario(tmp_path), f"{__name__}:Cheating")
+    assert "would broadcast reception.ideal, which has no noise" in line
+
+
+def test_a_fleet_whose_noise_counts_names_the_antennas(tmp_path):
+    """A user's own sentence need not say it."""
+    scenario = small_scenario(tmp_path, f"privacy.trust={__name__}:Honest")
+    run(scenario, "ota_fd", rounds=1, out=tmp_path / "run", options=RunOptions(threads=1))
+    assert "number of antennas" in certify(tmp_path / "run").verdict_in_words
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"geometry": "orthagonal"}, 'Neighbours.geometry = "orthagonal": must be orthogonal or opposite'),
+        ({"basis": "clipped"}, "Neighbours.basis = clipped: must be sentences by sensitivity model"),
+    ],
+)
+def test_neighbours(change, said):
+    with pytest.raises(AirDistillError) as caught:
+        Neighbours("long vectors", **change)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_plan_lists_the_users_own_receiver(tmp_path):
+    scenario = small_scenario(tmp_path, "learning.receiver=mine:Averaging")
+    plan = ad.plan(scenario, "ota_fd")
+    assert receiver_rows(plan, ad.what_if(plan))[1][-1][0] == "mine:Averaging*"
 
 
 @pytest.mark.parametrize("field", ["privacy.trust", "fleet.sampling", "learning.receiver"])
@@ -242,5 +449,6 @@ def test_channels(change, tmp_path, monkeypatch, short_folder):
 
 def assert_documented(line):
     """On one of the pages, except for folders and the module's name."""
+    line = re.sub(r"test_extending\.py, line \d+", "mine.py, line 12", line)
     shown = line.replace(f"{__name__}:", "mine:").replace(f"{Path.cwd()}/", "")
     assert shown in PAGES, shown

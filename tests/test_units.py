@@ -1,8 +1,10 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from airdistill.units import hertz, metres, seconds, watts, with_prefix
+from airdistill.units import hertz, metres, rounded_up, seconds, watts, with_prefix
 
 
 @pytest.mark.parametrize(
@@ -59,3 +61,22 @@ def test_an_invalid_quantity_is_rejected_with_its_rule(parse, value, rule):
 )
 def test_numbers_are_shown_with_a_prefix(value, text):
     assert with_prefix(value, "s") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3.0, "3.00"), (2.9999, "3.00"), (3.004, "3.01"), (3.000000000000001, "3.01"), (0.1, "0.100"),
+        (9.999, "10.0"), (99.95, "100"), (1234.5, "1235"), (999999.5, "1e6"), (1234567.0, "1.24e6"), (1e-5, "1e-5"),
+        (1.001e-5, "1.01e-5"), (0.00099999, "0.00100"), (0.0, "0"), (math.inf, "∞"), (None, "∞"),
+    ],
+)  # fmt: skip
+def test_an_upper_bound_is_rounded_up(value, text):
+    assert rounded_up(value) == text
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300), st.integers(1, 6))
+def test_a_printed_upper_bound_is_never_below_the_value_and_close_to_it(value, digits):
+    printed = float(rounded_up(value, digits))
+    assert value <= printed <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
+    assert rounded_up(printed, digits) == rounded_up(value, digits)

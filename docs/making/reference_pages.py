@@ -13,7 +13,8 @@ from airdistill.scenario.reference import LEFT_OUT, REQUIRED, ScenarioField, fie
 COMMANDS_INTRODUCTION = """# Commands
 
 Made from the program itself: `airdistill COMMAND --help` says the same. What a user can put right is one line on
-standard error and exit code 2; Ctrl-C is 130; `audit` ends with 1 if a promise was broken.
+standard error and exit code 2; Ctrl-C is 130; `audit` ends with 1 if a guarantee was violated, `verify` if a
+certificate is not verified.
 """
 
 FIELDS_INTRODUCTION = """# Scenario fields

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any
+
+_PACKAGE = Path(__file__).parent
 
 
 class Described(str):
@@ -29,6 +33,19 @@ class DataError(AirDistillError):
 
     def __init__(self, message: str) -> None:
         super().__init__(_shortened(Described(message), 500))
+
+
+def described(error: BaseException) -> str:
+    """An exception of a user's own code in one line: its type, its message, and the line of that code it came from."""
+    line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(Path(frame.filename))]
+    return f"{line} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else line
+
+
+def _is_users(file: Path) -> bool:
+    """Whether a source file belongs neither to AirDistill nor to an installed package nor to Python itself."""
+    installed = file.is_relative_to(_PACKAGE) or "site-packages" in file.parts or not file.is_file()
+    return not (installed or file.is_relative_to(Path(traceback.__file__).parent))
 
 
 def _shortened(value: Any, limit: int = 80) -> str:

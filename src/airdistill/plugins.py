@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from airdistill.errors import InputError
+from airdistill.errors import InputError, described
 
 # Modules of version 0.1 with objects that a stored reference may name, and where these objects are now.
 _MOVED = {
@@ -55,7 +55,10 @@ def load_object(reference: str, field: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module can raise any exception
-        raise InputError(field, reference, f"cannot be imported: {type(error).__name__}: {error}") from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.split(".")[0]
+        way_out = "; run the command in its folder, or put that on PYTHONPATH" if absent else ""
+        raise InputError(field, reference, f"cannot be imported: {described(error)}{way_out}") from error
     if not hasattr(module, name):
-        raise InputError(field, reference, f"{module_name} has no {name}")
+        way_out = ": name the file of the class instead, as in mine:Class" if module_name == "__main__" else ""
+        raise InputError(field, reference, f"{module_name} has no {name}{way_out}")
     return getattr(module, name)

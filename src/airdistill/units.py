@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 _PREFIXES = {
@@ -114,3 +115,24 @@ def with_prefix(value: float, unit: str) -> str:
     ]
     prefix, scale = next((s for s in reversed(steps) if abs(value) >= s[1] * 0.9995), steps[0])
     return f"{value / scale:.3g} {prefix}{unit}"
+
+
+def rounded_up(value: float | None, digits: int = 3) -> str:
+    """Format an upper bound, such as ε or δ, with so many digits that the text is never below the value.
+
+    None means infinity, as in JSON. The shortest decimal that restores the number is rounded: 3.0 is 3.00, not 3.01.
+
+    >>> rounded_up(3.0), rounded_up(3.004), rounded_up(2.9999), rounded_up(1e-5), rounded_up(1234.5)
+    ('3.00', '3.01', '3.00', '1e-5', '1235')
+    """
+    if value is None or math.isinf(value):
+        return "∞"
+    exact = Decimal(repr(float(value)))
+    if exact == 0:
+        return "0"
+    kept = exact.adjusted() + 1 if exact < 10**6 else 0  # no digit before the point is lost below a million
+    up = Context(prec=max(digits, kept), rounding=ROUND_CEILING).create_decimal(exact)
+    if -3 <= up.adjusted() < 6:
+        return f"{up:.{max(0, digits - 1 - up.adjusted())}f}"
+    mantissa, exponent = f"{up:.{digits - 1}e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"

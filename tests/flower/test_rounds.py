@@ -309,6 +309,16 @@ def test_own_noise_protects_a_device_whose_signal_the_server_sees(tmp_path):
     assert all(record["loss"] is None for record in records(server))  # the ledger does not account for losses
 
 
+def test_the_certificate_says_that_devices_reported_their_losses(tmp_path):
+    scenario = small_scenario(tmp_path, "learning.rounds=2", "privacy.trust=own_noise")
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd")
+    Coordinator(server, "ota_fd", devices).play()
+    certificate = certify(server)
+    assert certificate.verdict == "simulation"
+    assert any("reported the exact losses" in reason for reason in certificate.reasons)
+    assert all(record["loss"] is not None for record in records(server))
+
+
 def test_a_device_with_its_own_data_must_have_the_planned_class_counts(tmp_path):
     """The counts are in the scenario; with other counts the planned noise would not be enough."""
     for number in range(3):

@@ -143,6 +143,18 @@ def test_two_of_five_devices_may_drop_out_at_any_step_and_the_certificate_holds(
         assert own.spent == certificate.devices[number].spent  # a dropped device is charged for the round too
 
 
+def test_a_secure_sum_with_seeded_noise_is_a_simulation(tmp_path):
+    """The scenario, which the server has too, names the seed."""
+    server, devices = federation(tmp_path / "run", secure_scenario(tmp_path, noise="seeded"), "ota_fd")
+    Coordinator(server, "ota_fd", devices).play()
+    for folder in (server, devices.folders[0]):
+        certificate = certify(folder)
+        assert certificate.verdict_in_words == (
+            "simulation: protects no one; with secret noise it would hold under assumptions (honest fleet, secure sum)"
+        )
+        assert any("The server has the seed" in reason for reason in certificate.reasons)
+
+
 def test_below_the_threshold_devices_refuse_and_the_round_has_no_result(tmp_path):
     server, devices = federation(tmp_path / "run", secure_scenario(tmp_path), "ota_fd")
     devices.tamper = lambda name, t, device, real: None if name == "masked" and t == 2 and device in (0, 1, 4) else real

@@ -1,5 +1,6 @@
 """Truncated channel inversion and imperfect CSI: designs, errors, and what a misaligned signal reveals."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_fleets import TRUSTS, fleets, random_fleet, uplink_of
 from scipy.integrate import quad
+from small_worlds import small_scenario
 
+import airdistill as ad
 from airdistill.channel.csi import ChannelError, planning_estimates, round_estimate
 from airdistill.errors import InputError
 from airdistill.planning.convergence.truncation import typical_floor
@@ -254,3 +257,23 @@ def test_a_class_that_mostly_cannot_be_sent_still_requires_noise():
     assert np.isfinite(floor).all()
     assert floor == pytest.approx(uplink.channel_floor(gains)[9])
     assert (replace(uplink, floor=floor).required(4) > 0).all()
+
+
+@pytest.mark.parametrize("quantile", [0.999, 1 - 1e-9])
+def test_the_certificate_counts_the_probability_of_larger_channel_errors(tmp_path, quantile):
+    """P by hand, from the tail of a Rayleigh magnitude at the certified limit: devices × rounds × exp(−e_q²/σ²)."""
+    changes = ["radio.csi_error_db=-30", f"radio.csi_quantile={quantile}", "learning.rounds=3"]
+    scenario = small_scenario(tmp_path, *changes)
+    record = ad.run(scenario, "ota_fd", out=tmp_path / "run")
+    certificate = ad.certify(record.folder)
+    limit = certificate.header.terms["csi_error_limit"]
+    probability = 3 * 3 * math.exp(-(limit**2) / 10**-3.0)
+    asked, covered = 1e-5, quantile > 0.999
+    noise_delta = asked - probability if covered else asked
+    for account in certificate.devices:
+        assert account.delta == pytest.approx(asked, rel=1e-9)
+        assert account.delta_in_all == pytest.approx(noise_delta + probability, rel=1e-6)
+        assert account.evidence <= 8
+    assert certificate.verdict == ("simulation" if covered else "does not hold")
+    warned = any("Channel errors beyond their" in line for line in ad.plan(scenario).warnings)
+    assert warned is not covered

@@ -68,9 +68,9 @@ def test_holds_without_assumptions_needs_own_secure_noise_and_the_device_model()
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"trust": "own_noise"}, ["secret seed"]),
-        ({"trust": "fleet_noise"}, ["honest fleet", "exact channels", "secret seed"]),
-        ({"trust": "receiver_noise"}, ["receiver noise", "exact channels", "secret seed"]),
+        ({"trust": "own_noise"}, []),
+        ({"trust": "fleet_noise"}, ["honest fleet", "exact channels"]),
+        ({"trust": "receiver_noise"}, ["receiver noise", "exact channels"]),
         ({"trust": "fleet_noise", "noise": "secure"}, ["honest fleet", "exact channels"]),
         ({"sensitivity": "class_mean", "trust": "own_noise", "noise": "secure"}, ["static model"]),
         (
@@ -86,10 +86,14 @@ def test_holds_without_assumptions_needs_own_secure_noise_and_the_device_model()
 )
 def test_the_verdict_names_the_assumptions_that_can_be_false(changes, named):
     certificate = certified(1e4, **changes)
-    expected = f"holds under assumptions ({', '.join(named)})" if named else "holds"
-    assert certificate.verdict_in_words == expected
+    under = f" under assumptions ({', '.join(named)})" if named else ""
+    if changes.get("noise") == "secure":
+        assert certificate.verdict_in_words == f"holds{under}"
+    else:
+        assert certificate.verdict == "simulation"
+        assert certificate.verdict_in_words == f"simulation: protects no one; with secret noise it would hold{under}"
     declared = [each.name for each in certificate.assumptions if each.declared]
-    assert declared == ["public counts and batch order", "public pilot"]
+    assert declared == ["public counts and batch order", "public pilot", "no other runs"]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +124,8 @@ def test_paper_and_class_mean_never_hold_without_assumptions(model, trust):
     for noise in (1e-4, 1.0, 1e8):
         assert certified(noise, sensitivity=model, trust=trust).verdict != "holds"
     nothing = certified(releases=[], sensitivity=model, trust=trust)
-    assert nothing.verdict_in_words == "holds under assumptions (static model)"
-    assert nothing.reasons[0] == "Nothing was released."
+    assert nothing.verdict_in_words == "holds"  # of no release at all
+    assert nothing.reasons == ("Nothing was released.",)
 
 
 def test_lemma_1_is_judged_by_what_one_record_can_move():
@@ -138,12 +142,12 @@ def test_lemma_1_is_judged_by_what_one_record_can_move():
     terms = header(mu, 2, 1, epsilon=np.full(2, 1.0), sensitivity="paper", trust="own_noise", enforced=False)
     ledger = Ledger(terms)
     ledger.charge(single)
-    assert certificate_of(ledger).verdict == "holds under assumptions"
+    assert certificate_of(ledger).verdict == "simulation"
 
 
 def test_the_papers_accountant_above_epsilon_7_does_not_hold():
     """It allows so large a μ that the run stays within its own budget and violates its guarantee."""
-    for asked, expected in [(1.0, "holds under assumptions"), (30.0, "does not hold")]:
+    for asked, expected in [(1.0, "simulation"), (30.0, "does not hold")]:
         mu = target_mu(asked, 1e-5, "paper")[0]
         weights = COUNTS / COUNTS.sum(axis=0)
         enough = max((np.hypot(*(weights[i] * math.sqrt(2))) / mu) ** 2 for i in range(2))
@@ -163,7 +167,7 @@ def test_an_audit_violation_overrules_the_ledger():
     certificate = certified(1e4, audit=audit)
     assert certificate.verdict == "does not hold"
     assert certificate.reasons[0] == "An audit found: a shift of 26 times the bound"
-    assert certified(1e4, audit={"violations": []}).verdict == "holds under assumptions"
+    assert certified(1e4, audit={"violations": []}).verdict == "simulation"
 
 
 def test_devices_without_a_target_are_left_out():

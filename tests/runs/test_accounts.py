@@ -221,7 +221,7 @@ def test_a_run_ends_before_the_round_that_its_budget_does_not_allow(tmp_path):
     assert (ledger.epsilon() <= 8 * (1 + 1e-8)).all()
     assert summary["ended_because"].startswith(f"round {summary['rounds'] + 1} would take device")
     assert 0 < summary["accuracy"]["mean"] < 1
-    assert ad.certify(record.folder).verdict == "holds under assumptions"
+    assert ad.certify(record.folder).verdict == "simulation"
     before = {name: (record.folder / name).read_bytes() for name in FINAL}
     ad.resume(record.folder)
     assert {name: (record.folder / name).read_bytes() for name in FINAL} == before
@@ -229,7 +229,7 @@ def test_a_run_ends_before_the_round_that_its_budget_does_not_allow(tmp_path):
 
 @pytest.mark.usefixtures("own_schemes")
 def test_a_scheme_that_transmits_without_a_charge_is_stopped(tmp_path):
-    with pytest.raises(ad.AirDistillError, match="uncharged: returned a reception that no ledger entry covers"):
+    with pytest.raises(ad.AirDistillError, match="uncharged would let devices learn from what was never sent"):
         ad.run(small_scenario(tmp_path), "own_schemes:Uncharged", out=tmp_path / "run", options=FAST)
 
 
@@ -477,7 +477,7 @@ def test_the_papers_accountant_cannot_spend_more_than_the_target(tmp_path):
     assert "would take device" in record.summary["ended_because"]
     certificate = ad.certify(record.folder)
     assert all(account.spent <= 100 for account in certificate.devices)
-    assert certificate.verdict == "holds under assumptions"
+    assert certificate.verdict == "simulation"
 
 
 @pytest.mark.parametrize(
@@ -526,9 +526,9 @@ def run_audit(folder, *violations):
 
 def test_an_audit_that_finds_less_does_not_replace_a_previous_one(tmp_path):
     folder = stopped_run(tmp_path)
-    assert ad.certify(folder).verdict == "holds under assumptions"
+    assert ad.certify(folder).verdict == "simulation"
     run_audit(folder)
-    assert ad.certify(folder).verdict == "holds under assumptions"
+    assert ad.certify(folder).verdict == "simulation"
     run_audit(folder, "a shift of 26 times the bound")
     run_audit(folder)
     certificate = ad.certify(folder)
@@ -541,7 +541,7 @@ def test_an_audit_of_another_run_does_not_count(tmp_path):
     other = ad.run(small_scenario(tmp_path, "privacy.epsilon=7"), out=tmp_path / "other", options=FAST)
     run_audit(other.folder, "a shift of 26 times the bound")
     (folder / "audits.jsonl").write_bytes((other.folder / "audits.jsonl").read_bytes())
-    assert ad.certify(folder).verdict == "holds under assumptions"
+    assert ad.certify(folder).verdict == "simulation"
     assert ad.certify(other.folder).verdict == "does not hold"
 
 

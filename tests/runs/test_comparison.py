@@ -134,7 +134,7 @@ def test_a_failing_scheme_does_not_affect_the_others(tmp_path, monkeypatch):
     record = ad.compare(small_scenario(tmp_path), schemes, out=tmp_path / "out", options=OPTIONS)
     assert list(runs_of(record, "local_only")) == [0]
     assert set(record.failures) == {Task("failing", 0)}
-    assert "round 3: your model or scheme failed: ArithmeticError: no more" in record.failures[Task("failing", 0)]
+    assert "round 3: your own code failed: ArithmeticError: no more" in record.failures[Task("failing", 0)]
     assert table_rows(record)[0][:2] == ["failing", "failed"]
     # Corrected, it resumes from its last checkpoint, and the other runs are not repeated.
     (tmp_path / "failing_scheme.py").write_text(FAILING.replace("this.index == 3", "False"))

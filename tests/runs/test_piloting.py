@@ -105,6 +105,16 @@ def test_another_dataset_can_be_public_if_it_has_the_same_shape_and_is_not_the_d
             quick_pilot(scenario, data=data)
 
 
+def test_private_samples_are_not_public_in_another_file_either(tmp_path, scenario):
+    own = load_dataset(scenario.data.dataset)
+    theirs = load_dataset(str(write_dataset(tmp_path / "theirs.npz", seed=5)))
+    mixed = changed_dataset(
+        tmp_path, scenario.data.dataset, x_train=np.concatenate([theirs.x_train[:59], own.x_train[:1]])
+    )
+    with pytest.raises(InputError, match=r"--data = .*1 of its 60 .*\(sample 59 is training sample 0\)"):
+        quick_pilot(scenario, data=str(mixed))
+
+
 def test_declared_counts_can_be_piloted_but_not_on_private_data(tmp_path):
     given = ["fleet.devices=3", "data.class_counts=[[9, 0], [5, 5], [0, 9]]", "learning.model=softmax_regression"]
     scenario = ad.load("quick", [*given, f"data.dataset={write_dataset(tmp_path / 'blobs.npz')}"])

@@ -332,7 +332,7 @@ def test_a_model_that_fails_in_training_is_an_error_of_one_line(tmp_path, user_m
     )
     # 20 samples in batches of 19 leave one, which has no variance to normalise by.
     changes = ["learning.model=picky:model", "learning.local_epochs=1", "learning.batch_size=19"]
-    with pytest.raises(ad.AirDistillError, match="round 1: your model or scheme failed: ValueError") as caught:
+    with pytest.raises(ad.AirDistillError, match="round 1: your own code failed: ValueError") as caught:
         ad.run(small_scenario(tmp_path, *changes), out=tmp_path / "run", options=OFTEN)
     assert "\n" not in str(caught.value)
 

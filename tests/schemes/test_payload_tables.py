@@ -8,7 +8,7 @@ from audit_contexts import planned
 from small_worlds import small_scenario
 
 import airdistill as ad
-from airdistill.data.public import PublicSet
+from airdistill.data.public import Comparison, PublicSet
 from airdistill.radio.superposition import Reception
 from airdistill.runs.options import RunOptions
 from airdistill.schemes.payloads import MOST_CLASSES, payload_protocol
@@ -46,7 +46,7 @@ def test_public_predictions_are_averaged_by_the_label_of_their_sample(tmp_path):
     plan, _ = planned(tmp_path, "ota_proxy_fd", "public.samples=5", "learning.local_epochs=1")
     labels, rows = np.array([0, 2, 2, 0, 1]), np.random.default_rng(1).random((5, 3))
     rows[4] = np.nan
-    public = PublicSet(np.zeros((5, 4)), labels)
+    public = PublicSet(np.zeros((5, 4)), Comparison(5, 9, 9, 0, 0), labels)
     protocol, received = payload_protocol(plan), reception(rows.reshape(1, -1), rows)
     found = protocol.tables(received, 1, public)["knowledge"]
     assert found["ideal"][0] == pytest.approx(rows[[0, 3]].mean(axis=0), rel=1e-5)

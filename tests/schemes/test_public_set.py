@@ -1,5 +1,7 @@
 """Schemes on a public set from end to end: learning, records, receivers, ledger and audit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,15 +11,17 @@ from hypothesis import strategies as st
 from small_worlds import small_scenario, write_dataset
 
 import airdistill as ad
-from airdistill.audit.auditing import audit
+from airdistill.audit.auditing import audit, audit_run
 from airdistill.audit.neighbours import follow, neighbours_of
 from airdistill.audit.options import AuditOptions
+from airdistill.data.datasets import load_dataset
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.fleet import Engine, TrainingDivergedError
 from airdistill.learning.public_predictions import ClientSelector
 from airdistill.planning.payloads import rows_of_round
 from airdistill.planning.what_if.public_set import public_set_what_if
+from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.receivers import project_on_simplex
 from airdistill.report.page import render
@@ -110,6 +114,50 @@ def test_the_ledger_charges_the_whole_device_for_its_answers(tmp_path):
     assert any("answers at most the agreed number of public samples" in line for line in certificate.statement)
     assert "A device answers at most 20 of 60 public samples in a round." in certificate.statement
     assert {"harmless public set"} <= {assumption.name for assumption in certificate.assumptions}
+
+
+def test_ledger_and_certificate_state_what_public_samples_were_compared_with(tmp_path):
+    record = ad.run(skewed(tmp_path), "ota_proxy_fd", out=tmp_path / "run", options=FAST)
+    ledger = Ledger.read(record.folder / "ledger.jsonl")
+    compared = {"public": 60, "private": 240, "test": 60, "skipped": 0, "private_in_test": 0}
+    assert ledger.header.terms["public_comparison"] == compared
+    sentence = "60 public samples were compared with 240 private and 60 test samples: no exact copies. Near copies are"
+    assert any(line.startswith(sentence) for line in ad.certify(record.folder).statement)
+    silent = {name: value for name, value in ledger.header.terms.items() if name != "public_comparison"}
+    ledger.header = replace(ledger.header, terms=silent)  # as an older version wrote it
+    assert any(line.startswith("The public samples were not compared") for line in certificate_of(ledger).statement)
+
+
+def test_copies_in_the_dataset_are_logged_and_certified(tmp_path, caplog):
+    scenario = skewed(tmp_path)
+    with np.load(scenario.data.dataset) as archive:
+        arrays = dict(archive)
+    arrays["x_test"][[4, 100]] = arrays["x_train"][[7, 8]]
+    np.savez(scenario.data.dataset, **arrays)
+    record = ad.run(scenario, "ota_proxy_fd", out=tmp_path / "run", options=FAST)
+    found = [
+        "because the dataset has other copies of them: 1.",
+        "copies of private samples in the dataset itself: 2.",
+    ]
+    for sentence in found:
+        assert sentence in caplog.text
+        assert any(sentence in line for line in ad.certify(record.folder).statement)
+
+
+def test_a_run_whose_public_file_now_holds_private_samples_is_neither_resumed_nor_audited(tmp_path):
+    private = load_dataset(skewed(tmp_path).data.dataset).x_train
+    np.savez(tmp_path / "public.npz", x_public=private + 100)
+    scenario = skewed(tmp_path, f"public.source={tmp_path / 'public.npz'}", "learning.rounds=3")
+
+    def stop(_record, _num_rounds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ad.run(scenario, "ota_proxy_fd", out=tmp_path / "run", options=FAST, on_round=stop)
+    np.savez(tmp_path / "public.npz", x_public=private)
+    for go_on in (ad.resume, audit_run, lambda _: ad.pilot(scenario), lambda _: ad.plan(scenario, "ota_proxy_fd")):
+        with pytest.raises(InputError, match="60 of its 60 samples are copies"):
+            go_on(tmp_path / "run")
 
 
 def test_whole_devices_are_protected_whatever_sensitivity_the_scenario_declares(tmp_path):

@@ -173,7 +173,7 @@ def test_an_opened_scenario_is_run_watched_stopped_and_resumed(page, server, run
     assert rounds_seen(page, 2)[-1] > stopped_at
     page.get_by_role("button", name="Stop").click()
     expect(metric(page, "State")).to_have_text("stopped")
-    expect(page.get_by_text("holds under assumptions").first).to_be_visible()
+    expect(page.get_by_text("with secret noise it would hold under assumptions").first).to_be_visible()
     records = ad.RunRecord.read(folder).rounds
     assert [record["round"] for record in records] == list(range(1, len(records) + 1))
 

@@ -1,7 +1,8 @@
 """Imperfect channel state information: ĥ = h(1 + e).
 
 e is circularly symmetric complex Gaussian of a given power, truncated at a given quantile of its magnitude, and so
-|e| ≤ e_q always. The privacy guarantee assumes this bound, and the certificate states it.
+|e| ≤ e_q always. The noise of a round is designed for this bound. Errors of real channels are not truncated: the
+probability that one is larger, over all devices and rounds, is part of the δ that a certificate states.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class ChannelError:
     def limit(self) -> float:
         """e_q: |e|² is exponential, and so its quantile is σ² ln(1/(1 − quantile))."""
         return float(np.sqrt(-self.power * np.log1p(-self.quantile)))
+
+    def excess_probability(self, num_draws: int) -> float:
+        """The probability that any of so many errors is beyond the limit, by the union bound; 0 if there are none."""
+        return 0.0 if self.exact else min(1.0, num_draws * (1.0 - self.quantile))
 
     @property
     def misalignment(self) -> float:

@@ -14,7 +14,8 @@ from airdistill.cli.app import app, main
 
 # `--help` lists them in the order in which a newcomer needs them, not in that of the imports.
 _ORDER = (
-    "plan", "pilot", "run", "resume", "compare", "reproduce", "certify", "audit", "report", "serve", "schemes", "bench",
+    "plan", "pilot", "run", "resume", "compare", "reproduce", "certify", "verify", "audit", "report", "serve",
+    "schemes", "bench",
 )  # fmt: skip
 app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))
 

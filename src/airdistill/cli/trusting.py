@@ -1,14 +1,18 @@
-"""Commands about the privacy of a run: `certify` and `audit`."""
+"""Commands about the privacy of a run: `certify`, `verify` and `audit`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from airdistill.cli.app import JsonOption, SetOption, app, print_json, print_text
+from airdistill.errors import AirDistillError
+
+if TYPE_CHECKING:
+    from airdistill.privacy.certificate import Certificate
 
 
 @app.command("certify")
@@ -18,27 +22,109 @@ def certify_command(
     second_opinion: Annotated[
         bool, typer.Option("--second-opinion", help="Compute the worst device's ε with Google's dp-accounting as well.")
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to write; by default the run's folder.")
+    ] = None,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", metavar="KEY", help="Sign with this Ed25519 private key, in PEM form.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a run guarantees under which assumptions, and write certificate.json and certificate.html.
 
     Example: airdistill certify runs/quick-ota_fd --devices
     """
-    from airdistill.report.certificate import print_certificate, write_certificate
+    from airdistill.privacy.signature import date_of_issue, read_private_key, signed
+    from airdistill.report.certificate import print_certificate
     from airdistill.report.terminal import Terminal
-    from airdistill.runs.accounts import certify
+    from airdistill.runs.accounts import certify, check_not_anothers
 
-    certificate = certify(folder)
-    page = write_certificate(certificate, folder)
+    check_not_anothers(out or folder, folder)
+    key = None if sign is None else read_private_key(sign)
+    certificate = certify(folder, date_of_issue())
+    stored = certificate.to_dict() if key is None else signed(certificate.to_dict(), key)
     if as_json:
-        print_json(certificate.to_dict())
-        return
-    print_certificate(certificate, Terminal(), devices)
-    if second_opinion:
+        print_json(stored)
+    else:
+        print_certificate(certificate, Terminal(), devices)
+    if second_opinion and not as_json:
         from airdistill.audit.second_opinion import opinion_in_words
 
         print_text(opinion_in_words(folder))
-    print_text(f"Certificate: {page}")
+    page = _written(certificate, stored, folder, out, must_write=sign is not None)
+    if page is not None and not as_json:
+        print_text(f"Certificate: {page}")
+
+
+def _written(
+    certificate: Certificate, stored: dict[str, Any], folder: Path, out: Path | None, must_write: bool
+) -> Path | None:
+    """Write a certificate that was printed. A run's folder may be read-only: say so, unless the file was asked for."""
+    from airdistill.report.certificate import write_certificate
+
+    try:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+        return write_certificate(certificate, out or folder, stored)
+    except OSError as error:
+        reason = f"{out or folder}: cannot be written: {error.strerror}; choose another folder with --out DIR"
+        if out is not None or must_write:
+            raise AirDistillError(reason) from None
+        typer.echo(f"note: {reason}", err=True)
+        return None
+
+
+@app.command("verify")
+def verify_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A signed certificate.json.")],
+    key: Annotated[Path, typer.Option("--key", metavar="PUB", help="The signer's Ed25519 public key, in PEM form.")],
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", metavar="FILE", help="The ledger that the certificate is of, to recompute it."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify a certificate from files alone: its signature, and with its ledger every number, verdict and sentence.
+
+    The exit code is 0 if it is verified and 1 if not.
+
+    Example: airdistill verify certificate.json --key public.pem --ledger ledger.jsonl
+    """
+    from airdistill.privacy.signature import (
+        NotVerified,
+        check_against_ledger,
+        check_signature,
+        read_certificate,
+        read_public_key,
+    )
+
+    public, stored, problem = read_public_key(key), read_certificate(file), None
+    try:
+        check_signature(stored, public)
+        if ledger is not None:
+            check_against_ledger(stored, ledger)
+    except NotVerified as reason:
+        problem = str(reason)
+    if as_json:
+        checked = ["signature", *(["ledger"] if ledger is not None else [])]
+        print_json({"verified": problem is None, "problem": problem, "checked": checked})
+    else:
+        print_text("\n".join(_verification_in_words(stored, problem, ledger)))
+    if problem is not None:
+        sys.exit(1)
+
+
+def _verification_in_words(stored: dict[str, Any], problem: str | None, ledger: Path | None) -> list[str]:
+    """Return what was verified and what it says, or why it is not verified."""
+    if problem is not None:
+        return [f"Not verified: {problem}"]
+    recomputed = f"its {stored['ledger_lines']} lines give the same numbers, verdict and sentences"
+    return [
+        f"Verified: {stored['headline']}",
+        f"Verdict: {stored['verdict_in_words']}",
+        f"Signature: valid, issued {stored['issued']}, by key {stored['signature']['key']}",
+        f"Ledger: {recomputed if ledger is not None else 'not given, and so nothing was recomputed'}",
+    ]
 
 
 @app.command("audit")

@@ -34,6 +34,8 @@ _MNIST_MD5 = {
 }
 _LARGEST_LABEL = 9_999
 _NPZ_NAMES = ("x_train", "y_train", "x_test", "y_test")
+_NPZ_PUBLIC = "x_public"
+_NAMES_SHOWN = 4
 # Synthetic samples.
 _NOISE_FRACTION = 0.5  # of a sample's variance; devices then need a few rounds to learn, as on MNIST
 _BLUR = 1 / 12  # relative to an axis; for 28 pixels about the width of a stroke
@@ -77,16 +79,18 @@ def load_train_labels(source: str) -> IntArray:
 
 
 def read_samples(source: str) -> NDArray[np.generic]:
-    """Load samples without labels: `x_public` (or `x_train`) of an .npz file, or the training images of a folder."""
+    """Load public samples without labels: `x_public` of an .npz file, or the training images of a folder."""
     path = Path(source)
     if path.is_dir():
         return _as_samples(_from_folder(path, "train-images-idx3-ubyte"), source)
 
     def choose(names: list[str]) -> list[str]:
-        found = [name for name in names if name in ("x_public", "x_train")]
-        if not found:
-            raise DataError(f"{path}: has neither x_public nor x_train")
-        return [min(found)]  # x_public precedes x_train
+        if _NPZ_PUBLIC not in names:
+            # No other array stands in: x_train may well be private.
+            found = ", ".join(names[:_NAMES_SHOWN]) or "nothing"
+            rule = f"must have an array {_NPZ_PUBLIC}: numpy.savez(file, {_NPZ_PUBLIC}=samples); it has {found}"
+            raise InputError("public.source", source, rule)
+        return [_NPZ_PUBLIC]
 
     (samples,) = read_npz(path, choose).values()
     if samples.ndim < 2 or len(samples) == 0:

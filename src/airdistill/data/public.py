@@ -1,17 +1,47 @@
-"""The public set: unlabelled samples that server and devices share, disjoint from training and test samples."""
+"""The public set: unlabelled samples that server and devices share, disjoint from training and test samples.
+
+No public sample may be an exact copy of a private (training) or test sample, wherever it comes from. Samples are
+compared as a model in single precision sees them: 0.1 is a copy of 0.1 whether it is stored in 4 or in 8 bytes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from airdistill.arrays import IntArray
+from airdistill.arrays import BoolArray, IntArray
 from airdistill.data.datasets import Dataset, load_dataset, load_train_labels, read_samples
 from airdistill.errors import InputError
 from airdistill.scenario.model import Public, Scenario
+
+_DIGEST_BYTES = 16
+_ROWS_AT_ONCE = 4096  # converted to single precision; bounds the memory
+_PLACES_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How many samples were compared and found to be no copies of each other; every number counts samples.
+
+    `skipped` were not held out because the dataset has another copy of them. `private_in_test` test samples are copies
+    of private ones: the dataset itself has them.
+    """
+
+    public: int
+    private: int
+    test: int
+    skipped: int
+    private_in_test: int
+
+    def to_header(self) -> dict[str, int]:
+        """What a ledger's header records of it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -23,38 +53,65 @@ class PublicSet:
     """
 
     samples: NDArray[np.generic]
+    comparison: Comparison
     hidden_labels: IntArray | None = None
 
 
 def load_data(scenario: Scenario) -> tuple[Dataset, PublicSet | None]:
-    """Load training and test samples, and the public set; they are disjoint."""
-    dataset = load_dataset(scenario.data.dataset)
-    if scenario.public is None:
+    """Load training and test samples, and the public set, which has no copy of any of them."""
+    dataset, public = load_dataset(scenario.data.dataset), scenario.public
+    if public is None:
         return dataset, None
-    requested, source = scenario.public.samples, scenario.public.source
-    if source == "test":
-        _check_enough(requested, len(dataset.y_test), "the test set", least_left=1)
-        public = PublicSet(dataset.x_test[:requested], dataset.y_test[:requested])
-        return replace(dataset, x_test=dataset.x_test[requested:], y_test=dataset.y_test[requested:]), public
-    if source == "train":
-        kept = _kept_for_training(requested, len(dataset.y_train))
-        public = PublicSet(dataset.x_train[kept:], dataset.y_train[kept:])
-        return replace(dataset, x_train=dataset.x_train[:kept], y_train=dataset.y_train[:kept]), public
-    return dataset, _from_file(scenario.public, dataset)
+    _check_same_format("data.dataset", scenario.data.dataset, "test samples", dataset.x_test, dataset)
+    if public.source in ("train", "test"):
+        return _held_out(public, dataset)
+    return dataset, _from_file(public, dataset)
 
 
 def private_labels(scenario: Scenario) -> IntArray:
     """The labels of the training samples that are not public, `[sample]`."""
-    labels, public = load_train_labels(scenario.data.dataset), scenario.public
-    if public is None or public.source != "train":
-        return labels
-    return labels[: _kept_for_training(public.samples, len(labels))]
+    if scenario.public is None or scenario.public.source != "train":
+        return load_train_labels(scenario.data.dataset)
+    # Which samples are public depends on copies, and so on the samples themselves.
+    return load_data(scenario)[0].y_train
 
 
-def _kept_for_training(requested: int, available: int) -> int:
-    """The number of training samples that are not public; the public ones are the last."""
-    _check_enough(requested, available, "the training set", least_left=1)
-    return available - requested
+def _held_out(public: Public, dataset: Dataset) -> tuple[Dataset, PublicSet]:
+    """Split the dataset into what stays and the public set."""
+    train, test = _digests(dataset.x_train), _digests(dataset.x_test)
+    occurrences = Counter([*train, *test])
+    is_train = public.source == "train"
+    digests = train if is_train else test
+    single = np.array([occurrences[digest] == 1 for digest in digests])
+    chosen, skipped = _choose(public, single)
+    stays = np.ones(len(digests), dtype=np.bool_)
+    stays[chosen] = False
+    kept = [digest for digest, left in zip(digests, stays, strict=True) if left]
+    comparison = _comparison(public.samples, kept if is_train else train, test if is_train else kept, skipped)
+    if is_train:
+        found = PublicSet(dataset.x_train[chosen], comparison, dataset.y_train[chosen])
+        return replace(dataset, x_train=dataset.x_train[stays], y_train=dataset.y_train[stays]), found
+    found = PublicSet(dataset.x_test[chosen], comparison, dataset.y_test[chosen])
+    return replace(dataset, x_test=dataset.x_test[stays], y_test=dataset.y_test[stays]), found
+
+
+def _choose(public: Public, single: BoolArray) -> tuple[IntArray, int]:
+    """The positions to hold out, and how many were skipped: those of which the dataset has another copy.
+
+    The public samples are the first that are `single` in the test set, or the last in the training set. In a dataset
+    without copies these are simply the first or the last.
+    """
+    name = "the training set" if public.source == "train" else "the test set"
+    requested, candidates = public.samples, np.flatnonzero(single)
+    _check_enough(requested, len(single), name, least_left=1)
+    if requested > len(candidates):
+        rule = f"{name} has {len(candidates)} samples of which the dataset has no other copy; ask for at most as many"
+        raise InputError("public.samples", requested, rule)
+    if public.source == "train":
+        chosen = candidates[-requested:]
+        return chosen, int(np.count_nonzero(~single[chosen[0] :]))
+    chosen = candidates[:requested]
+    return chosen, int(np.count_nonzero(~single[: chosen[-1]]))
 
 
 def _check_enough(requested: int, available: int, name: str, least_left: int = 0) -> None:
@@ -68,10 +125,76 @@ def _from_file(public: Public, dataset: Dataset) -> PublicSet:
         rule = 'must be "test", "train", an existing folder of IDX files or an .npz file'
         raise InputError("public.source", public.source, rule)
     samples = read_samples(public.source)
-    if samples.shape[1:] != dataset.x_train.shape[1:] or (samples.dtype == np.uint8) != (
-        dataset.x_train.dtype == np.uint8
-    ):
-        formats = [f"{each.dtype} of shape {each.shape[1:]}" for each in (samples, dataset.x_train)]
-        raise InputError("public.source", public.source, f"its samples are {formats[0]}, the devices' {formats[1]}")
+    _check_same_format("public.source", public.source, "samples", samples, dataset)
     _check_enough(public.samples, len(samples), public.source)
-    return PublicSet(samples[: public.samples])
+    samples = samples[: public.samples]
+    mine, train, test = _digests(samples), _digests(dataset.x_train), _digests(dataset.x_test)
+    _check_no_copies(public.source, mine, train, test)
+    return PublicSet(samples, _comparison(len(mine), train, test, skipped=0))
+
+
+def _check_same_format(field: str, value: str, name: str, samples: NDArray[np.generic], dataset: Dataset) -> None:
+    """Raise unless samples have the shape and the kind of numbers of the devices': models scale bytes only."""
+    both = (samples, dataset.x_train)
+    shapes, kinds = [each.shape[1:] for each in both], [each.dtype == np.uint8 for each in both]
+    if shapes[0] != shapes[1] or kinds[0] != kinds[1]:
+        formats = [f"{each.dtype} of shape {each.shape[1:]}" for each in both]
+        rule = f"its {name} are {formats[0]}, the devices' {formats[1]}; store both in one format"
+        raise InputError(field, value, rule)
+
+
+def check_not_private(field: str, source: str, samples: NDArray[np.generic], dataset: Dataset) -> None:
+    """Raise if samples that are said to be public have a copy among the training samples."""
+    mine = _digests(samples)
+    private = _named(_copies(mine, _digests(dataset.x_train)), "training")
+    if private:
+        way_out = "a public sample must not be private: remove them, or use other samples"
+        raise InputError(field, source, f"{_found(private, len(mine))}; {way_out}")
+
+
+def _check_no_copies(source: str, mine: Sequence[bytes], train: Sequence[bytes], test: Sequence[bytes]) -> None:
+    """Raise if a public sample is a copy of a private or test sample."""
+    copies = _named(_copies(mine, test), "test") | _named(_copies(mine, train), "training")
+    if copies:
+        way_out = 'public samples must be neither private nor tested: remove them, or hold some out ("train", "test")'
+        raise InputError("public.source", source, f"{_found(copies, len(mine))}; {way_out}")
+
+
+def _copies(mine: Sequence[bytes], others: Sequence[bytes]) -> dict[int, int]:
+    """The positions of my samples of which the others have a copy, with the position of one copy."""
+    place_of = {digest: place for place, digest in enumerate(others)}
+    return {place: place_of[digest] for place, digest in enumerate(mine) if digest in place_of}
+
+
+def _named(copies: Mapping[int, int], part: str) -> dict[int, str]:
+    return {place: f"{part} sample {original}" for place, original in copies.items()}
+
+
+def _found(copies: Mapping[int, str], compared: int) -> str:
+    """How many copies there are, and where the first are, in words."""
+    first = ", ".join(f"{place} is {copies[place]}" for place in sorted(copies)[:_PLACES_NAMED])
+    more = ", …" if len(copies) > _PLACES_NAMED else ""
+    return f"{len(copies)} of its {compared} samples are copies (sample {first}{more})"
+
+
+def _comparison(num_public: int, private: Sequence[bytes], test: Sequence[bytes], skipped: int) -> Comparison:
+    return Comparison(num_public, len(private), len(test), skipped, len(_copies(test, private)))
+
+
+def _digests(samples: NDArray[np.generic]) -> list[bytes]:
+    """A digest of every sample, the same for copies."""
+    rows = samples.reshape(len(samples), -1)
+    found: list[bytes] = []
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        octets = _comparable(rows[first : first + _ROWS_AT_ONCE]).view(np.uint8)
+        found += [hashlib.blake2b(row, digest_size=_DIGEST_BYTES).digest() for row in octets]
+    return found
+
+
+def _comparable(rows: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Rows whose bytes are the same if a model in single precision sees the same numbers."""
+    if rows.dtype == np.uint8:
+        return np.ascontiguousarray(rows)
+    with np.errstate(over="ignore"):  # beyond single precision: infinite, as for a model
+        single = np.ascontiguousarray(rows, dtype=np.float32)
+    return single + np.float32(0)  # -0 becomes 0

@@ -7,17 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
+from airdistill.channel.csi import ChannelError
 from airdistill.data.partition import class_counts
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.sensitivity import TrajectoryDynamics
 from airdistill.privacy.targets import ROUNDING, target_mu
+from airdistill.privacy.trust import trust_named
 from airdistill.scenario.model import Scenario
 from airdistill.streams import stream
 
 
 @dataclass(frozen=True)
 class RealisedFleet:
-    """Counts `[device, class]`, and per device `[device]`: power limit, target (ε, δ) and the μ to plan with."""
+    """Counts `[device, class]`, and per device `[device]`: power limit, target (ε, δ) and the μ to plan with.
+
+    δ is that of the noise: the scenario's, less `reserved_delta` for channel errors.
+    """
 
     class_counts: IntArray
     peak_power_w: FloatArray
@@ -42,7 +47,7 @@ def realise_fleet(scenario: Scenario, spent_squared_mu: FloatArray | None = None
     """
     num_devices, seed = scenario.num_devices, scenario.seed
     epsilon = scenario.privacy.epsilon.draw(num_devices, stream(seed, "privacy.epsilon"))
-    delta = scenario.privacy.delta.draw(num_devices, stream(seed, "privacy.delta"))
+    delta = _drawn_delta(scenario) - reserved_delta(scenario)
     return RealisedFleet(
         class_counts=class_counts(scenario),
         peak_power_w=scenario.radio.peak_power.draw(num_devices, stream(seed, "radio.peak_power")),
@@ -50,6 +55,28 @@ def realise_fleet(scenario: Scenario, spent_squared_mu: FloatArray | None = None
         delta=delta,
         mu=_mu_to_plan_with(scenario, epsilon, delta, spent_squared_mu),
     )
+
+
+def channel_excess_delta(scenario: Scenario, num_rounds: int) -> float:
+    """The probability that a channel error of any device exceeds its limit in so many rounds; 0 if it reveals nothing.
+
+    Such errors are independent of the noise, and so this much of δ covers them.
+    """
+    if not trust_named(scenario.privacy.trust).needs_aligned_channels(tdma=False):
+        return 0.0  # TDMA is planned for exact channels only
+    return ChannelError.of(scenario).excess_probability(scenario.num_devices * num_rounds)
+
+
+def reserved_delta(scenario: Scenario) -> float:
+    """The part of every device's δ that is kept for channel errors; 0 if the smallest δ is not enough for them."""
+    rounds, delta = scenario.learning.rounds, _drawn_delta(scenario)
+    most_rounds = rounds if isinstance(rounds, int) else scenario.learning.max_rounds
+    excess = channel_excess_delta(scenario, most_rounds)
+    return excess if excess < delta.min() else 0.0
+
+
+def _drawn_delta(scenario: Scenario) -> FloatArray:
+    return scenario.privacy.delta.draw(scenario.num_devices, stream(scenario.seed, "privacy.delta"))
 
 
 def _mu_to_plan_with(

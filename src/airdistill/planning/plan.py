@@ -32,7 +32,7 @@ from airdistill.planning.what_if.participation import (
     participation_comparison,
 )
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
-from airdistill.privacy.targets import epsilon_of_mu, epsilon_of_shift
+from airdistill.privacy.targets import epsilon_of_mu, epsilon_of_shift, without_rounding
 from airdistill.privacy.trust import trust_named
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
@@ -150,7 +150,7 @@ def plan(
         forecast=forecast,
         convergence_gap=_gap(objective, rounds.chosen, forecast, fleet),
         epsilon_by_model=epsilon_by_model,
-        assumptions=assumptions_of(scenario, sent),
+        assumptions=assumptions_of(scenario, sent, rounds.chosen),
         warnings=(
             *_about_earlier_runs(scenario, fleet, spent_squared_mu),
             *warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),
@@ -314,4 +314,4 @@ def _epsilon_by_model(
         )
         for model in SENSITIVITY_MODELS
     }
-    return {model: np.minimum(epsilon, most) for model, epsilon in in_full.items()}
+    return {model: without_rounding(np.minimum(each, most), fleet.epsilon) for model, each in in_full.items()}

@@ -11,6 +11,7 @@ from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
 from airdistill.planning.antennas.uplink import AntennaUplink
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
+from airdistill.planning.own_payload import check_payload
 from airdistill.planning.payloads import ClassMeans, Gradient, Payload, payload_named
 from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.transceiver.superposed import SuperposedUplink
@@ -50,6 +51,7 @@ def uplink_for(
     `vector_length` is needed by payloads as long as the model.
     """
     payload = (ClassMeans if kind == TDMA_KIND else payload_named(kind)).for_scenario(scenario, fleet, vector_length)
+    check_payload(payload)
     if isinstance(payload, Gradient):
         return _gradient_uplink(scenario, payload)
     _refuse_sampling(scenario)

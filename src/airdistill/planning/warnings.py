@@ -9,7 +9,13 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.planning.convergence.rounds import RoundsChoice
-from airdistill.planning.fleet import RealisedFleet, channel_noise_var, unheld_classes
+from airdistill.planning.fleet import (
+    RealisedFleet,
+    channel_excess_delta,
+    channel_noise_var,
+    reserved_delta,
+    unheld_classes,
+)
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, PUBLIC, channels_statement
@@ -19,11 +25,12 @@ from airdistill.privacy.targets import target_mu
 from airdistill.privacy.trust import trust_named
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.rules import CELLS
+from airdistill.units import rounded_up
 
 _MANY_MISSING = 0.3  # of the classes, on average
 
 
-def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
+def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple[str, ...]:
     """What the plan's guarantees rest on."""
     privacy, payload, trust = scenario.privacy, uplink.payload, trust_named(scenario.privacy.trust)
     neighbours = payload.neighbours
@@ -43,9 +50,9 @@ def assumptions_of(scenario: Scenario, uplink: Uplink) -> tuple[str, ...]:
     lines += uplink.participation.statements
     if scenario.radio.antennas > 1 and not trust.counts_own_only:
         lines.append(ANTENNAS.format(count=scenario.radio.antennas))
-    error = ChannelError.of(scenario)
+    limit, excess = ChannelError.of(scenario).limit, channel_excess_delta(scenario, num_rounds)
     lines += [PUBLIC, PILOT[scenario.constants.source]]
-    lines += [channels_statement(error.limit, trust.counts_own_only), NOISE[privacy.noise]]
+    lines += [channels_statement(limit, trust.counts_own_only, excess), NOISE[privacy.noise]]
     if not payload.has_gap:
         lines.append(f"The gap is that of class means; for {payload.words} it only ranks rounds and thresholds.")
     elif scenario.learning.local_epochs > 0 and payload.is_knowledge:
@@ -67,6 +74,7 @@ def warnings_of(
         *_about_pilot(scenario, uplink),
         *_about_payload(fleet, uplink, forecast),
         *_about_channel(scenario, uplink, forecast),
+        *_about_channel_errors(scenario, fleet, rounds),
         *_about_rounds(scenario, uplink, rounds),
     )
 
@@ -176,6 +184,18 @@ def _about_channel(scenario: Scenario, uplink: Uplink, forecast: RoundForecast) 
             f"The privacy constraint (17) is violated in {1 - forecast.privacy_holds_share:.0%} of rounds: "
             "the paper's case distinction chose wrongly."
         )
+
+
+def _about_channel_errors(scenario: Scenario, fleet: RealisedFleet, rounds: RoundsChoice) -> Iterator[str]:
+    excess = channel_excess_delta(scenario, rounds.chosen)
+    if excess == 0 or reserved_delta(scenario) > 0 or not np.isfinite(fleet.epsilon).any():
+        return
+    enough = 0.1 * float(fleet.delta.min()) / (fleet.num_devices * rounds.largest)
+    yield (
+        f"Channel errors beyond their {scenario.radio.csi_quantile:g} quantile have a probability of up to "
+        f"{rounded_up(excess)} over all devices and rounds. It adds to δ = {rounded_up(float(fleet.delta.min()))}, and "
+        f"so the certificate will not hold; set radio.csi_quantile = {1 - enough:.12g} or more."
+    )
 
 
 def _about_rounds(scenario: Scenario, uplink: Uplink, rounds: RoundsChoice) -> Iterator[str]:

@@ -10,17 +10,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from airdistill.units import rounded_up
+
 PUBLIC = "Class counts, weights, gains, scales, the number of rounds, initial weights and batch order are public."
 EXACT_CHANNELS = "Channels are known exactly when a round starts."
 _NEARLY_KNOWN = (
-    "Channels are known up to a relative error of {limit:.3g} when a round starts; a larger error would reveal more."
+    "Channels are known up to a relative error of {limit} when a round starts; a larger error would reveal more. "
+)
+_EXCESS_UNKNOWN = "The ledger does not record how probable larger errors are."
+_EXCESS = (
+    "Such an error of any device in any round has a probability of at most {excess}, which is part of the stated δ; "
+    "errors are complex Gaussian and independent of the noise. A simulation truncates them there."
 )
 _OWN_PHASE = "Channel estimates need not be exact: a device's own noise has the same misalignment as its signal."
 NOISE = {
-    "seeded": "Seeded noise is for simulation: anyone who knows the seed can remove it.",
+    "seeded": "Seeded noise is a simulation: it protects no device, because anyone who knows the seed can remove it.",
     "secure": "Noise is discrete Gaussian, drawn by OpenDP from the operating system's randomness, and accounted by "
     "the bound of Kairouz, Liu and Steinke.",
 }
+_KEYED = (
+    "It is keyed by scheme, scenario, data, earlier runs and the ledger's entry: no two entries of a ledger share "
+    "noise."
+)
+_UNKEYED = (
+    "An earlier version began this run: its noise depends on seed, round and device alone, and another run with the "
+    "same seed may have had the same noise."
+)
 ANTENNAS = (
     "Everything that the server's {count} antennas receive is counted, not only what the server combines; a server "
     "with more antennas sees more than is guaranteed."
@@ -29,18 +44,37 @@ EMULATED = (
     "The medium was emulated: the server process played the channel and saw every device's signal separately. This is "
     "for test-beds."
 )
+UPDATE_REPORTS = (
+    "Every device reported the exact losses and the accuracy of its model to the server; the ledger does not count "
+    "them."
+)
+OTHER_RUNS = (
+    "The releases of this run and of {others} are counted. Any other run on the same devices' data adds to what they "
+    "have spent, and so does a copy of this run's folder that was made before another run continued it, if the copy is "
+    "continued too: no ledger can show either."
+)
 SECURE_SUM = (
     "The signals were added by secure aggregation: the server saw sums of at least {least} of {all} devices if these "
     "have each other's keys from a party other than the server, and if fewer than {enough} of them collude with it. "
     "The noise of {least} devices is counted: a device that reveals its noise to the server removes it for the others."
 )
+COMPARED = (
+    "{public} public samples were compared with {private} private and {test} test samples: no exact copies. Near "
+    "copies are not detected."
+)
+NOT_COMPARED = "The public samples were not compared with private or test samples: they may be copies of these."
+SKIPPED = (
+    "Samples that were not held out as public, because the dataset has other copies of them: {skipped}. Which ones is "
+    "not protected."
+)
+PRIVATE_IN_TEST = "Test samples that are copies of private samples in the dataset itself: {private_in_test}."
 RADIO = (
     "The devices' signals were on the air at the same time in every round: a server that has them sent separately, or "
     "a round in which a device that adds noise was missing, hides less than is counted."
 )
 OWN_CODE = (
-    "The {parts} of this run is the user's own code: it is trusted to send and to learn from nothing but what it "
-    "charges, and to state bounds and counted noise truthfully."
+    "The user's own code in this run ({parts}) is trusted to send and to learn from nothing but what it charges, and "
+    "to state bounds and counted noise truthfully."
 )
 PILOT = {
     "declared": "The learning constants that chose the number of rounds are taken to be public; a pilot run on private "
@@ -78,6 +112,11 @@ class Terms(Protocol):
     def noise(self) -> str: ...
 
 
+def noise_statement(noise: str, terms: Mapping[str, Any]) -> list[str]:
+    """How the noise was drawn, and that no other release has the same."""
+    return [NOISE[noise], *([_KEYED if "noise_key" in terms else _UNKEYED] if noise == "seeded" else [])]
+
+
 def answers_statement(terms: Mapping[str, Any]) -> list[str]:
     """How many public samples a device answers; nothing for other payloads."""
     public = terms.get("public")
@@ -86,11 +125,32 @@ def answers_statement(terms: Mapping[str, Any]) -> list[str]:
     return [f"A device answers at most {public['answers']} of {public['samples']} public samples in a round."]
 
 
-def channels_statement(error_limit: float, own_noise_only: bool) -> str:
-    """What is taken for granted of the channel estimates."""
+def comparison_statement(terms: Mapping[str, Any]) -> list[str]:
+    """What public samples were compared with; nothing for runs without a public set."""
+    compared = terms.get("public_comparison")
+    if compared is None:
+        # A federation, which has no data of its own, or a ledger of an older version.
+        return [NOT_COMPARED] if "public" in terms else []
+    return [COMPARED.format(**compared), *copies_in_dataset(compared)]
+
+
+def copies_in_dataset(compared: Mapping[str, int]) -> list[str]:
+    """What a comparison found of a dataset's own copies; nothing if it has none."""
+    named = {"skipped": SKIPPED, "private_in_test": PRIVATE_IN_TEST}
+    return [sentence.format(**compared) for name, sentence in named.items() if compared[name]]
+
+
+def channels_statement(error_limit: float, own_noise_only: bool, excess: float | None) -> str:
+    """What is taken for granted of the channel estimates.
+
+    `excess` is the probability of any error beyond the limit, and None if it is not known.
+    """
     if error_limit == 0:
         return EXACT_CHANNELS
-    return _OWN_PHASE if own_noise_only else _NEARLY_KNOWN.format(limit=error_limit)
+    if own_noise_only:
+        return _OWN_PHASE
+    beyond = _EXCESS_UNKNOWN if excess is None else _EXCESS.format(excess=rounded_up(excess))
+    return _NEARLY_KNOWN.format(limit=rounded_up(error_limit)) + beyond
 
 
 def pilot_source(terms: Mapping[str, Any]) -> str:

@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from airdistill import __version__
+from airdistill.arrays import FloatArray
 from airdistill.files import jsonable
-from airdistill.privacy.assumptions import (
-    ANTENNAS,
-    EMULATED,
-    NOISE,
-    OWN_CODE,
-    PILOT,
-    PUBLIC,
-    RADIO,
-    SECURE_SUM,
-    Assumption,
-    answers_statement,
-    channels_statement,
-    pilot_source,
-)
+from airdistill.privacy.assumptions import Assumption
 from airdistill.privacy.ledger import Ledger, LedgerHeader
-from airdistill.privacy.neighbours import STATIC_MODEL, neighbours_from
-from airdistill.privacy.participation import participation_assumption, participation_statements
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
-from airdistill.privacy.targets import paper_epsilon
+from airdistill.privacy.statements import (
+    CertifiedRun,
+    assumptions_of,
+    facts_about,
+    guarantees_of,
+    judged_by_class_mean,
+    neighbours_in_words,
+    runs_of,
+)
+from airdistill.privacy.targets import TOLERANCE, paper_epsilon, without_rounding
 from airdistill.privacy.trust import trust_from
+from airdistill.units import rounded_up
 
-HOLDS, UNDER_ASSUMPTIONS, FAILS = "holds", "holds under assumptions", "does not hold"
+HOLDS, UNDER_ASSUMPTIONS, SIMULATION, FAILS = "holds", "holds under assumptions", "simulation", "does not hold"
 NOTHING_ASKED = "nothing asked"
-_TOLERANCE = 1e-8  # relative, of ε: what rounding leaves of the ledger's own
+FORMAT = 1
 
 
 @dataclass(frozen=True)
 class DeviceAccount:
-    """One device: its target, and what its releases cost under the declared and all other models."""
+    """One device: its target, and what its releases cost under the declared and all other models.
+
+    The guarantee is (`evidence`, `delta_in_all`): ε by a bound that is valid for this run, and δ with the probability
+    of a channel error beyond its limit.
+    """
 
     device: int
     epsilon_asked: float
     delta: float
+    delta_in_all: float
     spent: float
     paper_formula: float
     by_model: dict[str, dict[str, float]]
@@ -50,15 +51,20 @@ class DeviceAccount:
 
     @property
     def kept(self) -> bool:
-        """Whether the ε that the guarantee rests on stays within the target."""
-        return self.evidence <= self.epsilon_asked * (1 + _TOLERANCE)
+        """Whether the ε and the δ that the guarantee rests on stay within the target."""
+        within = self.evidence <= self.epsilon_asked * (1 + TOLERANCE)
+        return within and self.delta_in_all <= self.delta * (1 + TOLERANCE)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The verdict, what it rests on, and every device's account. `num_earlier` of the releases are of earlier runs."""
+    """The verdict, what it rests on, and every device's account. `num_earlier` of the releases are of earlier runs.
+
+    `issued` is the date at which it was handed out, in UTC; a run's own copy has none.
+    """
 
     header: LedgerHeader
+    runs: tuple[CertifiedRun, ...]
     num_releases: int
     num_earlier: int
     devices: tuple[DeviceAccount, ...]
@@ -68,13 +74,46 @@ class Certificate:
     assumptions: tuple[Assumption, ...]
     audit: dict[str, Any] | None
     ledger_digest: str | None
+    ledger_lines: int | None
+    issued: str | None = None
+
+    @property
+    def fallible(self) -> tuple[str, ...]:
+        """The names of the assumptions that can turn out false."""
+        return tuple(each.name for each in self.assumptions if not each.declared)
 
     @property
     def verdict_in_words(self) -> str:
         """With the assumptions that can turn out false."""
-        if self.verdict != UNDER_ASSUMPTIONS:
-            return self.verdict
-        return f"{self.verdict} ({', '.join(each.name for each in self.assumptions if not each.declared)})"
+        named = f"({', '.join(self.fallible)})"
+        if self.verdict == SIMULATION:
+            under = f" under assumptions {named}" if self.fallible else ""
+            return f"simulation: protects no one; with secret noise it would hold{under}"
+        return f"{self.verdict} {named}" if self.verdict == UNDER_ASSUMPTIONS else self.verdict
+
+    @property
+    def headline(self) -> str:
+        """The guarantee in one line: ε and δ, for which devices and neighbours, under which trust model.
+
+        If devices differ, these are the largest ε and δ, and the smallest follow.
+        """
+        asked = [account for account in self.devices if np.isfinite(account.epsilon_asked)]
+        whom = f"{neighbours_in_words(self.header)}, trust {self.header.trust}"
+        if not asked:
+            return f"No guarantee was asked for: {len(self.devices)} devices, {whom}"
+        fails = self.verdict == FAILS
+        epsilon = np.array([account.epsilon_asked if fails else account.evidence for account in asked])
+        delta = np.array([account.delta if fails else account.delta_in_all for account in asked])
+        every = len(asked) if len(asked) == len(self.devices) else f"{len(asked)} of {len(self.devices)}"
+        numbers, ranges = _numbers(epsilon, delta)
+        line = f"{numbers} for every one of {every} devices{ranges}, {whom}"
+        line = f"not guaranteed: {line}" if fails else line
+        return f"Simulation: {line}" if self.is_simulation else line[0].upper() + line[1:]
+
+    @property
+    def is_simulation(self) -> bool:
+        """Whether the noise of any run was seeded, and therefore protects no device."""
+        return any(run.is_simulation for run in self.runs)
 
     @property
     def releases_in_words(self) -> str:
@@ -95,6 +134,9 @@ class Certificate:
         written: dict[str, Any] = jsonable(
             {
                 "airdistill": __version__,
+                "format": FORMAT,
+                "issued": self.issued,
+                "headline": self.headline,
                 "name": terms.name,
                 "scheme": terms.scheme,
                 "verdict": self.verdict,
@@ -106,14 +148,20 @@ class Certificate:
                     name: getattr(terms, name)
                     for name in ("sensitivity", "trust", "accountant", "relabel", "noise", "payload")
                 },
+                "simulation": self.is_simulation,
                 "releases": self.num_releases,
                 "earlier_releases": self.num_earlier,
+                "runs": [_run_in_json(run) for run in self.runs],
+                "scenario_digest": scenario_digest(terms),
+                "data_digest": data_digest(terms),
                 "ledger_digest": self.ledger_digest,
+                "ledger_lines": self.ledger_lines,
                 "audit": self.audit,
                 "devices": [
                     {
                         "device": account.device,
                         "asked": {"epsilon": account.epsilon_asked, "delta": account.delta},
+                        "guaranteed": {"epsilon": account.evidence, "delta": account.delta_in_all},
                         "spent": account.spent,
                         "paper_formula": account.paper_formula,
                         "epsilon": account.by_model,
@@ -130,7 +178,9 @@ class Certificate:
             return NOTHING_ASKED
         if not account.kept or self._audit_found_more or self._seen_separately:
             return FAILS
-        return UNDER_ASSUMPTIONS if any(not each.declared for each in self.assumptions) else HOLDS
+        if self.is_simulation:
+            return SIMULATION
+        return UNDER_ASSUMPTIONS if self.fallible else HOLDS
 
     @property
     def _seen_separately(self) -> bool:
@@ -143,152 +193,148 @@ class Certificate:
         return bool(self.audit and self.audit["violations"])
 
 
-def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None) -> Certificate:
+def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None, issued: str | None = None) -> Certificate:
     """The certificate of all that the ledger has charged.
 
     `audit` is what an audit of the same run measured, with its violations.
     """
-    header = ledger.header
-    guarantees = _guarantees(ledger)
-    accounts, assumptions = _accounts(ledger), _united(map(assumptions_behind, guarantees))
-    non_private = header.terms["releases"] == "bare"
-    if not guarantees and not non_private:
-        assumptions = tuple(each for each in assumptions_behind(header) if each.name == STATIC_MODEL)
+    header, runs = ledger.header, runs_of(ledger)
+    accounts, assumptions = _accounts(ledger, runs), assumptions_of(runs, ledger)
+    private = [run for run in runs if run.terms["releases"] != "bare"]
+    is_bare = header.terms["releases"] == "bare"
     draft = Certificate(
         header,
+        tuple(runs),
         ledger.num_earlier + ledger.num_releases,
         ledger.num_earlier,
         accounts,
         verdict="",
         reasons=(),
-        statement=("Nothing is guaranteed.",) if non_private else _statement(guarantees or [header], assumptions),
+        statement=NO_GUARANTEE if is_bare else guarantees_of(private or [CertifiedRun(header, 0)], assumptions),
         assumptions=assumptions,
         audit=audit,
         ledger_digest=None if ledger.chain is None else ledger.chain.digest,
+        ledger_lines=None if ledger.chain is None else ledger.chain.num_lines,
+        issued=issued,
     )
     verdicts = {draft.verdict_for(account) for account in accounts}
     # The worst verdict of any device is the verdict of the run.
-    verdict = next(word for word in (FAILS, UNDER_ASSUMPTIONS, HOLDS, NOTHING_ASKED) if word in verdicts)
-    reasons = tuple(_reasons(ledger, accounts, audit))
-    return Certificate(**{**vars(draft), "verdict": verdict, "reasons": reasons})
+    order = (FAILS, SIMULATION, UNDER_ASSUMPTIONS, HOLDS, NOTHING_ASKED)
+    verdict = next(word for word in order if word in verdicts)
+    return replace(draft, verdict=verdict, reasons=tuple(_reasons(ledger, runs, accounts, audit)))
 
 
-def assumptions_behind(header: LedgerHeader) -> tuple[Assumption, ...]:
-    """All that a guarantee takes for granted; what can turn out false comes first."""
-    neighbours, terms = neighbours_from(header.payload, header.terms), header.terms
-    found = [*neighbours.assumptions(header.sensitivity, terms.get("constants", {})), *_about_noise(header)]
-    if neighbours.declared is not None:
-        found.append(neighbours.declared)
-    if own := terms.get("own_code"):
-        found.append(Assumption("user's own code", OWN_CODE.format(parts=" and ".join(own))))
-    counts, source = Assumption("public counts and batch order", PUBLIC, declared=True), pilot_source(terms)
-    if source == "private":
-        # No declaration makes private data public: that its pilot revealed nothing can turn out false.
-        return (*found, Assumption("harmless pilot", PILOT[source]), counts)
-    return (*found, counts, Assumption("public pilot", PILOT[source], declared=True))
+NO_GUARANTEE = ("Nothing is guaranteed.",)
 
 
-def _about_noise(header: LedgerHeader) -> Iterator[Assumption]:
-    trust, terms, tdma = trust_from(header.trust, header.terms), header.terms, _uses_tdma(header.terms)
-    yield from trust.assumptions(tdma)
-    medium = terms.get("medium")
-    if isinstance(medium, Mapping):
-        least, of_all = int(medium["least_devices"]), int(medium["devices"])
-        yield Assumption("secure sum", SECURE_SUM.format(least=least, all=of_all, enough=2 * least - of_all))
-    elif medium == "radio" and trust.counts_others and not trust.counts_receiver:
-        yield Assumption("simultaneous transmission", RADIO)
-    if not isinstance(medium, Mapping) and trust.needs_aligned_channels(tdma):
-        limit = float(terms.get("csi_error_limit", 0.0))
-        name = "exact channels" if limit == 0 else "bounded channel error"
-        yield Assumption(name, channels_statement(limit, trust.counts_own_only))
-    secret = participation_assumption(terms)
-    if secret is not None:
-        yield secret
-    antennas = int(terms.get("antennas", 1))
-    if antennas > 1 and not trust.counts_own_only:
-        # No number of antennas can tell a device's own noise from its signal.
-        yield Assumption("number of antennas", ANTENNAS.format(count=antennas))
-    if header.noise == "seeded":
-        yield Assumption("secret seed", NOISE["seeded"])
+def scenario_digest(header: LedgerHeader) -> str | None:
+    """The digest of a run's scenario; None if its ledger does not record it."""
+    return header.terms.get("scenario") or None
 
 
-def _uses_tdma(terms: Mapping[str, Any]) -> bool:
-    return bool(terms["uplink"] == "orthogonal_knowledge")
+def data_digest(header: LedgerHeader) -> str | None:
+    """The digest of a run's data and channels; None if they are not in one place, as in a federation."""
+    return header.terms.get("inputs") or None
 
 
-def _accounts(ledger: Ledger) -> tuple[DeviceAccount, ...]:
+def _run_in_json(run: CertifiedRun) -> dict[str, Any]:
+    header = run.header
+    digests = {"scenario_digest": scenario_digest(header), "data_digest": data_digest(header)}
+    return {"name": header.name, "scheme": header.scheme, "releases": run.num_releases, **digests}
+
+
+def _numbers(epsilon: FloatArray, delta: FloatArray) -> tuple[str, str]:
+    """The largest ε and δ in words, and in words the smallest of those that differ between devices."""
+    values = {"ε": epsilon, "δ": delta}
+    shown = {name: rounded_up(each.max()) for name, each in values.items()}
+    least = {name: rounded_up(each.min()) for name, each in values.items()}
+    differ = [name for name in values if least[name] != shown[name]]
+    signs = {name: "≤" if name in differ else "=" for name in values}
+    numbers = ", ".join(f"{name} {signs[name]} {shown[name]}" for name in values)
+    ranges = ", ".join(f"{name} from {least[name]}" for name in differ)
+    return f"({numbers})", f" ({ranges})" if ranges else ""
+
+
+def _accounts(ledger: Ledger, runs: Sequence[CertifiedRun]) -> tuple[DeviceAccount, ...]:
     header = ledger.header
     by_model = {
         model: {trust: ledger.epsilon(model, trust) for trust in ledger.trust_names} for model in SENSITIVITY_MODELS
     }
     lemma1 = ledger.spending.squared_mu("paper", "receiver_noise", relabel=False)
     formula = paper_epsilon(np.sqrt(lemma1), header.delta)
-    # Lemma 1 is not a valid bound; one record moves at least the class mean of a model that was not trained on it.
-    least = "class_mean" if header.sensitivity == "paper" else header.sensitivity
+    valid = by_model[_valid_model(header, runs)][header.trust]
+    asked, in_all = _deltas(header, runs)
     return tuple(
         DeviceAccount(
             device,
             float(header.epsilon[device]),
-            float(header.delta[device]),
+            float(asked[device]),
+            float(in_all[device]),
             float(by_model[header.sensitivity][header.trust][device]),
             float(formula[device]),
             {m: {t: float(values[device]) for t, values in trusts.items()} for m, trusts in by_model.items()},
-            float(by_model[least][header.trust][device]),
+            float(valid[device]),
         )
         for device in range(header.num_devices)
     )
 
 
-def _guarantees(ledger: Ledger) -> list[LedgerHeader]:
-    """The header of each run that released anything, on the terms of the last run; none for non-private releases."""
-    last = ledger.header
-    runs = [*ledger.earlier_headers, *([last] if ledger.num_releases else [])]
-    terms = {name: getattr(last, name) for name in ("sensitivity", "trust", "relabel")}
-    return [replace(run, **terms) for run in runs if run.terms["releases"] != "bare"]
+def _valid_model(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> str:
+    """The sensitivity model that the verdict uses: the declared one, if its bound can be valid for these runs.
+
+    A bound that assumes an untrained model says nothing of a trained one, for which the bound of whole devices is
+    valid. Lemma 1 is not a valid bound; one record moves at least the class mean of a model that was not trained on it.
+    """
+    if any(run.assumes_untrained_model for run in runs):
+        return "device"
+    return "class_mean" if header.sensitivity == "paper" else header.sensitivity
 
 
-def _united(assumptions: Iterable[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
-    """Each assumption once, declared ones last."""
-    found = dict.fromkeys(each for several in assumptions for each in several)
-    return tuple(sorted(found, key=lambda each: each.declared))
+def _deltas(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> tuple[FloatArray, FloatArray]:
+    """The δ that was asked for and the δ that is guaranteed, `[device]`.
+
+    The header's δ is that of the noise. A plan reserves a part of the target for channel errors beyond their limit;
+    such errors are independent of the noise, and so their probability adds to δ.
+    """
+    reserved = float(header.terms.get("csi_error", {}).get("reserved_delta", 0.0))
+    excess = sum(run.excess_delta or 0.0 for run in runs)
+    # Adding what was subtracted leaves a rounding error, which must not be rounded up.
+    asked = np.array([float(f"{delta + reserved:.12g}") for delta in header.delta]) if reserved else header.delta
+    return asked, without_rounding(np.minimum(1.0, header.delta + excess), asked)
 
 
-def _statement(guarantees: Sequence[LedgerHeader], assumptions: Sequence[Assumption]) -> tuple[str, ...]:
-    """The neighbouring relation, and everything else that is not stated as an assumption."""
-    lines = []
-    for header in guarantees:
-        lines += [
-            *neighbours_from(header.payload, header.terms).statement(header.sensitivity, header.relabel),
-            *answers_statement(header.terms),
-            trust_from(header.trust, header.terms).statement(_uses_tdma(header.terms)),
-            *participation_statements(header.terms),
-            NOISE[header.noise],
-        ]
-    stated = {assumption.sentence for assumption in assumptions}
-    return tuple(line for line in dict.fromkeys(lines) if line not in stated)
-
-
-def _reasons(ledger: Ledger, accounts: Sequence[DeviceAccount], audit: dict[str, Any] | None) -> list[str]:
-    header, reasons = ledger.header, []
-    runs = [*ledger.earlier_headers, *([header] if ledger.num_releases else [])]
+def _reasons(
+    ledger: Ledger, runs: Sequence[CertifiedRun], accounts: Sequence[DeviceAccount], audit: dict[str, Any] | None
+) -> list[str]:
+    reasons = []
     if not runs:
         reasons.append("Nothing was released.")
     elif any(run.terms["releases"] == "bare" for run in runs):
         reasons.append("Numbers were released without noise: nothing protects them.")
-    elif broken := [account for account in accounts if np.isfinite(account.epsilon_asked) and not account.kept]:
-        reasons.append(_broken(header, max(broken, key=lambda account: account.evidence / account.epsilon_asked)))
+    else:
+        reasons += _broken_targets(ledger.header, runs, accounts)
     reasons += _earlier_guarantees(ledger, accounts)
-    if ledger.closed:
-        reasons.append("Another run continues this ledger: what it released is not included here.")
     if audit is not None and audit["violations"]:
         reasons += [f"An audit found: {violation}" for violation in audit["violations"]]
-    if any(run.terms["releases"] == "private" and pilot_source(run.terms) == "private" for run in runs):
-        reasons.append("The pilot was not private: the learning constants were measured on the devices' own data.")
-    if any(run.noise == "seeded" and run.terms["releases"] == "private" for run in runs):
-        reasons.append("The noise of this run is seeded: it is a simulation and protects no device.")
-    if any(run.terms.get("medium") == "emulated" for run in runs):
-        own_only = trust_from(header.trust, header.terms).counts_own_only
-        reasons.append(EMULATED + (" Each device's own noise was present all the same." if own_only else ""))
+    return [*reasons, *facts_about(ledger, runs)]
+
+
+def _broken_targets(header: LedgerHeader, runs: Sequence[CertifiedRun], accounts: Sequence[DeviceAccount]) -> list[str]:
+    """How the targets of devices were missed, in ε and in δ; of each the worst device."""
+    asked = [account for account in accounts if np.isfinite(account.epsilon_asked)]
+    over = [account for account in asked if account.evidence > account.epsilon_asked * (1 + TOLERANCE)]
+    reasons = []
+    if over:
+        worst = max(over, key=lambda account: account.evidence / account.epsilon_asked)
+        reasons.append(_over_epsilon(header, any(run.assumes_untrained_model for run in runs), worst))
+    late = [account for account in asked if account.delta_in_all > account.delta * (1 + TOLERANCE)]
+    if late:
+        worst = max(late, key=lambda account: account.delta_in_all / account.delta)
+        reasons.append(
+            f"Channel errors beyond their limit add their probability to δ: device {worst.device} has "
+            f"δ = {rounded_up(worst.delta_in_all)}, and the target was {rounded_up(worst.delta)}. Raise "
+            "radio.csi_quantile."
+        )
     return reasons
 
 
@@ -296,22 +342,29 @@ def _earlier_guarantees(ledger: Ledger, accounts: Sequence[DeviceAccount]) -> li
     """Guarantees of earlier runs that a later run, with a larger target, has broken."""
     found = []
     for run in ledger.earlier_headers:
-        over = [account for account in accounts if account.spent > run.epsilon[account.device] * (1 + _TOLERANCE)]
+        over = [account for account in accounts if account.spent > run.epsilon[account.device] * (1 + TOLERANCE)]
         if over and run.terms["releases"] == "private":
             worst = max(over, key=lambda account: account.spent / run.epsilon[account.device])
             found.append(
-                f"{run.name} guaranteed device {worst.device} ε = {run.epsilon[worst.device]:.3g}; with later releases "
-                f"it has spent {worst.spent:.3g}."
+                f"{run.name} guaranteed device {worst.device} ε = {rounded_up(run.epsilon[worst.device])}; with later "
+                f"releases it has spent {rounded_up(worst.spent)}."
             )
     return found
 
 
-def _broken(header: LedgerHeader, worst: DeviceAccount) -> str:
-    target = f"and the target was {worst.epsilon_asked:.3g}"
-    if neighbours_from(header.payload, header.terms).judged_by_class_mean(header.sensitivity):
+def _over_epsilon(header: LedgerHeader, untrained_assumed: bool, worst: DeviceAccount) -> str:
+    spent = f"device {worst.device} has spent ε = {rounded_up(worst.evidence)}"
+    target = f"and the target was {rounded_up(worst.epsilon_asked)}"
+    if untrained_assumed:
+        return (
+            f"The declared bound ({header.sensitivity}) assumes a model that was not trained on the record, and this "
+            f"run's models were: it does not apply. By the bound for any training, that of whole devices, {spent}, "
+            f"{target}."
+        )
+    if judged_by_class_mean(header):
         return (
             "Lemma 1 is not a valid bound: a class mean is over B_i^k samples, not B_i. Even for a model that was not "
-            f"trained on the record, device {worst.device} has spent ε = {worst.evidence:.3g}, {target}."
+            f"trained on the record, {spent}, {target}."
         )
     short = "; the paper's accountant adds too little noise" if header.accountant == "paper" else ""
-    return f"Device {worst.device} has spent ε = {worst.evidence:.3g}, {target}{short}."
+    return f"{spent[0].upper()}{spent[1:]}, {target}{short}."

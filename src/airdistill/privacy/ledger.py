@@ -23,7 +23,7 @@ from airdistill.files import jsonable
 from airdistill.privacy.assumptions import Terms
 from airdistill.privacy.chain import Chain, LedgerError, digest_of_body, ends_with
 from airdistill.privacy.release import Release, Spending, SubsampledSpending
-from airdistill.privacy.targets import epsilon_of_mu
+from airdistill.privacy.targets import epsilon_of_mu, without_rounding
 from airdistill.privacy.trust import TRUST_MODELS
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,9 @@ class Ledger:
         self.settled_round = 0  # the last of them that will not be repeated
         # (w s)²/c of this run so far under the declared models, `[device, row]`, for designs that carry budget over.
         self.cost_of_run = np.zeros((header.num_devices, header.num_rows))
+        self.latest_round = 0  # of all runs
         self.earlier_headers: list[LedgerHeader] = []  # of those that released anything
+        self.earlier_counts: list[int] = []  # how many releases each of them has
         self._in_memory: list[Release] = []
         self._last_written: Release | None = None
         self._charged_before: deque[tuple[int, Release]] = deque()  # with their entries, to be repeated
@@ -122,7 +124,9 @@ class Ledger:
         return cls.read(path)
 
     @classmethod
-    def read(cls, path: Path, recorded_rounds: int | None = None, noise_is_kept: bool = False) -> Ledger:
+    def read(
+        cls, path: Path, recorded_rounds: int | None = None, noise_is_kept: bool = False, check_head: bool = True
+    ) -> Ledger:
         """Read everything that was charged.
 
         With `recorded_rounds`, return the state after that many recorded rounds of the last run; later rounds are
@@ -130,15 +134,15 @@ class Ledger:
         every charge stays; unless `noise_is_kept` says that the caller stored the noise and sends it again.
         """
         try:
-            headers = _headers_in(path)
+            headers = _headers_in(path, check_head)
             ledger = cls(LedgerHeader.from_dict(headers[-1]))
             is_same = noise_is_kept or ledger.header.noise == "seeded"
-            ledger._read_lines(path, len(headers), recorded_rounds if is_same else None)
+            ledger._read_lines(path, len(headers), recorded_rounds if is_same else None, check_head)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise LedgerError(f"{path}: is not a ledger: {error}") from None
         return ledger
 
-    def _read_lines(self, path: Path, num_runs: int, recorded_rounds: int | None) -> None:
+    def _read_lines(self, path: Path, num_runs: int, recorded_rounds: int | None, check_head: bool) -> None:
         headers: list[LedgerHeader] = []
         self._noise_origin = ""
 
@@ -155,14 +159,17 @@ class Ledger:
                 self.last_round = release.round_index if len(headers) == num_runs else 0
                 self._take_in(release, run, len(headers) < num_runs, recorded_rounds)
 
-        self.chain = Chain.read(path, see)
+        self.chain = Chain.read(path, see, check_head)
 
     def _take_in(self, release: Release, run: LedgerHeader, earlier: bool, recorded_rounds: int | None) -> None:
         if earlier:
             self.spending = self._before_this_run = self.spending.after(release, run.payload)
             self.num_earlier += 1
+            self.latest_round = max(self.latest_round, release.round_index)
             if not self.earlier_headers or self.earlier_headers[-1] is not run:
                 self.earlier_headers.append(run)
+                self.earlier_counts.append(0)
+            self.earlier_counts[-1] += 1
         elif recorded_rounds is not None and release.round_index > recorded_rounds:
             self._charged_before.append((self._num_entries, release))
         else:
@@ -212,6 +219,7 @@ class Ledger:
         self.cost_of_run = self.cost_of_run + release.cost(self.header.sensitivity, self.header.trust)
         self.num_releases += 1
         self.settled_round = release.round_index
+        self.latest_round = max(self.latest_round, release.round_index)
 
     def history(self) -> Iterator[tuple[str, Release]]:
         """Every release of these devices with its payload, this run's last, read from disk one by one."""
@@ -263,9 +271,10 @@ class Ledger:
         trusted = trust or terms.trust
         squared = self.spending.squared_mu(model or terms.sensitivity, trusted, terms.relabel)
         in_full = epsilon_of_mu(np.sqrt(squared), terms.delta, terms.noise)
-        if self._subsampled is None:
-            return in_full
-        return np.minimum(in_full, self._subsampled.epsilon(trusted, terms.delta, self._earlier(trusted)))
+        if self._subsampled is not None:
+            amplified = self._subsampled.epsilon(trusted, terms.delta, self._earlier(trusted))
+            in_full = np.minimum(in_full, amplified)
+        return without_rounding(in_full, terms.epsilon)
 
     def highest_epsilon(self) -> float:
         """The largest ε of any device so far under the declared models.
@@ -342,14 +351,14 @@ def _noise_origin(header: LedgerHeader, before: str, num_entries: int) -> str:
     return "" if own is None else hashlib.sha256(f"{before}/{num_entries}/{own}".encode()).hexdigest()
 
 
-def _headers_in(path: Path) -> list[dict[str, Any]]:
+def _headers_in(path: Path, check_head: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
     def see(body: dict[str, Any]) -> None:
         if body["kind"] == "opening":
             found.append(body)
 
-    Chain.read(path, see)
+    Chain.read(path, see, check_head)
     return found
 
 

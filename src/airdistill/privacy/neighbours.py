@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from airdistill.errors import Described, InputError
 from airdistill.privacy.assumptions import Assumption
 from airdistill.privacy.poisson_sampling import OPPOSITE, ORTHOGONAL
 
@@ -23,7 +24,15 @@ JUDGED_BY_CLASS_MEAN = (
 _WHOLE_DEVICE = "Neighbours differ in one device's whole dataset."
 _ONE_RECORD = "Neighbours differ in one record."
 _ONE_RECORD_FEATURES = "Neighbours differ in one record's features."
-_STATIC = "The model is assumed not to depend on that record. Trained models do."
+_UNTRAINED = "The model is assumed not to depend on that record."
+_STATIC = (
+    "The bound assumes a model that was not trained on that record. Devices train on it from round 1 on, and so the "
+    "bound does not apply from round 2 on."
+)
+JUDGED_BY_DEVICE = (
+    "The declared bound assumes a model that was not trained on the record, and the models of this run were. The "
+    "verdict uses the bound for whole devices, √2, which holds for any local training."
+)
 _ANY_TRAINING = "The bound holds for any local training."
 _PUBLIC_BASIS = (
     "A device answers at most the agreed number of public samples, each by a vector without negative entries and of "
@@ -53,6 +62,16 @@ class Neighbours:
     declared: Assumption | None = None
     is_class_mean: bool = False
 
+    def __post_init__(self) -> None:
+        if self.geometry not in (OPPOSITE, ORTHOGONAL):
+            raise InputError("Neighbours.geometry", self.geometry, f"must be {ORTHOGONAL} or {OPPOSITE}")
+        for name in ("relation", "basis"):
+            stated = getattr(self, name)
+            sentences = stated.values() if isinstance(stated, Mapping) else (None,)
+            if not all(isinstance(sentence, str) for sentence in sentences):
+                rule = 'must be sentences by sensitivity model, such as {"device": "…"}'
+                raise InputError(f"Neighbours.{name}", Described(stated), rule)
+
     @property
     def forbids_negative_entries(self) -> bool:
         return self.geometry == ORTHOGONAL
@@ -74,8 +93,15 @@ class Neighbours:
         """Whether Lemma 1 is declared, which is not a valid bound."""
         return self.is_class_mean and model == "paper"
 
-    def statement(self, model: str, relabel: bool) -> list[str]:
+    def assumes_static_model(self, model: str) -> bool:
+        """Whether the bound is that of a model which was not trained on the record."""
+        return self.is_class_mean and model in ("paper", "class_mean")
+
+    def statement(self, model: str, relabel: bool, trained: bool = False) -> list[str]:
+        """The relation and the basis of the bound; `trained` says that the models were trained on the record."""
         basis = JUDGED_BY_CLASS_MEAN if self.judged_by_class_mean(model) else self.basis_for(model)
+        if trained and self.assumes_static_model(model):
+            basis = JUDGED_BY_DEVICE
         return [self.relation_for(model), basis, *([RELABEL] if relabel and self.is_class_mean else [])]
 
     def assumptions(self, model: str, constants: Mapping[str, Any]) -> Iterator[Assumption]:
@@ -85,7 +111,7 @@ class Neighbours:
         if self.record_assumption is not None:
             yield self.record_assumption
         elif model in ("paper", "class_mean"):
-            yield Assumption(STATIC_MODEL, _STATIC)
+            yield Assumption(STATIC_MODEL, _STATIC if self.is_class_mean else _UNTRAINED)
         else:
             size = f"L1 = {constants['grad_lipschitz']:g}, L2 = {constants['model_lipschitz']:g}"
             yield Assumption("Lipschitz constants", f"Assumptions 1–3 hold with {size}.")

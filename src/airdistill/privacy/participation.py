@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from airdistill.arrays import BoolArray, FloatArray
-from airdistill.errors import InputError
+from airdistill.errors import InputError, described
 from airdistill.plugins import load_object
 from airdistill.privacy.assumptions import Assumption
 from airdistill.streams import stream
 
+_TRIED_ROUNDS = 10  # of a user's own model, before any round is charged
 MANY_ROUNDS = 200  # stand for all rounds in means over participation masks
 
 
@@ -238,11 +239,34 @@ def participation_named(reference: str, num_devices: int, seed: int) -> Particip
     if not (isinstance(found, type) and issubclass(found, Participation)):
         rule = "must be a class derived from airdistill.privacy.participation.Participation"
         raise InputError("fleet.sampling", reference, rule)
-    made: Participation = found(num_devices, seed)
+    try:
+        made: Participation = found(num_devices, seed)
+        masks = [[made.mask(round_index) for round_index in range(1, _TRIED_ROUNDS + 1)] for _ in range(2)]
+    except Exception as error:  # a user's class can raise any exception
+        raise InputError("fleet.sampling", reference, f"failed: {described(error)}") from error
+    for first, again in zip(*masks, strict=True):
+        _check_mask(first, again, num_devices, reference)
+    if not isinstance(made.statements, list | tuple):
+        raise InputError("fleet.sampling", reference, "its `statements` must be a list of sentences")
     if made.is_secret:
         rule = "secret participation needs an accountant of its own: use fleet.participation_hidden"
         raise InputError("fleet.sampling", reference, rule)
     return made
+
+
+def _check_mask(mask: BoolArray | None, again: BoolArray | None, num_devices: int, reference: str) -> None:
+    """Raise unless a mask says of each device whether it transmits, and says the same when it is asked again.
+
+    Plan, gains and ledger each ask for the mask of a round.
+    """
+    if mask is None and again is None:
+        return
+    if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (num_devices,):
+        rule = f"mask must return an array of {num_devices} bools, one for each device, or None for all devices"
+        raise InputError("fleet.sampling", reference, rule)
+    if again is None or not np.array_equal(mask, again):
+        rule = "mask must return the same devices each time it is asked for a round: draw them from a generator that is"
+        raise InputError("fleet.sampling", reference, f"{rule} seeded with (self.seed, round_index)")
 
 
 def participation_statements(terms: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from airdistill.privacy.sensitivity import JOINT_MODELS, AccumulatedShift, Shift
 # Secure noise is drawn on a grid. Rounding to the grid raises a device's shift by at most this fraction, and plans
 # reserve it.
 ROUNDING = 1e-6
+TOLERANCE = 1e-8  # relative, of ε: a ledger allows rounding of 1e-9 in μ²
 
 
 def target_mu(epsilon: ArrayLike, delta: ArrayLike, accountant: str, noise: str = "seeded") -> FloatArray:
@@ -35,6 +36,12 @@ def epsilon_of_mu(mu: ArrayLike, delta: ArrayLike, noise: str = "seeded") -> Flo
     """The smallest valid ε, `[device]`: exact for Gaussian noise, by zCDP for sums of discrete Gaussians."""
     convert = concentrated_epsilon if noise == "secure" else gaussian_epsilon
     return np.atleast_1d(np.asarray(convert(mu, delta), dtype=np.float64))
+
+
+def without_rounding(epsilon: FloatArray, target: ArrayLike) -> FloatArray:
+    """ε or δ with the target in place of what exceeds it by rounding only: 3, not 3.000000000000001. `[device]`."""
+    asked = np.asarray(target, dtype=np.float64)
+    return np.where((epsilon > asked) & (epsilon <= asked * (1 + TOLERANCE)), asked, epsilon)
 
 
 def paper_epsilon(mu: ArrayLike, delta: ArrayLike) -> FloatArray:

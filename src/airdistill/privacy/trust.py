@@ -7,6 +7,7 @@ closed form that minimises v_k = (Σ_j|h_jP2_j|² + σ_n²)/λ_k² under the pow
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from airdistill.arrays import FloatArray, divide_or
-from airdistill.errors import InputError
+from airdistill.errors import InputError, described
 from airdistill.plugins import load_object
 from airdistill.privacy.assumptions import Assumption
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20  # numbers that a temporary array over draws × devices × rows may hold
 _OWN_SLOTS = "With TDMA the slots of a device contain no noise but its own: it counts on that only."
+_NO_MORE_ANTENNAS = (
+    "Over a radio the server must have no more antennas than were planned for, because more antennas can tell devices "
+    "apart."
+)
 
 
 class Trust(ABC):
@@ -78,7 +83,11 @@ class Trust(ABC):
         """What can turn out false."""
         if self.assumption is None or (tdma and not self.counts_receiver):
             return []
-        return [Assumption(self.assumption, self.sentence)]
+        found = [Assumption(self.assumption, self.sentence)]
+        counts_fleet = self.counts_others and not self.counts_receiver
+        if counts_fleet and _NO_MORE_ANTENNAS not in self.sentence:
+            found.append(Assumption("number of antennas", _NO_MORE_ANTENNAS))
+        return found
 
     def needs_aligned_channels(self, tdma: bool) -> bool:
         """Whether protection depends on the channel estimates. A device's own noise has the phase of its signal."""
@@ -117,8 +126,7 @@ class FleetNoise(Trust):
     name = "fleet_noise"
     sentence = (
         "The devices' noise is counted, and the receiver noise is not: every device must add the noise that it was "
-        "told to add. Over a radio the server must have no more antennas than were planned for, because more antennas "
-        "can tell devices apart."
+        f"told to add. {_NO_MORE_ANTENNAS}"
     )
     assumption = "honest fleet"
     counts_others = True
@@ -197,7 +205,18 @@ def trust_named(name: str) -> Trust:
     found = load_object(name, "privacy.trust")
     if not (isinstance(found, type) and issubclass(found, Trust)):
         raise InputError("privacy.trust", name, "must be a class derived from airdistill.privacy.trust.Trust")
-    made: Trust = found()
+    if inspect.isabstract(found):
+        raise InputError("privacy.trust", name, f"must define {', '.join(sorted(found.__abstractmethods__))}")
+    try:
+        made: Trust = found()
+    except Exception as error:  # a user's class can raise any exception
+        raise InputError("privacy.trust", name, f"cannot be made without arguments: {described(error)}") from error
+    needed = ("sentence",) if made.counts_own_only else ("sentence", "assumption")
+    for attribute in needed:
+        if not isinstance(getattr(made, attribute, None), str):
+            why = "" if attribute == "sentence" else ": the noise of other parties counts, and that can turn out false"
+            rule = f"must have the attribute `{attribute}`, which certificates state{why}"
+            raise InputError("privacy.trust", name, rule)
     return made
 
 
@@ -208,18 +227,18 @@ def counted_by_trust(
     counted = {name: trust.counted(own, together, receiver_var) for name, trust in TRUST_MODELS.items()}
     if declared not in TRUST_MODELS:
         trust = trust_named(declared)
-        counted[declared] = trust.counted(own, together, receiver_var)
-        _check_counted(trust, counted[declared], counted)
+        counted[declared] = np.asarray(trust.counted(own, together, receiver_var))
+        _check_counted(declared, trust, counted[declared], counted)
     return counted
 
 
-def _check_counted(trust: Trust, counted: FloatArray, built_in: Mapping[str, FloatArray]) -> None:
+def _check_counted(name: str, trust: Trust, counted: FloatArray, built_in: Mapping[str, FloatArray]) -> None:
     """Raise unless a user's own model counts no more noise than there is, by its own flags."""
     flags = OwnNoise if trust.counts_own_only else ReceiverNoise if trust.counts_receiver else FleetNoise
     own, most = built_in[OwnNoise.name], built_in[flags.name]
     if counted.shape not in (own.shape, own.shape[1:]) or not ((counted >= 0) & (counted <= most * (1 + 1e-9))).all():
         rule = f"`counted` must have shape [device, row] or [row], and be from 0 to what {flags.name} counts"
-        raise InputError("privacy.trust", trust.name, rule)
+        raise InputError("privacy.trust", name, rule)
 
 
 def trust_header(name: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -10,22 +11,32 @@ from rich.markup import escape
 
 from airdistill import __version__
 from airdistill.files import write_whole
-from airdistill.privacy.certificate import FAILS, HOLDS, UNDER_ASSUMPTIONS, Certificate
+from airdistill.privacy.certificate import (
+    FAILS,
+    HOLDS,
+    SIMULATION,
+    UNDER_ASSUMPTIONS,
+    Certificate,
+    data_digest,
+    scenario_digest,
+)
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
-from airdistill.report.page import Bullets, DataTable, Page, Paragraph, Section, Verdict, Verdicts, render
-from airdistill.report.terminal import bullets, starred_table
-from airdistill.report.wording import device_rows, number, starred
+from airdistill.report.page import Bullets, DataTable, Facts, Page, Paragraph, Section, Verdict, Verdicts, render
+from airdistill.report.terminal import bullets, facts_table, starred_table
+from airdistill.report.wording import device_rows, starred
 from airdistill.runs.folder import CERTIFICATE, write_json
+from airdistill.units import rounded_up
 
 CERTIFICATE_PAGE = "certificate.html"
 _COLOURS = {HOLDS: "green", FAILS: "red"}
 
 
 def print_certificate(certificate: Certificate, console: Console, all_devices: bool = False) -> None:
-    """Print the verdict, the guarantees, the assumptions and the numbers."""
+    """Print the guarantee, the verdict, the assumptions, the numbers and what the certificate is of."""
     terms, colour = certificate.header, _COLOURS.get(certificate.verdict, "yellow")
-    console.print(f"[bold]{escape(terms.name)}, {escape(terms.scheme)}[/bold]: {certificate.releases_in_words}")
+    console.print(f"[bold]{escape(certificate.headline)}[/bold]", highlight=False)
     console.print(f"[bold {colour}]{certificate.verdict_in_words}[/bold {colour}]")
+    console.print(f"{escape(terms.name)}, {escape(terms.scheme)}: {certificate.releases_in_words}", highlight=False)
     if certificate.reasons:
         console.print(bullets(certificate.reasons, f"[{colour}]![/{colour}]"))
     console.print("[bold]Guarantees[/bold]", bullets(certificate.statement, "·"))
@@ -36,11 +47,15 @@ def print_certificate(certificate: Certificate, console: Console, all_devices: b
     console.print("[bold]Every device[/bold], with the declared trust model")
     caption = "* declared: the ε spent" + ("" if all_devices else "; --devices lists every device")
     console.print(starred_table(*account_rows(certificate, all_devices), caption=caption, narrow=True))
+    console.print(facts_table(identity_rows(certificate)))
 
 
-def write_certificate(certificate: Certificate, folder: Path) -> Path:
-    """Write `certificate.json` and `certificate.html` to the run's folder, and return the page's path."""
-    write_json(folder / CERTIFICATE, certificate.to_dict())
+def write_certificate(certificate: Certificate, folder: Path, stored: dict[str, Any] | None = None) -> Path:
+    """Write `certificate.json` and `certificate.html` to a folder, and return the page's path.
+
+    `stored` is the content of the first file if it is more than the certificate: a signed one.
+    """
+    write_json(folder / CERTIFICATE, certificate.to_dict() if stored is None else stored)
     path = folder / CERTIFICATE_PAGE
     write_whole(path, render(certificate_page(certificate)).encode())
     return path
@@ -51,20 +66,24 @@ def certificate_page(certificate: Certificate) -> Page:
     terms = certificate.header
     return Page(
         title=f"Certificate of {terms.name}, {terms.scheme}",
-        subtitle=f"Guarantees of every device and their assumptions: {certificate.releases_in_words}",
-        sections=(certificate_section(certificate), devices_section(certificate, all_devices=True)),
+        subtitle=certificate.headline,
+        sections=(
+            certificate_section(certificate),
+            devices_section(certificate, all_devices=True),
+            Section("Date and digests", (Facts(tuple(identity_rows(certificate))),)),
+        ),
         made_by=f"airdistill {__version__}",
     )
 
 
 def certificate_section(certificate: Certificate) -> Section:
     """Return the verdict, the guarantees and the assumptions."""
-    terms = certificate.header
-    target = f"(ε, δ) of each of {terms.num_devices} devices, sensitivity {terms.sensitivity}, trust {terms.trust}"
-    fallible = ", ".join(each.name for each in certificate.assumptions if not each.declared)
-    assumed = (f"Assumed: {fallible}.",) if certificate.verdict == UNDER_ASSUMPTIONS else ()
+    is_conditional = certificate.verdict in (UNDER_ASSUMPTIONS, SIMULATION)
+    verdict = certificate.verdict_in_words.removeprefix(f"{SIMULATION}: ")
+    words = (f"{verdict[0].upper()}{verdict[1:]}.",) if is_conditional else ()
     source = f"ledger {certificate.ledger_digest[:16]}" if certificate.ledger_digest else ""
-    verdict = Verdict(target, certificate.verdict, " ".join((*assumed, *certificate.reasons)), source)
+    numbers = " ".join((*words, *certificate.reasons))
+    item = Verdict(certificate.headline, certificate.verdict, numbers, source)
     table = DataTable(
         *model_rows(certificate),
         caption="ε of the worst device, by sensitivity model and trust model; * is declared.",
@@ -72,7 +91,7 @@ def certificate_section(certificate: Certificate) -> Section:
     return Section(
         "Certificate",
         (
-            Verdicts((verdict,)),
+            Verdicts((item,)),
             Paragraph("Guarantees:"),
             Bullets(certificate.statement),
             Paragraph("Assumptions:"),
@@ -92,6 +111,17 @@ def devices_section(certificate: Certificate, all_devices: bool = False) -> Sect
     return Section("Privacy spent", (table,))
 
 
+def identity_rows(certificate: Certificate) -> list[tuple[str, str]]:
+    """Return labels and values of what the certificate is of: date, version, and digests of scenario, data, ledger."""
+    terms = certificate.header
+    return [
+        ("Issued", f"{certificate.issued or 'with no date, by the run itself'}, airdistill {__version__}"),
+        ("Scenario", scenario_digest(terms) or "not recorded in the ledger"),
+        ("Data", data_digest(terms) or "not recorded: in a federation every device has its own"),
+        ("Ledger", certificate.ledger_digest or "in memory"),
+    ]
+
+
 def assumption_lines(certificate: Certificate) -> list[str]:
     """Return a line for each assumption."""
     return [f"{each.name}: {each.sentence}" for each in certificate.assumptions]
@@ -104,12 +134,12 @@ def model_rows(certificate: Certificate) -> tuple[tuple[str, ...], tuple[tuple[s
     rows = [
         (
             starred(model, terms.sensitivity),
-            *(number(certificate.worst(model, trust)) for trust in certificate.trust_names),
+            *(rounded_up(certificate.worst(model, trust)) for trust in certificate.trust_names),
         )
         for model in SENSITIVITY_MODELS
     ]
     formula = max(account.paper_formula for account in certificate.devices)
-    return columns, (*rows, ("paper's formula", number(formula), *[""] * (len(columns) - 2)))
+    return columns, (*rows, ("paper's formula", rounded_up(formula), *[""] * (len(columns) - 2)))
 
 
 def account_rows(
@@ -120,7 +150,7 @@ def account_rows(
     columns = ("device", "target ε", "δ", "formula", *(starred(m, terms.sensitivity) for m in SENSITIVITY_MODELS))
     values = [
         np.array([account.epsilon_asked for account in accounts]),
-        np.array([account.delta for account in accounts]),
+        np.array([account.delta_in_all for account in accounts]),
         np.array([account.paper_formula for account in accounts]),
         *(np.array([account.by_model[model][terms.trust] for account in accounts]) for model in SENSITIVITY_MODELS),
     ]

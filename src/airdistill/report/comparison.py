@@ -37,6 +37,7 @@ from airdistill.report.wording import (
 from airdistill.runs.comparison import Comparison, ComparisonRecord, Task
 from airdistill.runs.results import ArmResult, Curve, arm_results, mean_curve, received_noise, runs_of
 from airdistill.schemes.registry import load_scheme
+from airdistill.units import rounded_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +89,7 @@ def parts_of_table(record: ComparisonRecord, *parts: tuple[str, ...]) -> list[tu
 def _row(result: ArmResult, num_seeds: int) -> list[str]:
     complete = result.num_seeds == num_seeds
     epsilons = [
-        number(result.epsilon_by_model[model]) + ("*" if model == result.sensitivity else "")
+        rounded_up(result.epsilon_by_model[model]) + ("*" if model == result.sensitivity else "")
         for model in SENSITIVITY_MODELS
     ]
     return [

@@ -96,7 +96,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`verdict` is "holds", "does not hold", or a text that means neither."""
+    """`verdict` is "holds", "does not hold", "simulation", or a text that means none of them."""
 
     statement: str
     verdict: str

@@ -267,6 +267,8 @@ def receiver_rows(plan: Plan, what_if: WhatIf) -> Rows:
         )
         for receiver in what_if.receivers
     )
+    if ":" in own:
+        rows = (*rows, (starred(own, own), "not known", "as linear", "as linear"))
     return ("receiver", "squared error", "gap ΣΩ", "best T"), rows
 
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from airdistill.report.wording import number
 from airdistill.runs.comparison import OnProgress, Task
 from airdistill.stages import listening
+from airdistill.units import rounded_up
 
 _MOST_BARS = 12  # beyond this number, bars of finished runs are removed
 
@@ -42,7 +42,7 @@ def round_bar(console: Console, label: str) -> Iterator[Callable[[dict[str, Any]
             nonlocal accuracy
             if "accuracy" in record:
                 accuracy = f"accuracy {record['accuracy']['mean']:.1%} · "
-            news = f"{accuracy}ε {number(record['epsilon_spent'])}"
+            news = f"{accuracy}ε {rounded_up(record['epsilon_spent'])}"
             progress.update(task, completed=record["round"], total=num_rounds, news=news)
 
         def note(stage: str, done: int, total: int) -> None:

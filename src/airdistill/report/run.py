@@ -25,7 +25,7 @@ from airdistill.runs.folder import CERTIFICATE, PLAN, RUN, SCENARIO
 from airdistill.runs.record import RunRecord
 from airdistill.runs.results import accuracy_curve, received_noise
 from airdistill.schemes.base import BLUE, GREEN, ORANGE
-from airdistill.units import with_prefix
+from airdistill.units import rounded_up, with_prefix
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +43,7 @@ def print_run(record: RunRecord, console: Console) -> None:
         ("  random iterate", _iterate_in_words(iterate)),
         ("Rounds", _rounds_and_end(summary)),
         ("Uplink", f"{with_prefix(summary['uplink_seconds'], 's')}, {with_prefix(summary['measured_joules'], 'J')}"),
-        ("Privacy spent", f"ε {number(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
+        ("Privacy spent", f"ε {rounded_up(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
         ("Certificate", escape(json.loads((record.folder / CERTIFICATE).read_text())["verdict_in_words"])),
         ("Record", escape(str(record.folder))),
     ]
@@ -108,7 +108,7 @@ def _result_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         ("On own classes", f"{accuracy['own_classes']:.2%}"),
         ("Uplink time", with_prefix(summary["uplink_seconds"], "s")),
         ("Energy", f"{with_prefix(summary['measured_joules'], 'J')} measured, for the whole fleet"),
-        ("Privacy spent", f"ε {number(summary['epsilon_spent'])} of the worst device ({summary['sensitivity']})"),
+        ("Privacy spent", f"ε {rounded_up(summary['epsilon_spent'])} of the worst device ({summary['sensitivity']})"),
         *_link_facts(record),
         *_label_facts(record),
     )

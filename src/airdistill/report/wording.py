@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from airdistill.arrays import FloatArray
-from airdistill.units import with_prefix
+from airdistill.units import rounded_up, with_prefix
 
 if TYPE_CHECKING:
     from airdistill.runs.results import Interval
@@ -66,11 +66,14 @@ def starred(name: str, declared: str) -> str:
 
 
 def device_rows(columns: Sequence[FloatArray], all_devices: bool) -> tuple[tuple[str, ...], ...]:
-    """Return a row for each device from columns `[device]`. Large fleets are summarised unless `all_devices` is set."""
-    num_devices = len(columns[0])
-    if all_devices or num_devices <= MOST_ROWS:
-        return tuple((str(device), *(number(column[device]) for column in columns)) for device in range(num_devices))
-    return tuple((name, *(number(pick(column)) for column in columns)) for name, pick in SUMMARIES.items())
+    """Return a row for each device from columns `[device]` of ε and δ, rounded up.
+
+    Large fleets are summarised unless `all_devices` is set.
+    """
+    if all_devices or len(columns[0]) <= MOST_ROWS:
+        rows = zip(*columns, strict=True)
+        return tuple((str(device), *map(rounded_up, row)) for device, row in enumerate(rows))
+    return tuple((name, *(rounded_up(pick(column)) for column in columns)) for name, pick in SUMMARIES.items())
 
 
 def limiting_factor(regime: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
+from airdistill.planning.fleet import reserved_delta
 from airdistill.planning.payloads import PAYLOADS
 from airdistill.planning.plan import Plan
 from airdistill.privacy.certificate import Certificate, certificate_of
@@ -40,11 +42,13 @@ from airdistill.scenario.model import Scenario
 class Inputs:
     """Digests of what a run reads: all samples and labels; and these with every round's channel.
 
-    The endpoints of a federation have none in common, because no endpoint has all data.
+    `compared` says what the public samples were compared with. The endpoints of a federation have none of these in
+    common, because no endpoint has all data.
     """
 
     data_digest: str = ""
     digest: str = ""
+    compared: Mapping[str, int] | None = None
 
 
 NO_INPUTS = Inputs()
@@ -74,6 +78,7 @@ def ledger_header(
             **_own_code(plan, own_scheme),
             "inputs": inputs.digest,
             "noise_key": _noise_key(plan.scenario, scheme, inputs.data_digest),
+            **({} if inputs.compared is None else {"public_comparison": dict(inputs.compared)}),
         },
     )
 
@@ -119,6 +124,8 @@ def _terms(plan: Plan, releases: str) -> dict[str, Any]:
         "csi_error_limit": ChannelError.of(scenario).limit,
         "constants": scenario.constants.model_dump(),
     }
+    if scenario.radio.csi_error_db is not None:
+        facts["csi_error"] = {"quantile": scenario.radio.csi_quantile, "reserved_delta": reserved_delta(scenario)}
     if scenario.radio.antennas > 1:
         facts["antennas"] = scenario.radio.antennas
     payload = plan.uplink.payload
@@ -210,10 +217,10 @@ def _last_round_sent(folder: Path) -> int:
     return 0
 
 
-def certify(folder: str | Path) -> Certificate:
-    """The certificate of a run's ledger, whether the run has ended or not, with its audits."""
+def certify(folder: str | Path, issued: str | None = None) -> Certificate:
+    """The certificate of a run's ledger, whether the run has ended or not, with its audits and the date of issue."""
     folder = existing_folder(Path(folder))
-    return certificate_of(trusted_ledger(folder), audits_in(folder))
+    return certificate_of(trusted_ledger(folder), audits_in(folder), issued)
 
 
 def mark_of(ledger: Ledger) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from airdistill.arrays import IntArray
 from airdistill.data.datasets import Dataset, class_patterns, load_dataset, synthetic_samples
 from airdistill.data.partition import assign_samples
-from airdistill.data.public import load_data
+from airdistill.data.public import check_not_private, load_data
 from airdistill.errors import InputError
 from airdistill.learning.samples import input_shape
 from airdistill.runs.simulation import check_has_data
@@ -126,6 +126,7 @@ def _public_from(data: str, scenario: Scenario, counts: IntArray, own: Dataset) 
     if kinds[0] != kinds[1]:
         described = [f"{kind} of shape {shape}" for shape, kind in kinds]
         raise InputError("--data", data, f"its samples are {described[0]}, the scenario's are {described[1]}")
+    check_not_private("--data", data, given.x_train, own)
     return Public(scenario, counts, data, given.x_train, given.y_train)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ from torch import Tensor
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.data.datasets import Dataset
 from airdistill.data.partition import assign_samples
-from airdistill.data.public import PublicSet, load_data
-from airdistill.errors import AirDistillError, InputError
+from airdistill.data.public import Comparison, PublicSet, load_data
+from airdistill.errors import AirDistillError, InputError, described
 from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet, TrainingDivergedError, check_finite
+from airdistill.learning.learner import Losses
 from airdistill.learning.samples import to_tensor
 from airdistill.planning.plan import Plan
+from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
 from airdistill.radio.superposition import Reception
@@ -30,8 +34,10 @@ from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.schemes.payloads import receiver_of
+from airdistill.schemes.planning import has_own_code, is_users
 from airdistill.streams import stream
 
+logger = logging.getLogger(__name__)
 _ITERATE, _RECEIVER = "iterate.", "receiver."
 
 
@@ -52,7 +58,7 @@ class Simulation:
         self._source = channel_source(scenario)
         inputs = _inputs(dataset, self._public, self._source, plan.num_rounds)
         self.inputs_digest = inputs.digest
-        self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, _is_users(type(scheme))))
+        self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme)))
         self._receiver = receiver_of(plan, self._public, engine)
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
@@ -102,26 +108,22 @@ class Simulation:
         except Exception as error:
             if isinstance(error, NotFiniteError):
                 rule = "training diverged; lower learning.initial_lr or learning.distill_weight"
+                if has_own_code(self.scheme, self.plan.scenario):
+                    rule += ", or find it in your own code"
                 sent = re.sub(r"^(round \d+): ", r"\1, ", str(error)).split(";")[0]
                 raise TrainingDivergedError(f"{sent}; {rule}") from error
-            if isinstance(error, AirDistillError) or not self._has_user_code():
+            if isinstance(error, AirDistillError) or not has_own_code(self.scheme, self.plan.scenario):
                 raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise AirDistillError(f"round {this.index}: your model or scheme failed: {reason}") from error
+            raise AirDistillError(f"round {this.index}: your own code failed: {described(error)}") from error
         if not isinstance(outcome, Outcome):
             raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {outcome!r}")
+        _check_outcome(outcome, len(self.fleet.learners), f"scheme {self.scheme.name}: play")
         if outcome.reception is not None and self.ledger.num_releases == charged:
             rule = "send with this.transmit(vectors), or with this.release_without_privacy(aggregate)"
             raise AirDistillError(
                 f"scheme {self.scheme.name}: returned a reception that no ledger entry covers; {rule}"
             )
         return outcome
-
-    def _has_user_code(self) -> bool:
-        public = self.plan.scenario.public
-        servers = [] if public is None or public.server_model is None else [public.server_model]
-        own_model = any(":" in name for name in (*self.plan.scenario.model_names, *servers))
-        return own_model or _is_users(type(self.scheme))
 
     def accuracy(self) -> dict[str, float]:
         """Accuracy of the devices' own models on the common test set."""
@@ -159,8 +161,12 @@ class Simulation:
                 "planned_power_w": reception.planned_power_w,
                 "measured_power_w": reception.measured_power_w,
                 **_about_inactive_devices(reception),
-                **this.protocol.record(reception, this.index, self._public),
             }
+            own = this.protocol.record(reception, this.index, self._public)
+            if taken := sorted(own.keys() & record.keys()):
+                rule = f"a round's record has these keys already: {', '.join(taken)}"
+                raise AirDistillError(f"round {this.index}: what the payload's protocol records must be new; {rule}")
+            record |= own
         return record | {
             "uplink_seconds": self.uplink_seconds,
             "planned_joules": self.planned_joules,
@@ -200,8 +206,24 @@ class Simulation:
         self.measured_joules = numbers["measured_joules"]
 
 
-def _is_users(scheme: type[Scheme]) -> bool:
-    return not scheme.__module__.startswith("airdistill.")
+def _check_outcome(outcome: Outcome, num_devices: int, who: str) -> None:
+    """Raise unless an outcome has the losses of every device, and a reception if anything."""
+    if not isinstance(outcome.reception, Reception | None):
+        rule = "what this.transmit(vectors) returned, or None"
+        raise AirDistillError(f"{who} returned a reception of type {type(outcome.reception).__name__}: must be {rule}")
+    losses = outcome.losses
+    read = losses if isinstance(losses, list | tuple) else ()  # a GPU may still be computing the others
+    if not isinstance(losses, Sequence) or len(losses) != num_devices or not all(isinstance(x, Losses) for x in read):
+        rule = "what this.learn(broadcast) returned; with gradients, what this.fleet.gradients returned"
+        raise AirDistillError(f"{who} must return the losses of all {num_devices} devices: {rule}")
+
+
+def _reported(comparison: Comparison) -> dict[str, int]:
+    """What a ledger's header records of a comparison; copies that the dataset itself has are logged."""
+    compared = comparison.to_header()
+    for sentence in copies_in_dataset(compared):
+        logger.warning("public set: %s", sentence)
+    return compared
 
 
 def _about_inactive_devices(reception: Reception) -> dict[str, Any]:
@@ -245,7 +267,7 @@ def _inputs(dataset: Dataset, public: PublicSet | None, source: ChannelSource, n
     of_data = digest.hexdigest()
     for round_index in range(1, num_rounds + 1):
         digest.update(source.round_channel(round_index).tobytes())
-    return Inputs(of_data, digest.hexdigest())
+    return Inputs(of_data, digest.hexdigest(), None if public is None else _reported(public.comparison))
 
 
 def data_digest(dataset: Dataset, public: PublicSet | None) -> str:

@@ -135,7 +135,7 @@ class Public(_Section):
     source: StrictStr = Field(
         "test",
         description='the first samples of the "test" set or the last of the "train" set, which are held out; or a '
-        "folder of IDX files (its training images), or an .npz file (x_public or x_train)",
+        "folder of IDX files (its training images) or an .npz file (x_public); no copy of a private or test sample",
     )
     samples_per_round: StrictInt | None = Field(
         None, ge=1, description="samples predicted in a round, in turn over the rounds; by default all"

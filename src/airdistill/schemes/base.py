@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # PyTorch is loaded when a round is played: a plan needs sche
     from airdistill.learning.learner import Losses
     from airdistill.schemes.payloads import PayloadProtocol
 
+
+Releases = Literal["private", "bare", "nothing"]
 
 # The colours of Okabe and Ito.
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE, GREY = (
@@ -72,6 +74,7 @@ class Round:
     ledger: Ledger
     receiver: Receiver | None = None
     _charged: ChargedRound | None = None
+    _sent: Reception | None = None
 
     @property
     def lr(self) -> float:
@@ -95,6 +98,9 @@ class Round:
 
         Raise `BudgetExceeded` if a device's budget does not allow the round.
         """
+        if self._charged is not None:
+            rule = "vectors() and transmit() charge it; call charge(design) once, before them"
+            raise AirDistillError(f"round {self.index} was charged already: {rule}")
         self._charged = charge_round(self.plan, self.ledger, self.source, self.index, design)
 
     def vectors(self) -> FloatArray:
@@ -108,17 +114,30 @@ class Round:
 
     def transmit(self, vectors: FloatArray) -> Reception:
         """Send `[device, row, entry]` over the air, once, and apply the scenario's receiver; charge it if needed."""
+        if not self.ledger.header.enforced:
+            raise AirDistillError(f"{self._declares}: only private releases are transmitted with noise")
+        if not (isinstance(vectors, np.ndarray) and vectors.dtype.kind in "fiubc"):
+            rule = "a NumPy array of numbers, as this.vectors() returns"
+            raise AirDistillError(f"round {self.index}: vectors must be {rule}, not {type(vectors).__name__}")
         if self._charged is None:
             self.charge()
         assert self._charged is not None
-        return self._charged.transmit(vectors).estimated_by(self.receiver)
+        self._sent = self._charged.transmit(vectors)
+        # A scheme may change what it is given; what was received stays, to compare a broadcast with.
+        return replace(self._sent, received=self._sent.received.copy()).estimated_by(self.receiver)
 
     def release_without_privacy(self, aggregate: FloatArray) -> Reception:
         """Charge the release of every device's vectors without noise; the server gets the aggregate `[row, entry]`."""
-        if self.ledger.header.enforced:
+        if self.ledger.header.terms.get("releases") != "bare":
             rule = 'its class must declare releases = "bare"'
             raise AirDistillError(f"scheme {self.ledger.header.scheme}: released vectors without privacy; {rule}")
-        return release_without_privacy(self.plan, self.ledger, self.index, aggregate)
+        self._sent = release_without_privacy(self.plan, self.ledger, self.index, aggregate)
+        return self._sent
+
+    @property
+    def _declares(self) -> str:
+        header = self.ledger.header
+        return f'scheme {header.scheme}: its class declares releases = "{header.terms.get("releases")}"'
 
     def learn(self, broadcast: FloatArray | None) -> Sequence[Losses]:
         """Update every device from the broadcast, or on its own samples only if there is none.
@@ -130,7 +149,25 @@ class Round:
         devices = range(len(self.fleet.learners))
         if broadcast is None:
             return learn_from(self.fleet, self.scenario, self.index, None, devices)
+        self._check_broadcast(broadcast)
         return self.protocol.learn(self.fleet, self.index, broadcast, devices)
+
+    def _check_broadcast(self, broadcast: FloatArray) -> None:
+        """Raise if devices would learn from vectors that were made but never sent, or from the sum without its noise.
+
+        It finds mistakes. It cannot find what a scheme computes from the vectors in another way.
+        """
+        sent, scheme = self._sent, f"round {self.index}: scheme {self.ledger.header.scheme}"
+        if sent is None and (self._charged is not None or self.ledger.num_releases == 0):
+            rule = "call this.transmit(vectors) first, or learn(None) on their own samples only"
+            raise AirDistillError(f"{scheme} would let devices learn from what was never sent: {rule}")
+        if sent is not None and _is_copy(broadcast, sent.ideal) and not _is_copy(sent.received, sent.ideal):
+            rule = "learn from reception.received or reception.broadcast"
+            raise AirDistillError(f"{scheme} would broadcast reception.ideal, which has no noise: {rule}")
+
+
+def _is_copy(array: FloatArray, of: FloatArray) -> bool:
+    return np.shape(array) == of.shape and np.array_equal(array, of, equal_nan=True)
 
 
 class Scheme(ABC):
@@ -147,7 +184,7 @@ class Scheme(ABC):
     tdma: ClassVar[bool] = False
     one_model: ClassVar[bool] = False
     inherits: ClassVar[tuple[str, ...]] = ()
-    releases: ClassVar[Literal["private", "bare", "nothing"]] = "private"
+    releases: ClassVar[Releases] = "private"
     look: ClassVar[Look | None] = None
 
     def adapt(self, scenario: Scenario) -> Scenario:

@@ -22,11 +22,10 @@ from airdistill.learning.mixed import MixedSteps, passes_in_batches, rise_and_fa
 from airdistill.learning.public_predictions import ClientSelector, check_answers, sharpened, surest_answers, votes
 from airdistill.planning.payloads import Gradient, PublicPredictions, declared_public, rows_of_round
 from airdistill.planning.plan import Plan
-from airdistill.plugins import load_object
 from airdistill.radio.receivers import Receiver, make_receiver
 from airdistill.radio.superposition import Reception
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.receivers import public_receiver
+from airdistill.schemes.receivers import OwnReceiver, public_receiver
 from airdistill.streams import stream
 
 # Tuned on MNIST, docs/results.md.
@@ -66,9 +65,18 @@ def payload_protocol(plan: Plan) -> PayloadProtocol:
     payload = plan.uplink.payload
     own: PayloadProtocol | None = payload.protocol(plan)
     if own is not None:
-        return own
+        return _checked(own, payload.kind)
     made: PayloadProtocol = _BUILT_IN[payload.kind](plan)
     return made
+
+
+def _checked(own: PayloadProtocol, kind: str) -> PayloadProtocol:
+    names = ("vectors", "learn", "receiver", "record", "tables")
+    missing = [name for name in names if not callable(getattr(own, name, None))]
+    if missing:
+        rule = f"its protocol lacks {', '.join(missing)}: derive it from airdistill.schemes.payloads.BaseProtocol"
+        raise InputError("payload", kind, rule)
+    return own
 
 
 def receiver_of(plan: Plan, public: PublicSet | None, engine: Engine) -> Receiver | None:
@@ -76,8 +84,7 @@ def receiver_of(plan: Plan, public: PublicSet | None, engine: Engine) -> Receive
     plan."""
     name, payload = plan.scenario.learning.receiver, plan.uplink.payload
     if ":" in name:
-        own: Receiver = load_object(name, "learning.receiver")(plan)
-        return own
+        return OwnReceiver(name, plan)
     if name not in payload.receivers and payload.is_knowledge:
         rule = (
             f"cannot read {payload.words}: one of {', '.join(payload.receivers)}, or your own as package.module:Class"

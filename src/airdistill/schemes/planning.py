@@ -8,7 +8,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.data.public import load_data
-from airdistill.errors import Described, InputError
+from airdistill.errors import AirDistillError, Described, InputError, described
 from airdistill.planning.payloads import PublicPredictions, declared_public
 from airdistill.planning.plan import Plan, plan
 from airdistill.scenario.loading import changed, for_scheme
@@ -23,6 +23,9 @@ def as_run_by(scheme: Scheme, scenario: Scenario, rounds: int | None = None) -> 
     for name in (*scheme.inherits, scheme.name):
         scenario = for_scheme(scenario, name)
     adapted = scheme.adapt(scenario)
+    if not isinstance(adapted, Scenario):
+        rule = "must return airdistill.scenario.loading.changed(scenario, {section: {field: value}})"
+        raise InputError(f"adapt of scheme {scheme.name}", Described(adapted), rule)
     if scheme.releases != "private" and adapted.fleet.participation < 1:
         everyone = {"participation": 1.0, "participation_hidden": False}
         adapted = changed(adapted, {"fleet": everyone})  # sampling is for private schemes
@@ -68,7 +71,32 @@ def refuse_server_selector(scenario: Scenario) -> None:
 
 
 def plan_scheme(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | None = None) -> Plan:
-    """Plan a scenario from `as_run_by`, with what earlier runs have left of every device's budget."""
+    """Plan a scenario from `as_run_by`, with what earlier runs have left of every device's budget.
+
+    An exception in the user's own payload, trust or participation model becomes an error that names the line.
+    """
+    try:
+        return _planned(scheme, scenario, spent_squared_mu)
+    except Exception as error:
+        if isinstance(error, AirDistillError) or not has_own_code(scheme, scenario):
+            raise
+        raise AirDistillError(f"planning failed in your own code: {described(error)}") from error
+
+
+def has_own_code(scheme: Scheme, scenario: Scenario) -> bool:
+    """Whether a run executes classes or functions of the user's own, which can raise any exception."""
+    public, learning = scenario.public, scenario.learning
+    named = [scenario.privacy.trust, scenario.fleet.sampling, learning.receiver, *scenario.model_names]
+    server = None if public is None else public.server_model
+    return is_users(scheme) or any(":" in name for name in (*named, server or ""))
+
+
+def is_users(scheme: Scheme) -> bool:
+    """Whether a scheme is a class of the user's own."""
+    return not type(scheme).__module__.startswith("airdistill.")
+
+
+def _planned(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | None) -> Plan:
     if scheme.one_model and len(set(scenario.model_names)) > 1:
         mixed = Described(" and ".join(sorted(set(scenario.model_names))))
         rule = f"{scheme.name} needs one model for all devices; only distillation works with different models"

@@ -1,22 +1,80 @@
-"""Receivers of public predictions: from the noisy sum of all answers to a row for every public sample."""
+"""Receivers of the user's own, and those of public predictions.
+
+The latter go from the noisy sum of all answers to a row for every public sample.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.data.public import PublicSet
+from airdistill.errors import InputError, described
 from airdistill.learning.fleet import Engine
 from airdistill.learning.server import Server
-from airdistill.planning.payloads import PublicPredictions, declared_public, rows_of_round
+from airdistill.planning.payloads import ClassMeans, PublicPredictions, declared_public, rows_of_round
 from airdistill.planning.plan import Plan
+from airdistill.plugins import load_object
 from airdistill.radio.receivers import Estimate, PooledRows, Receiver, TrackedRows, project_on_simplex
 from airdistill.scenario.model import Public
 
 # From the pooled rows `[sample, class]` and their noise variances `[sample]` to what is broadcast.
 Reading = Callable[[FloatArray, FloatArray], FloatArray]
+
+
+class OwnReceiver:
+    """A user's own receiver, `package.module:Class`, made with the plan; what it returns is checked.
+
+    Its state is read once when a run starts: a state that no checkpoint can keep must not end a run that has spent
+    privacy.
+    """
+
+    def __init__(self, name: str, plan: Plan) -> None:
+        self._name, self._num_rows = name, plan.uplink.num_rows
+        # Receivers of class means return class means; other payloads may be broadcast in a shape of their own.
+        is_fixed, shape = isinstance(plan.uplink.payload, ClassMeans), (self._num_rows, plan.uplink.vector_length)
+        self._shape = shape if is_fixed else None
+        found = load_object(name, "learning.receiver")
+        self._own: Receiver = self._called("it", lambda: found(plan))
+        for method in ("estimate", "state", "restore"):
+            if not callable(getattr(self._own, method, None)):
+                raise InputError("learning.receiver", name, "must have the methods estimate, state and restore")
+        self.state()
+
+    def estimate(self, received: FloatArray, noise_var: FloatArray) -> Estimate:
+        made = self._called("estimate", lambda: self._own.estimate(received.copy(), noise_var.copy()))
+        if not isinstance(made, Estimate) or not isinstance(made.knowledge, np.ndarray):
+            raise self._wrong("estimate must return airdistill.radio.Estimate(array)")
+        if self._shape not in (None, made.knowledge.shape):
+            rule = f"estimate must return [row, entry] = {list(self._shape or ())}, not {list(made.knowledge.shape)}"
+            raise self._wrong(rule)
+        if made.expected_error is not None and np.shape(made.expected_error) != (self._num_rows,):
+            raise self._wrong(f"expected_error must be None or an array [row] = [{self._num_rows}]")
+        return made
+
+    def state(self) -> dict[str, FloatArray]:
+        kept = self._called("state", self._own.state)
+        if not isinstance(kept, dict) or not all(isinstance(name, str) for name in kept):
+            raise self._wrong("state must return a dictionary of arrays by name; {} without memory")
+        for name, array in kept.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+                raise self._wrong(f"state must return NumPy arrays of numbers: make {name} np.array(float({name}))")
+        return {name: np.ascontiguousarray(array) if array.ndim else array for name, array in kept.items()}
+
+    def restore(self, state: dict[str, FloatArray]) -> None:
+        self._called("restore", lambda: self._own.restore(state))
+
+    def _called(self, method: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # a user's class can raise any exception
+            raise self._wrong(f"{method} failed: {described(error)}") from error
+
+    def _wrong(self, rule: str) -> InputError:
+        return InputError("learning.receiver", self._name, rule)
 
 
 def public_receiver(plan: Plan, public: PublicSet, engine: Engine) -> Receiver:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
+from typing import get_args
 
 from airdistill import DEFAULT_SCHEME
-from airdistill.errors import InputError
+from airdistill.errors import InputError, described
+from airdistill.planning.own_payload import check_payload_class
+from airdistill.planning.payloads import ClassMeans, Payload
 from airdistill.planning.plan import Plan
 from airdistill.plugins import load_object
 from airdistill.scenario.model import NAME_PATTERN, Scenario
-from airdistill.schemes.base import Scheme
+from airdistill.schemes.base import Look, Releases, Scheme
 from airdistill.schemes.distillation import (
     AirDistill,
     FdErrorFree,
@@ -59,7 +63,32 @@ def load_scheme(reference: str) -> Scheme:
         raise InputError("--scheme", reference, "must be a class derived from airdistill.schemes.Scheme")
     if inspect.isabstract(found) or not re.fullmatch(NAME_PATTERN, str(getattr(found, "name", ""))):
         raise InputError("--scheme", reference, "must have a `name` fit for a folder, and a method `play`")
-    return found()
+    if not found.__module__.startswith("airdistill."):
+        for rule in _broken_rules(found):
+            raise InputError("--scheme", reference, rule)
+    try:
+        return found()
+    except Exception as error:  # a user's class can raise any exception
+        raise InputError("--scheme", reference, f"cannot be made without arguments: {described(error)}") from error
+
+
+def _broken_rules(scheme: type[Scheme]) -> Iterator[str]:
+    """What is wrong with the attributes of a user's own scheme. All other code takes them for what they claim."""
+    payload = scheme.payload
+    if scheme.name in SCHEMES:
+        yield f'its `name` is "{scheme.name}", a built-in scheme: give it a name of its own'
+    if scheme.releases not in get_args(Releases):
+        yield f"its `releases` is {scheme.releases!r}: must be one of {', '.join(get_args(Releases))}"
+    if not (isinstance(payload, type) and issubclass(payload, Payload)):
+        yield "its `payload` must be a class derived from airdistill.planning.payloads.Payload"
+        return
+    check_payload_class(payload)
+    if scheme.tdma and payload is not ClassMeans:
+        yield f"with `tdma` devices send class means: it cannot send {payload.words}"
+    if not isinstance(scheme.inherits, tuple):
+        yield f'its `inherits` is {scheme.inherits!r}: must be a tuple of names, such as ("ota_fd",)'
+    if not isinstance(scheme.look, Look | None):
+        yield "its `look` must be an airdistill.schemes.base.Look(colour, line, mark)"
 
 
 def plan_run(scenario: Scenario, scheme: str = DEFAULT_SCHEME, rounds: int | None = None) -> Plan:

@@ -16,6 +16,7 @@ from airdistill.report.plan_figure import gap_curve, shows_choice
 from airdistill.report.wording import number
 from airdistill.runs.record import RunRecord
 from airdistill.schemes.base import BLUE, GREEN, GREY, ORANGE, RED, SKY
+from airdistill.units import rounded_up
 
 CHART: dict[str, Any] = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
 _MOST_BARS = 30  # more classes than this are drawn as a line
@@ -88,7 +89,7 @@ def epsilon_figure(plan: Plan) -> go.Figure | None:
     figure.add_bar(
         y=[f"{model} *" if model == declared else model for model in finite],
         x=list(finite.values()),
-        text=[number(value) for value in finite.values()],
+        text=[rounded_up(value) for value in finite.values()],
         orientation="h",
         marker={"color": [GREEN if model == declared else GREY for model in finite]},
         name="ε of the worst device",

@@ -16,10 +16,10 @@ from airdistill.report.plan import (
     steps_note,
     summary_rows,
 )
-from airdistill.report.wording import limiting_factor, number
+from airdistill.report.wording import limiting_factor
 from airdistill.scenario.loading import as_toml, preset_names, preset_summary
 from airdistill.scenario.model import Scenario
-from airdistill.units import with_prefix
+from airdistill.units import rounded_up, with_prefix
 from airdistill.web.controls import TABS, ScenarioControls
 from airdistill.web.draft import Draft, Origin, as_changes, check_names_no_code, check_names_no_files, planned
 from airdistill.web.elements import (
@@ -168,7 +168,7 @@ def _show_headline(plan: Plan) -> None:
             ("Uplink time", with_prefix(plan.uplink_seconds, "s")),
             ("Uplink energy", with_prefix(plan.uplink_joules, "J")),
             ("Lowest SNR", f"{forecast.worst_snr_db:.1f} dB".replace("-", "−")),
-            *[(f"Worst ε, {model}", number(float(plan.epsilon_by_model[model].max()))) for model in models],
+            *[(f"Worst ε, {model}", rounded_up(float(plan.epsilon_by_model[model].max()))) for model in models],
         ]
     )
     if plan.warnings:

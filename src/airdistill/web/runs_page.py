@@ -15,12 +15,11 @@ from airdistill.planning.plan import Plan
 from airdistill.privacy.certificate import FAILS, HOLDS, Certificate
 from airdistill.report.certificate import account_rows, assumption_lines, model_rows
 from airdistill.report.run import run_page
-from airdistill.report.wording import number
 from airdistill.runs.accounts import certify
 from airdistill.runs.finding import FoundRun, find_run, find_runs
 from airdistill.runs.folder import PLAN, TIMINGS
 from airdistill.runs.record import RunRecord
-from airdistill.units import with_prefix
+from airdistill.units import rounded_up, with_prefix
 from airdistill.web.elements import (
     RUN,
     errors_shown,
@@ -136,7 +135,7 @@ def _show_headline(run: FoundRun, state: ShownState, record: RunRecord, plan: Pl
         ("State", state),
         ("Round", f"{done} of {plan.num_rounds}"),
         ("Accuracy", "not yet" if accuracy is None else f"{accuracy['mean']:.2%}"),
-        (f"ε spent ({plan.scenario.privacy.sensitivity})", number(last["epsilon_spent"]) if last else "0"),
+        (f"ε spent ({plan.scenario.privacy.sensitivity})", rounded_up(last["epsilon_spent"]) if last else "0"),
         ("Uplink time", with_prefix(last.get("uplink_seconds", 0.0), "s")),
     ]
     if run.is_active:
@@ -247,7 +246,7 @@ def _show_certificate(run: FoundRun) -> None:
 
 def _show_verdict(certificate: Certificate) -> None:
     box = {HOLDS: st.success, FAILS: st.error}.get(certificate.verdict, st.warning)
-    box(plain(f"{certificate.releases_in_words}: {certificate.verdict_in_words}"))
+    box(plain(f"{certificate.headline} — {certificate.releases_in_words}: {certificate.verdict_in_words}"))
     if certificate.reasons:
         st.markdown(listed(certificate.reasons))
 
