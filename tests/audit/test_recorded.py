@@ -187,8 +187,10 @@ def test_an_audit_that_cannot_be_saved_is_printed(tmp_path, monkeypatch, capsys,
     assert exit_code("audit", folder, "--parts", "recorded") == code
     printed = capsys.readouterr()
     assert "Verdict:" in printed.out
-    assert f"{folder}: the audit could not be saved" in printed.err
+    assert f"{folder}: the audit could not be saved there: Is a directory; use --out DIR" in printed.err
     assert len(printed.err.splitlines()) == 1
+    assert exit_code("audit", folder, "--parts", "recorded", "--out", tmp_path / "elsewhere") == code
+    assert (tmp_path / "elsewhere" / "audit.html").is_file()
 
 
 def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(tmp_path, capsys):

@@ -12,6 +12,7 @@ from airdistill.cli.app import JsonOption, SetOption, app, print_json, print_tex
 from airdistill.errors import AirDistillError
 
 if TYPE_CHECKING:
+    from airdistill.audit import Audit
     from airdistill.privacy.certificate import Certificate
 
 
@@ -164,7 +165,7 @@ def audit_command(
     from airdistill.audit import AuditOptions, audit
     from airdistill.audit.auditing import subject_of
     from airdistill.errors import InputError
-    from airdistill.report.audit import print_audit, write_audit
+    from airdistill.report.audit import print_audit
     from airdistill.report.progress import stage_bar
     from airdistill.report.terminal import Terminal
     from airdistill.runs.accounts import check_not_anothers
@@ -182,12 +183,28 @@ def audit_command(
         print_json(measured.to_dict())
     else:
         print_audit(measured, Terminal())
-    try:
-        page = write_audit(measured, folder, found.folder)
-    except OSError as error:
-        sys.stderr.write(f"error: {folder}: the audit could not be saved: {error.strerror or error}\n")
-    else:
-        if not as_json:
-            print_text(f"Audit: {page}")
+    page = _save_audit(measured, folder, found.folder)
+    if page is not None and not as_json:
+        print_text(f"Audit: {page}")
     if measured.violations:
         sys.exit(1)
+
+
+def _save_audit(measured: Audit, folder: Path, run: Path | None) -> Path | None:
+    """Save an audit that was printed, and return its page. A folder may be read-only: say so in one line."""
+    from airdistill.report.audit import add_to_run, write_audit
+
+    failed: dict[Path, str] = {}
+    page = None
+    try:
+        if run is not None:
+            add_to_run(measured, run)
+    except OSError as error:
+        failed[run or folder] = error.strerror or str(error)
+    try:
+        page = write_audit(measured, folder)
+    except OSError as error:
+        failed[folder] = error.strerror or str(error)
+    for place, reason in failed.items():
+        typer.echo(f"note: {place}: the audit could not be saved there: {reason}; use --out DIR for another", err=True)
+    return page

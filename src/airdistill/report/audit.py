@@ -267,13 +267,16 @@ def _draw_membership(found: MembershipAudit) -> Figure:
 # The page.
 
 
-def write_audit(audit: Audit, folder: Path, run: Path | None) -> Path:
-    """Write `audit.json` and `audit.html` to the folder; add the audit to the certificate and report of its run."""
-    if run is not None:
-        note_audit(run, audit.to_dict())
-        write_certificate(certify(run), run)
-        if (run / SUMMARY).exists():
-            write_run_page(RunRecord.read(run))
+def add_to_run(audit: Audit, run: Path) -> None:
+    """Add an audit to the certificate and the report of its run."""
+    note_audit(run, audit.to_dict())
+    write_certificate(certify(run), run)
+    if (run / SUMMARY).exists():
+        write_run_page(RunRecord.read(run))
+
+
+def write_audit(audit: Audit, folder: Path) -> Path:
+    """Write `audit.json` and `audit.html` to the folder, and return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / AUDIT, audit.to_dict())
     return write_audit_page(audit, folder / "audit.html")
