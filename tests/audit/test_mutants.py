@@ -13,6 +13,13 @@ from airdistill.runs.runner import run
 
 RECORDED = AuditOptions(parts=("recorded",))
 EVERY_ROUND = RunOptions(threads=1, eval_every=1)
+
+
+@pytest.fixture(autouse=True)
+def same_noise_each_time(monkeypatch):
+    mutants.seeded_secure_noise(monkeypatch)
+
+
 MANUAL = Path(__file__).parents[2] / "docs/audit.md"
 
 FLEET = "privacy.trust=fleet_noise"

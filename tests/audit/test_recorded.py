@@ -23,6 +23,12 @@ from airdistill.runs.runner import resume, run
 RECORDED = AuditOptions(parts=("recorded",))
 EVERY_ROUND = RunOptions(threads=1, eval_every=1)
 
+
+@pytest.fixture(autouse=True)
+def same_noise_each_time(monkeypatch):
+    mutants.seeded_secure_noise(monkeypatch)
+
+
 OWN, RECEIVER, SECURE = "privacy.trust=own_noise", "privacy.trust=receiver_noise", "privacy.noise=secure"
 PUBLIC = ("public.samples=12", "public.distill_epochs=1", "learning.local_epochs=1")
 KNOWN = ("fleet.participation=0.5", "fleet.devices=5", "data.samples_per_device=12")
