@@ -25,7 +25,7 @@ LITTLE = AuditOptions(transcripts=1, candidates=2, trials=10, rounds=2, shadows=
     [
         ({"transcripts": 0}, "--transcripts = 0: must be at least 1"),
         ({"shadows": 5}, "--shadows = 5: must be even"),
-        ({"parts": ()}, "--parts = none: must be some of exact, empirical, membership"),
+        ({"parts": ()}, "--parts = none: must be some of recorded, exact, empirical, membership"),
         ({"parts": ("exact", "magic")}, "--parts = exact, magic"),
         ({"rounds": 7}, "--rounds = 7: must lie between 1 and the plan's 6"),
         ({"device": 3}, "--audited-device = 3: the fleet's devices are 0 to 2"),

@@ -1,8 +1,8 @@
-"""The whole audit: the attacks on one device of a run or of a scenario, and the violations that they find."""
+"""The whole audit: what a run recorded, the attacks on one device of a run or scenario, and the violations found."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,19 @@ from airdistill.audit.empirical import EmpiricalAudit, audit_empirically
 from airdistill.audit.exact import ExactAudit, audit_exactly, choose_worst
 from airdistill.audit.membership import MembershipAudit, audit_membership
 from airdistill.audit.neighbours import neighbours_of
-from airdistill.audit.options import AuditOptions, OnProgress
-from airdistill.errors import InputError
+from airdistill.audit.options import ATTACKS, PARTS, AuditOptions, OnProgress
+from airdistill.audit.recorded import RecordedAudit, audit_recorded
+from airdistill.errors import AirDistillError, Described, InputError
 from airdistill.files import jsonable
 from airdistill.planning.plan import Plan
 from airdistill.privacy.trust import TRUST_MODELS
-from airdistill.runs.accounts import note_audit, trusted_ledger
-from airdistill.runs.folder import RUN, read_sealed, simulated
+from airdistill.runs.accounts import audits_in, note_audit, trusted_ledger
+from airdistill.runs.folder import RUN, existing_folder, read_sealed, simulated
 from airdistill.runs.options import RunOptions
+from airdistill.runs.record import RunRecord
 from airdistill.runs.simulation import check_has_data, check_inputs
 from airdistill.scenario.loading import load
+from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Scheme
 from airdistill.schemes.registry import load_scheme, plan_run
 
@@ -54,16 +57,17 @@ class Audit:
     empirical: EmpiricalAudit | None
     membership: MembershipAudit | None
     notes: tuple[str, ...]
+    recorded: RecordedAudit | None = None
 
     @property
     def violations(self) -> tuple[str, ...]:
         """One sentence with numbers for each violated guarantee; empty if no violation was found."""
-        parts = (self.exact, self.empirical, self.membership)
+        parts = (self.recorded, self.exact, self.empirical, self.membership)
         return tuple(sentence for part in parts if part is not None for sentence in part.violations)
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON. `epsilon` is the certified ε of these rounds at the device's δ."""
-        parts = {name: getattr(self, name) for name in ("exact", "empirical", "membership")}
+        parts = {name: getattr(self, name) for name in PARTS}
         plain = {name: value for name, value in vars(self).items() if name not in parts}
         found = {name: None if part is None else part.to_dict() for name, part in parts.items()}
         whole: dict[str, Any] = jsonable({**plain, "violations": self.violations, **found})
@@ -77,17 +81,40 @@ def audit(
     run_options: RunOptions,
     on_progress: OnProgress | None = None,
     noise_source: NoiseSource | None = None,
+    folder: Path | None = None,
 ) -> Audit:
-    """Audit one device of a plan under a scheme; write nothing.
+    """Audit one device of a plan under a scheme, and the records of its run in `folder`; write nothing.
 
-    1. Replay the fleet to get the signals of the other devices.
-    2. Try neighbouring datasets; keep the worst by one record and the worst by the whole device.
-    3. Follow these along fresh transcripts and compare with the certificate (`exact`).
-    4. Attack drawn noise, from `noise_source` or as a run draws it (`empirical`).
-    5. Infer membership from the broadcasts (`membership`).
+    1. Compare what the run charged and received with its design (`recorded`).
+    2. Replay the fleet to get the signals of the other devices.
+    3. Try neighbouring datasets; keep the worst by one record and the worst by the whole device.
+    4. Follow these along fresh transcripts and compare with the certificate (`exact`).
+    5. Attack drawn noise, from `noise_source` or as a run draws it (`empirical`).
+    6. Infer membership from the broadcasts (`membership`).
     """
     tell = on_progress or _no_progress
     _check(plan, scheme, options)
+    recorded, left_out = None, _reason_against_attacks(plan)
+    if folder is not None and "recorded" in options.parts:
+        recorded = audit_recorded(folder, plan, _is_custom(scheme), tell)
+    attacks = set(options.parts) & set(ATTACKS)
+    if folder is not None and recorded is not None and (left_out is not None or not attacks):
+        return _audit_of_records(plan, scheme, options, folder, recorded, left_out if attacks else None)
+    if left_out is not None:
+        raise left_out
+    if not attacks:
+        raise InputError("--parts", Described("recorded"), "a scenario has no records; name a run's folder, or attacks")
+    return replace(_attacked(plan, scheme, options, run_options, tell, noise_source), recorded=recorded)
+
+
+def _attacked(
+    plan: Plan,
+    scheme: Scheme,
+    options: AuditOptions,
+    run_options: RunOptions,
+    tell: OnProgress,
+    noise_source: NoiseSource | None,
+) -> Audit:
     num_rounds, link = options.num_rounds(plan), Link(plan, options.device)
     context = replay(plan, link, run_options.learning_engine(), scheme, num_rounds, tell)
     notes = [_REPLAYED, _LOWER_BOUND, *_notes_on(scheme)]
@@ -111,6 +138,37 @@ def audit(
             except InputError as error:  # keep the results of the other attacks
                 notes.append(f"Membership inference is left out: {error}.")
     return _audit_of(context, scheme, options, exact, empirical, membership, tuple(notes))
+
+
+def _audit_of_records(
+    plan: Plan,
+    scheme: Scheme,
+    options: AuditOptions,
+    folder: Path,
+    recorded: RecordedAudit,
+    left_out: InputError | None,
+) -> Audit:
+    """The audit of a run's records alone: the certified ε is that of its ledger."""
+    ledger, privacy = trusted_ledger(folder), plan.scenario.privacy
+    epsilon = float(ledger.epsilon()[options.device])
+    notes = [] if left_out is None else [f"The attacks are left out: {left_out}."]
+    return Audit(
+        name=plan.scenario.name,
+        scheme=scheme.name,
+        device=options.device,
+        num_rounds=recorded.num_rounds,
+        planned_rounds=plan.num_rounds,
+        trust=privacy.trust,
+        sensitivity=privacy.sensitivity,
+        epsilon=epsilon,
+        delta=float(ledger.header.delta[options.device]),
+        seed=options.seed,
+        exact=None,
+        empirical=None,
+        membership=None,
+        notes=tuple(notes if np.isfinite(epsilon) else (*notes, _NOTHING_CERTIFIED)),
+        recorded=recorded,
+    )
 
 
 def _audit_of(
@@ -143,15 +201,6 @@ def _audit_of(
 
 def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
     check_has_data(plan.scenario)
-    if plan.uplink.participation.is_secret:
-        rule = (
-            "auditing secret participation is not supported: the attacks know which devices participate and would "
-            "overstate what a server learns that does not; set it to false"
-        )
-        raise InputError("fleet.participation_hidden", True, rule)
-    if plan.scenario.privacy.trust not in TRUST_MODELS:
-        rule = f"an audit supports the trust models {', '.join(TRUST_MODELS)}"
-        raise InputError("privacy.trust", plan.scenario.privacy.trust, rule)
     if scheme.releases != "private":
         sent = "values without noise" if scheme.releases == "bare" else "nothing"
         raise InputError("--scheme", scheme.name, f"sends {sent}: there is no guarantee to audit")
@@ -160,8 +209,26 @@ def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
     options.check_device(plan)
 
 
+def _reason_against_attacks(plan: Plan) -> InputError | None:
+    """Why the attacks cannot be made on this plan; None if they can. Its records can be audited all the same."""
+    if plan.uplink.participation.is_secret:
+        rule = (
+            "auditing secret participation is not supported: the attacks know which devices participate and would "
+            "overstate what a server learns that does not; set it to false"
+        )
+        return InputError("fleet.participation_hidden", True, rule)
+    if plan.scenario.privacy.trust not in TRUST_MODELS:
+        rule = f"an audit supports the trust models {', '.join(TRUST_MODELS)}"
+        return InputError("privacy.trust", plan.scenario.privacy.trust, rule)
+    return None
+
+
+def _is_custom(scheme: Scheme) -> bool:
+    return not type(scheme).__module__.startswith("airdistill.")
+
+
 def _notes_on(scheme: Scheme) -> list[str]:
-    if type(scheme).__module__.startswith("airdistill."):
+    if not _is_custom(scheme):
         return []
     return [
         f"{scheme.name} is a custom scheme, audited as if it sent every device's {scheme.payload.words} and learned "
@@ -201,12 +268,15 @@ def subject_of(
     folder = Path(name)
     if not (folder / RUN).is_file():
         chosen = scheme or DEFAULT_SCHEME
-        plan = plan_run(load(name, changes or []), chosen)
+        plan = plan_run(_scenario_named(name, changes), chosen)
         return Subject(plan, load_scheme(chosen), RunOptions(device=device or "cpu").resolved(), None)
     for option, given in [("--scheme", scheme), ("--set", changes)]:
         if given:
             raise InputError(option, str(given), f"{name} is a run and is audited as it was run; leave the option out")
-    trusted_ledger(simulated(folder))  # a run whose ledger cannot be trusted is not audited
+    # Before anything is computed: what is damaged is named, and not audited.
+    RunRecord.read(simulated(folder))
+    trusted_ledger(folder)
+    audits_in(folder)
     stored, planned = read_sealed(folder)
     options = RunOptions.from_dict(stored["options"]) if device is None else RunOptions(device=device).resolved()
     plan = Plan.from_dict(planned)
@@ -214,11 +284,22 @@ def subject_of(
     return Subject(plan, load_scheme(stored["scheme"]), options, folder)
 
 
+def _scenario_named(name: str, changes: list[str] | None) -> Scenario:
+    """The scenario; a folder that is neither a run nor a scenario is called what it is."""
+    try:
+        return load(name, changes or [])
+    except AirDistillError:
+        if Path(name).is_dir():
+            existing_folder(Path(name))
+        raise
+
+
 def audit_run(folder: str | Path, options: AuditOptions | None = None, on_progress: OnProgress | None = None) -> Audit:
     """Audit a run as it was run; its certificate includes the result from then on."""
     if not (Path(folder) / RUN).is_file():
         raise InputError("RUN", str(folder), "is not a run folder")
     subject = subject_of(str(folder))
-    found = audit(subject.plan, subject.scheme, options or AuditOptions(), subject.run_options, on_progress)
+    how = options or AuditOptions()
+    found = audit(subject.plan, subject.scheme, how, subject.run_options, on_progress, folder=subject.folder)
     note_audit(Path(folder), found.to_dict())
     return found

@@ -9,7 +9,8 @@ from typing import TypeAlias
 from airdistill.errors import Described, InputError
 from airdistill.planning.plan import Plan
 
-PARTS = ("exact", "empirical", "membership")
+PARTS = ("recorded", "exact", "empirical", "membership")
+ATTACKS = PARTS[1:]  # they replay the plan, and need no run
 _MOST_ROUNDS_BY_DEFAULT = 50
 
 # (stage, done, total), after every step of a stage.

@@ -12,6 +12,7 @@ from airdistill.cli.app import JsonOption, SetOption, app, print_json, print_tex
 from airdistill.errors import AirDistillError
 
 if TYPE_CHECKING:
+    from airdistill.audit import Audit
     from airdistill.privacy.certificate import Certificate
 
 
@@ -144,8 +145,8 @@ def audit_command(
     ] = 8,
     shadow_devices: Annotated[int, typer.Option("--shadow-devices", help="Most devices in a shadow fleet.")] = 10,
     parts: Annotated[
-        str, typer.Option("--parts", metavar="A,B", help="The attacks to run.")
-    ] = "exact,empirical,membership",
+        str, typer.Option("--parts", metavar="A,B", help="The parts to run; `recorded` reads a run's own folder.")
+    ] = "recorded,exact,empirical,membership",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the attacks.")] = 0,
     out: Annotated[
         Path | None,
@@ -156,13 +157,15 @@ def audit_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Attack what the server observes, and compare with the certificate; exit code 1 if it is violated.
+    """Check what a run recorded, attack what the server observes, and compare with the certificate; exit code 1 if it
+    is violated.
 
     Example: airdistill audit runs/quick-ota_fd --rounds 10
     """
     from airdistill.audit import AuditOptions, audit
     from airdistill.audit.auditing import subject_of
-    from airdistill.report.audit import print_audit, write_audit
+    from airdistill.errors import InputError
+    from airdistill.report.audit import print_audit
     from airdistill.report.progress import stage_bar
     from airdistill.report.terminal import Terminal
     from airdistill.runs.accounts import check_not_anothers
@@ -171,14 +174,37 @@ def audit_command(
     options = AuditOptions(audited, rounds, transcripts, candidates, trials, shadows, shadow_devices, seed, chosen)
     found = subject_of(subject, scheme, changes, device)
     folder = out or found.folder or Path("audits") / f"{found.plan.scenario.name}-{found.scheme.name}"
+    if folder.exists() and not folder.is_dir():
+        raise InputError("--out", str(folder), "is a file; name a folder")
     check_not_anothers(folder, found.folder)
     with stage_bar(Terminal(stderr=True)) as report_stage:
-        measured = audit(found.plan, found.scheme, options, found.run_options, report_stage)
-    page = write_audit(measured, folder, found.folder)
+        measured = audit(found.plan, found.scheme, options, found.run_options, report_stage, folder=found.folder)
     if as_json:
         print_json(measured.to_dict())
     else:
         print_audit(measured, Terminal())
+    page = _save_audit(measured, folder, found.folder)
+    if page is not None and not as_json:
         print_text(f"Audit: {page}")
     if measured.violations:
         sys.exit(1)
+
+
+def _save_audit(measured: Audit, folder: Path, run: Path | None) -> Path | None:
+    """Save an audit that was printed, and return its page. A folder may be read-only: say so in one line."""
+    from airdistill.report.audit import add_to_run, write_audit
+
+    failed: dict[Path, str] = {}
+    page = None
+    try:
+        if run is not None:
+            add_to_run(measured, run)
+    except OSError as error:
+        failed[run or folder] = error.strerror or str(error)
+    try:
+        page = write_audit(measured, folder)
+    except OSError as error:
+        failed[folder] = error.strerror or str(error)
+    for place, reason in failed.items():
+        typer.echo(f"note: {place}: the audit could not be saved there: {reason}; use --out DIR for another", err=True)
+    return page

@@ -27,6 +27,7 @@ from airdistill.streams import noise_seed
 
 _ROUNDING = 1e-4  # relative, of norms: gradients are clipped in single precision
 _ALIGNED = 1e-9  # relative, of received amplitudes
+_COMPARED = 4  # entries of every device's noise that are looked at before a transmission
 
 
 class NotFiniteError(AirDistillError):
@@ -108,6 +109,8 @@ class ChargedRound:
             rule = "its noise protects one transmission; send all rows in one call"
             raise AirDistillError(f"round {self.index} was transmitted already: {rule}")
         check_vectors(self.plan, self.design, vectors, self.index)
+        if isinstance(self.noise, RoundNoise):
+            _check_noise_sources(self.design, self.noise, self.index)
         self._transmitted = True
 
 
@@ -184,6 +187,17 @@ def _check_gains(plan: Plan, design: RoundDesign, known: ComplexArray, round_ind
     if design.noise_axes == 1 and design.combiner is None and (np.abs(noise.imag) > _ALIGNED * np.abs(noise)).any():
         rule = "noise_gain must bring all noise to the real axis, on which it is counted"
         raise AirDistillError(f"round {round_index}: the design cannot be charged: {rule}")
+
+
+def _check_noise_sources(design: RoundDesign, noise: RoundNoise, round_index: int) -> None:
+    """Raise `AirDistillError` unless every device whose noise is counted has noise, and noise of its own."""
+    counted = np.flatnonzero(design.noise_gain.any(axis=1))
+    first = noise.artificial[counted, 0, :_COMPARED]
+    silent = ~first.any(axis=1)
+    if silent.any() or len(np.unique(first, axis=0)) < len(counted):
+        named = f"device {counted[int(np.argmax(silent))]} has no noise" if silent.any() else "two devices share noise"
+        rule = "the ledger counts the noise of every device whose noise gain is not zero"
+        raise AirDistillError(f"round {round_index}: cannot be transmitted: {named}; {rule}")
 
 
 def _frozen(design: RoundDesign) -> RoundDesign:

@@ -16,6 +16,7 @@ from airdistill.audit.auditing import Audit
 from airdistill.audit.empirical import TESTED_MU, EmpiricalAudit
 from airdistill.audit.exact import ExactAudit, PairAudit
 from airdistill.audit.membership import LEVEL, Interval, MembershipAudit
+from airdistill.audit.recorded import RecordedAudit
 from airdistill.files import write_whole
 from airdistill.report.certificate import write_certificate
 from airdistill.report.drawing import count_rounds, legend_below, new_figure, svg_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Row = tuple[str, ...]
 _INTERVALS = f"Brackets are {100 * LEVEL:g} % intervals."
+_RECORDED_COLUMNS = ("of the run's folder", "recorded", "by the plan")
 _EMPIRICAL_COLUMNS = ("statistic", "measured", "expected")
 _MEMBERSHIP_COLUMNS = ("statistic", "measured", "allowed")
 _NAMES = {"record": "one record", "device": "whole device"}
@@ -48,6 +50,10 @@ def print_audit(audit: Audit, console: Console) -> None:
     """Print the target of the audit, the measurements of each attack, the assumptions and the verdict."""
     facts = facts_table((label, escape(text)) for label, text in _target_rows(audit))
     console.print("[bold]Audit[/bold]", facts, "", sep="\n", highlight=False)
+    if audit.recorded is not None:
+        console.print("[bold]What was recorded[/bold]")
+        console.print(number_table(_RECORDED_COLUMNS, _recorded_rows(audit.recorded)))
+        console.print(bullets(_recorded_lines(), "·"))
     if audit.exact is not None:
         console.print("[bold]Exact loss along transcripts[/bold]")
         console.print(number_table(_pair_columns(audit.exact), _pair_rows(audit.exact)))
@@ -87,6 +93,32 @@ def _interval(found: Interval, digits: int = 3) -> str:
 
 def _share(found: Interval) -> str:
     return f"{found.value:.2%} [{found.low:.2%}, {found.high:.2%}]"
+
+
+def _recorded_rows(found: RecordedAudit) -> list[Row]:
+    """Return what the folder of a run shows, and what its plan and independent noise would show."""
+    stated = "" if found.recorded_epsilon is None else number(found.recorded_epsilon, ".6g")
+    rows: list[Row] = [
+        ("ledger entries, recomputed", str(found.num_releases), ""),
+        ("rounds whose noise was drawn again", str(found.num_redrawn), ""),
+        ("rounds with received class means", str(found.num_tables), ""),
+        ("ε of the worst device", stated, number(found.epsilon, ".6g")),
+    ]
+    if found.variance is not None:
+        rows += [
+            ("noise variance over the design's", _interval(found.variance.pooled), "1"),
+            (f"  of the lowest row (round {found.variance.lowest_round})", _interval(found.variance.lowest_row), "1"),
+        ]
+    names = {"rounds": "largest correlation, rounds", "rows": "largest correlation, rows"}
+    names["worst direction"] = "likelihood ratio along the worst pair"
+    for name, each in found.correlations.items():
+        label = names.get(name, f"largest correlation, {name}")
+        rows.append((label, f"{each.value:.3f}", f"< {each.limit:.3f}"))
+    return rows
+
+
+def _recorded_lines() -> list[str]:
+    return [f"All these tests together raise a false alarm with a probability of {1 - LEVEL:.1%} at most."]
 
 
 def _pair_columns(exact: ExactAudit) -> Row:
@@ -156,7 +188,8 @@ def _membership_line(found: MembershipAudit) -> str:
 
 
 def _all_notes(audit: Audit) -> list[str]:
-    return [*audit.notes, *(audit.membership.notes if audit.membership is not None else ())]
+    recorded = () if audit.recorded is None else audit.recorded.notes
+    return [*recorded, *audit.notes, *(audit.membership.notes if audit.membership is not None else ())]
 
 
 # Figures.
@@ -234,13 +267,16 @@ def _draw_membership(found: MembershipAudit) -> Figure:
 # The page.
 
 
-def write_audit(audit: Audit, folder: Path, run: Path | None) -> Path:
-    """Write `audit.json` and `audit.html` to the folder; add the audit to the certificate and report of its run."""
-    if run is not None:
-        note_audit(run, audit.to_dict())
-        write_certificate(certify(run), run)
-        if (run / SUMMARY).exists():
-            write_run_page(RunRecord.read(run))
+def add_to_run(audit: Audit, run: Path) -> None:
+    """Add an audit to the certificate and the report of its run."""
+    note_audit(run, audit.to_dict())
+    write_certificate(certify(run), run)
+    if (run / SUMMARY).exists():
+        write_run_page(RunRecord.read(run))
+
+
+def write_audit(audit: Audit, folder: Path) -> Path:
+    """Write `audit.json` and `audit.html` to the folder, and return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / AUDIT, audit.to_dict())
     return write_audit_page(audit, folder / "audit.html")
@@ -256,6 +292,8 @@ def audit_page(audit: Audit) -> Page:
     """Return the verdict and the results of the attacks that were made."""
     verdict = "violated" if audit.violations else "not violated"
     sections = [Section(f"Verdict: {verdict}", _verdict_blocks(audit))]
+    if audit.recorded is not None:
+        sections.append(_recorded_section(audit.recorded))
     if audit.exact is not None:
         sections.append(_exact_section(audit.exact))
     if audit.empirical is not None:
@@ -276,6 +314,15 @@ def _verdict_blocks(audit: Audit) -> tuple[Block, ...]:
     if audit.violations:
         return facts, Bullets(audit.violations, "warning")
     return facts, Paragraph("No attack violated a guarantee. This does not prove that none can.")
+
+
+def _recorded_section(found: RecordedAudit) -> Section:
+    text = (
+        "The run's own ledger and records, compared with an independent recomputation from its plan: every charge, the "
+        "strength of the noise that was recorded, the noise itself where it was seeded, and the class means received."
+    )
+    table = DataTable(_RECORDED_COLUMNS, tuple(_recorded_rows(found)), notes=tuple(_recorded_lines()))
+    return Section("What was recorded", (Paragraph(text), table))
 
 
 def _exact_section(exact: ExactAudit) -> Section:

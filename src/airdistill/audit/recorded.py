@@ -1,0 +1,200 @@
+"""The audit of what a run recorded: its ledger, its rounds, and the class means that it received.
+
+The attacks replay a plan; this part reads the run's own folder. A build that adds no noise, or charges a tenth, leaves
+a folder in which ledger, records and plan contradict each other. Nothing is trained here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from airdistill.audit.chained import along_chain, table_of
+from airdistill.audit.charges import Charges
+from airdistill.audit.empirical import Correlation
+from airdistill.audit.membership import LEVEL
+from airdistill.audit.options import OnProgress
+from airdistill.audit.received import (
+    NUM_TESTS,
+    NoiseVariance,
+    RecordedNoise,
+    TableTests,
+    table_tests,
+)
+from airdistill.audit.redrawn import entry_keys
+from airdistill.audit.released import Replan
+from airdistill.channel.sources import channel_source
+from airdistill.planning.plan import Plan
+from airdistill.privacy.ledger import BudgetExceeded, Ledger
+from airdistill.privacy.release import Release
+from airdistill.runs.accounts import trusted_ledger
+from airdistill.runs.folder import CERTIFICATE, RunError
+from airdistill.runs.record import RunRecord
+
+_SAME_EPSILON = 1e-6  # relative
+_AT_THEIR_WORD = (
+    "The records are compared with the plan and with each other: this finds a program that does not do what it says, "
+    "and not a folder whose files were all forged to agree."
+)
+
+
+@dataclass(frozen=True)
+class RecordedAudit:
+    """What the folder of a run shows: `epsilon` is recomputed, for the worst device of all releases in the ledger.
+
+    `correlations` are those of the kept tables, and with other runs of the same chain by their folders.
+    """
+
+    num_rounds: int
+    num_releases: int
+    num_redrawn: int
+    num_tables: int
+    epsilon: float
+    recorded_epsilon: float | None
+    variance: NoiseVariance | None
+    correlations: dict[str, Correlation]
+    violations: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in ("epsilon", "recorded_epsilon", "violations", "notes")}
+        counts = {name: getattr(self, f"num_{name}") for name in ("rounds", "releases", "redrawn", "tables")}
+        found = self.variance
+        variance = None if found is None else found.to_dict()
+        correlations = {name: vars(each) for name, each in self.correlations.items()}
+        level = {"level": LEVEL, "tests": NUM_TESTS}
+        return {**counts, **level, **plain, "variance": variance, "correlations": correlations}
+
+
+def audit_recorded(folder: Path, plan: Plan, own_gains: bool, on_progress: OnProgress) -> RecordedAudit:
+    """Audit the folder of a run of this plan; `own_gains` says that its scheme may design rounds of its own.
+
+    1. recompute every entry of the ledger from the plan, the channel and what earlier rounds have cost;
+    2. compare the recorded noise with the design, and draw seeded noise again;
+    3. recompute ε;
+    4. test the received class means for noise that is reused or not centred, in this run and along its chain.
+    """
+    record = RunRecord.read(folder)  # before the ledger: a run in progress charges a round first and then records it
+    ledger = trusted_ledger(folder)
+    charges, noise = Charges(plan, ledger, own_gains), RecordedNoise(own_gains)
+    missing = _follow(plan, ledger, record, charges, noise, on_progress)
+    tables = [table for line in record.rounds if (table := table_of(line, ledger)) is not None]
+    tests, (chain, chain_notes) = table_tests(tables), along_chain(folder, ledger, tables)
+    epsilon, recorded, wrong = _recomputed_epsilon(folder, ledger, record, charges)
+    correlations = {} if tests is None else tests.correlations
+    reused = [
+        f"Noise is reused along the chain: a round of this run and one of {name} have a correlation of "
+        f"{each.value:.4f}; for independent draws it is below {each.limit:.4f}."
+        for name, each in chain.items()
+        if each.value > each.limit
+    ]
+    found = [*missing, *charges.violations, *wrong, *noise.violations, *_of_tests(tests), *reused]
+    return RecordedAudit(
+        num_rounds=len(record.rounds),
+        num_releases=charges.num_releases,
+        num_redrawn=noise.num_redrawn,
+        num_tables=0 if tests is None else tests.num_rounds,
+        epsilon=epsilon,
+        recorded_epsilon=recorded,
+        variance=noise.variance(),
+        correlations={**correlations, **chain},
+        violations=tuple(found),
+        notes=(_AT_THEIR_WORD, *charges.notes, *noise.notes, *_about_tables(plan, tests), *chain_notes),
+    )
+
+
+def _of_tests(tests: TableTests | None) -> list[str]:
+    return [] if tests is None else tests.violations
+
+
+def _follow(
+    plan: Plan, ledger: Ledger, record: RunRecord, charges: Charges, noise: RecordedNoise, on_progress: OnProgress
+) -> list[str]:
+    """Recompute every release in order; return the violations that a comparison of single rounds does not show."""
+    replan, last = Replan(plan, channel_source(plan.scenario)), _last_entries(ledger)
+    lines = {line["round"]: dict(line) for line in record.rounds if "measured_noise_var" in line}
+    uncharged = sorted(set(lines) - set(last))
+    found = [f"Round {uncharged[0]} sent something and has no entry in the ledger."] if uncharged else []
+    for number, (entry, key) in enumerate(zip(_entries(ledger), entry_keys(ledger), strict=True)):
+        index = entry.round_index
+        try:
+            this = replan.released(index, charges.spent, key)
+        except BudgetExceeded as reason:
+            found.append(f"Round {index} was released although its budget was spent: {reason}.")
+            break
+        charges.see(this, entry)
+        if last[index] == number and index in lines:
+            noise.see(this, lines[index])
+        on_progress("records compared", number + 1, ledger.num_releases)
+    return found
+
+
+def _entries(ledger: Ledger) -> Iterator[Release]:
+    """The releases of this run, read one by one."""
+    return (release for _, release in itertools.islice(ledger.history(), ledger.num_earlier, None))
+
+
+def _last_entries(ledger: Ledger) -> dict[int, int]:
+    """The position of each round's last entry: a run that is resumed may charge a round again."""
+    return {entry.round_index: number for number, entry in enumerate(_entries(ledger))}
+
+
+def _recomputed_epsilon(
+    folder: Path, ledger: Ledger, record: RunRecord, charges: Charges
+) -> tuple[float, float | None, list[str]]:
+    """ε of the worst device, the one that was recorded, and a sentence for every ε that is too low."""
+    header, earlier = ledger.header, list(itertools.islice(ledger.history(), ledger.num_earlier))
+    own = charges.epsilon(earlier)
+    worst, found = int(np.argmax(own)), []
+    stated = _stated_epsilon(folder, ledger, record)
+    for name, value in stated.items():
+        if own[worst] > value * (1 + _SAME_EPSILON):
+            costs = f"what was released costs {own[worst]:.6g}"
+            found.append(f"{name} states ε = {value:.6g} for the worst device; {costs}.")
+    over = own > header.epsilon * (1 + _SAME_EPSILON)
+    if header.enforced and over.any():
+        device = int(np.argmax(over))
+        spent = f"device {device} has spent ε = {own[device]:.6g} of {header.epsilon[device]:.6g}"
+        found.append(f"More was released than the target allows: {spent}.")
+    return float(own[worst]), next(iter(stated.values()), None), found
+
+
+def _stated_epsilon(folder: Path, ledger: Ledger, record: RunRecord) -> dict[str, float]:
+    """ε of the worst device as the folder's files state it, for those that cover all releases."""
+    found = {"The ledger": float(ledger.epsilon().max())}
+    if record.rounds and record.rounds[-1]["round"] == ledger.last_round:
+        found["The last round's record"] = _infinite(record.rounds[-1]["epsilon_spent"])
+    if record.summary:
+        found["The summary"] = _infinite(record.summary["epsilon_spent"])
+    certified = _certified(folder / CERTIFICATE, ledger.num_releases + ledger.num_earlier)
+    return found if certified is None else {**found, "The certificate": certified}
+
+
+def _certified(path: Path, num_releases: int) -> float | None:
+    """ε of the worst device in a certificate; None without one of all these releases."""
+    if not path.exists():
+        return None
+    try:
+        stored = json.loads(path.read_bytes())
+        if stored.get("releases", 0) + stored.get("earlier_releases", 0) != num_releases:
+            return None
+        return max(_infinite(device["spent"]) for device in stored["devices"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{path}: cannot be read; remove it, airdistill certify writes it again") from None
+
+
+def _infinite(value: float | None) -> float:
+    return float("inf") if value is None else float(value)
+
+
+def _about_tables(plan: Plan, tests: TableTests | None) -> list[str]:
+    if tests is not None:
+        return []
+    kept = f"no table of received {plan.uplink.payload.words} tells its noise"
+    return [f"In these records {kept}: reuse and direction of the noise were not tested on what was received."]

@@ -1,0 +1,266 @@
+"""What a round releases, recomputed from the plan for comparison with what its ledger charged.
+
+The gains come from the plan's own design. Everything that a guarantee is computed from is written here a second time,
+from the theory and not from the code that charges: weights from class counts, sensitivities, counted noise from
+|h_j P2_j|²/λ² and σ_n²/λ², and the variance of the received noise. Three things are taken over: the grid of secure
+noise, which is an agreement and no formula; counted noise against several antennas; and payloads of the user's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
+from airdistill.channel.csi import ChannelError, round_estimate
+from airdistill.channel.sources import ChannelSource
+from airdistill.planning.payloads import ClassMeans, Gradient, PublicPredictions
+from airdistill.planning.plan import Plan
+from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.planning.transceiver.superposed import SuperposedUplink
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.trust import TRUST_MODELS
+from airdistill.radio.discrete_noise import SecureGrid, secure_grid
+
+_FLOAT_SLACK = 1.02  # of what rounding to the grid adds, for the rounding of floats
+_NORM_ROUNDING = 1e-3  # relative, of norms: gradients are clipped in single precision
+
+
+class Replan:
+    """Recomputes the rounds of a plan, in any order."""
+
+    def __init__(self, plan: Plan, source: ChannelSource) -> None:
+        self._plan, self._source = plan, source
+        self._drifts: list[FloatArray] = []
+
+    def released(self, index: int, spent: FloatArray, entry_key: str) -> Released:
+        """Round `index` after earlier rounds have cost `spent` `[device, row]`; the key is that of its ledger entry."""
+        plan, channel = self._plan, self._source.round_channel(index)
+        known = round_estimate(plan.scenario, channel, index)
+        planned = plan.design(known, index, spent)
+        grid = secure_grid(plan, planned, known, index) if plan.scenario.privacy.noise == "secure" else None
+        return Released(plan, index, channel, known, planned, self._drift(index), grid, entry_key)
+
+    def _drift(self, index: int) -> FloatArray:
+        """D_t of theory section 1, `[device, 1]`: how far one record has moved the parameters when round t starts."""
+        payload = self._plan.uplink.payload
+        if not self._drifts:
+            self._drifts.append(np.zeros((self._plan.fleet.num_devices, 1)))
+        if isinstance(payload, ClassMeans):
+            while len(self._drifts) < index:
+                self._drifts.append(_moved_on(self._drifts[-1], len(self._drifts), payload))
+        return self._drifts[min(index, len(self._drifts)) - 1]
+
+
+def _moved_on(drift: FloatArray, index: int, payload: ClassMeans) -> FloatArray:
+    """D_{t+1} from D_t, after round t."""
+    how, samples = payload.dynamics, payload.fleet.class_counts.sum(axis=1, keepdims=True).astype(np.float64)
+    batch = samples if how.local_epochs == 0 else np.minimum(how.batch_size, samples)
+    steps = np.ceil(samples / batch)
+    last = samples - (steps - 1) * batch
+    lr = how.initial_lr / np.sqrt(index)
+    with np.errstate(over="ignore", invalid="ignore"):
+        growth = 1 + lr * how.grad_lipschitz
+        # The record is in one batch; in the last, smaller batch it weighs more, and no step follows.
+        step = 2 * lr * how.grad_norm_bound * np.maximum(growth ** (steps - 1) / batch, 1 / last)
+        for _ in range(max(1, how.local_epochs)):
+            drift = np.where(drift > 0, growth**steps * drift, 0.0) + step
+    return drift
+
+
+@dataclass(frozen=True)
+class Released:
+    """One round: its channel, what is known of it, the planned gains, and what the theory makes of them."""
+
+    plan: Plan
+    index: int
+    channel: ComplexArray
+    known: ComplexArray
+    planned: RoundDesign
+    drift: FloatArray
+    grid: SecureGrid | None
+    entry_key: str
+
+    @cached_property
+    def design(self) -> RoundDesign:
+        """The gains that are really sent: a grid moves noise that is too small for it to other devices."""
+        if self.grid is None:
+            return self.planned
+        return replace(self.planned, noise_gain=self.grid.deviation * self.grid.unit)
+
+    @property
+    def _tdma(self) -> bool:
+        return self.plan.uplink.uses_tdma
+
+    @property
+    def _probability(self) -> float:
+        return self.plan.uplink.participation.signal_probability
+
+    @cached_property
+    def sent(self) -> BoolArray:
+        """The rows that are sent, `[row]`; with TDMA `[device, row]`."""
+        return np.asarray(self.design.rx_scale > 0)
+
+    @cached_property
+    def nominal(self) -> FloatArray:
+        """w of a round that all devices join, `[device, row]`: B_i^k/B^k, B_i/B, or 1/M."""
+        payload, counts = self.plan.uplink.payload, self.plan.fleet.class_counts.astype(np.float64)
+        if isinstance(payload, ClassMeans):
+            return divide_or(counts, counts.sum(axis=0), 0.0)
+        if isinstance(payload, Gradient):
+            return np.asarray(counts.sum(axis=1, keepdims=True) / counts.sum())
+        if isinstance(payload, PublicPredictions):
+            return np.full((len(counts), 1), 1.0 / len(counts))
+        return self.plan.uplink.nominal_weights
+
+    @cached_property
+    def weights(self) -> FloatArray:
+        """w of this round, `[device, row]`: those of the devices that send, scaled to the sum of all again.
+
+        With secret participation the server divides the sum by the probability of a signal.
+        """
+        if self.plan.uplink.participation.changes_weights:
+            return self.plan.uplink.weights(self.index)
+        active = self._active()
+        kept = self.nominal if active is None else np.where(active[:, None], self.nominal, 0.0)
+        return divide_or(kept, kept.sum(axis=0), 0.0) / self._probability
+
+    def _active(self) -> BoolArray | None:
+        """The devices that join and whose channel reaches the truncation threshold, `[device]`; None for all."""
+        uplink, joined = self.plan.uplink, self.plan.uplink.participation.mask(self.index)
+        if not isinstance(uplink, SuperposedUplink) or uplink.truncation == 0:
+            return joined
+        strong = np.abs(self.known) ** 2 >= uplink.truncation
+        active = strong if joined is None else strong & joined
+        return np.asarray(active & (np.count_nonzero(active) >= uplink.min_devices))
+
+    @cached_property
+    def sensitivities(self) -> dict[str, FloatArray]:
+        """s by model, `[device, row]`, with what rounding to the grid of secure noise adds."""
+        found = {model: self._sensitivity(model) for model in SENSITIVITY_MODELS}
+        if self.grid is None:
+            return found
+        # With TDMA the server applies the weights to what it has received.
+        weights = np.ones_like(self.weights) if self._tdma else self.weights
+        amplitude = np.where(self.design.signal_gain != 0, weights, 0.0)
+        moved: FloatArray = _FLOAT_SLACK * np.sqrt(self.grid.vector_length) * self.grid.spacing
+        return {model: bound + divide_or(moved, amplitude, 0.0) for model, bound in found.items()}
+
+    def _sensitivity(self, model: str) -> FloatArray:
+        """s without a grid, `[device, row]`."""
+        payload, counts = self.plan.uplink.payload, self.plan.fleet.class_counts.astype(np.float64)
+        samples = counts.sum(axis=1, keepdims=True)
+        if isinstance(payload, Gradient):
+            return np.asarray(2 * payload.clip_norm / (np.ones_like(samples) if model == "device" else samples))
+        if isinstance(payload, PublicPredictions):
+            return np.full(samples.shape, np.sqrt(2 * payload.most_answers))
+        if not isinstance(payload, ClassMeans):
+            return self.plan.uplink.sensitivity(model, self.index)
+        root, moved = float(np.sqrt(2)), np.zeros_like(counts)
+        if model == "paper":
+            moved = root / samples
+        elif model == "device":
+            moved = np.full_like(samples, root)
+        else:
+            moved = divide_or(np.array(root), counts, 0.0)
+        if model == "trajectory":
+            with np.errstate(over="ignore"):
+                moved = np.minimum(root, moved + payload.dynamics.model_lipschitz * self.drift)
+        return np.where(counts > 0, moved, 0.0)
+
+    @cached_property
+    def _own(self) -> FloatArray:
+        """|h_i P2_i|²/λ² by the channel as it is known, `[device, row]`, in units of the estimate."""
+        gain = self.known[:, None] * self.design.noise_gain
+        return np.abs(gain) ** 2 / self._scale_sq
+
+    @cached_property
+    def _scale_sq(self) -> FloatArray:
+        """λ², and 1 where nothing is sent."""
+        return np.where(self.sent, self.design.rx_scale, 1.0) ** 2
+
+    @cached_property
+    def counted(self) -> dict[str, FloatArray]:
+        """c by trust model, `[device, row]`: infinite for rows that are not sent."""
+        uplink = self.plan.uplink
+        if self.design.combiner is not None:
+            return {name: uplink.noise_by_trust(self.design, self.known)[name] for name in TRUST_MODELS}
+        own, receiver = self._own, uplink.channel_noise_var / self._scale_sq
+        others = own if self._tdma else np.broadcast_to(own.sum(axis=0), own.shape)
+        error = ChannelError.of(self.plan.scenario)
+        if not error.exact:
+            # Theory section 1: only circular noise of other devices counts, and only what any error leaves of it.
+            least = (1 - error.limit) ** 2
+            others = others * least / (1 + error.limit) ** 2 if self.design.noise_axes == 2 else own
+            receiver = receiver * least * (self.plan.scenario.radio.noise == "complex")
+        counted = {"receiver_noise": others + receiver, "fleet_noise": others, "own_noise": own}
+        squared = self.nominal**2 if self._tdma else np.ones(())
+        return {
+            name: np.where(self.sent, squared * np.where(self.sent, noise, 0.0), np.inf)
+            for name, noise in counted.items()
+        }
+
+    def predicted_noise_var(self) -> FloatArray:
+        """v of every row by the channel as it is known, `[row]`, with the expected error of misalignment."""
+        arriving = np.abs(self._combined(self.known) * self.design.noise_gain) ** 2
+        error = ChannelError.of(self.plan.scenario)
+        if error.exact:
+            return self._of_rows(arriving)
+        payload = self.plan.uplink.payload
+        share = (self.weights**2).sum(axis=0) * payload.largest_norm**2 / payload.vector_length
+        added = 0.5 * error.misalignment
+        artificial = self.design.noise_axes * arriving.sum(axis=0) / self._scale_sq
+        return np.where(self.sent, self._of_rows(arriving) + added * (artificial + share), np.inf)
+
+    def noise_var(self) -> FloatArray:
+        """The variance of the noise that is really received, `[row]`, without any error of misaligned signals."""
+        arriving = self.arriving_gain()
+        return self._of_rows(np.abs(arriving) ** 2 if self.design.noise_axes == 2 else arriving.real**2)
+
+    def arriving_gain(self) -> ComplexArray:
+        """h P2 of every device by the true channel, `[device, row]`."""
+        return np.asarray(self._combined(self.channel) * self.design.noise_gain)
+
+    def _combined(self, channel: ComplexArray) -> ComplexArray:
+        """h, or f^H h with several antennas, `[device, row]`."""
+        combiner = self.design.combiner
+        return channel[:, None] if combiner is None else np.asarray(channel @ combiner.conj().T)
+
+    def _of_rows(self, arriving: FloatArray) -> FloatArray:
+        """The variance of a row of the estimate from what arrives of each device's noise, `[device, row]`."""
+        receiver = self.plan.uplink.channel_noise_var
+        if not self._tdma:
+            return np.where(self.sent, (arriving.sum(axis=0) + receiver) / self._scale_sq, np.inf)
+        held = self.nominal > 0
+        each = np.where(self.sent, (arriving + receiver) / self._scale_sq, np.inf)
+        weighed = np.where(held, self.nominal**2 * np.where(held, each, 0.0), 0.0)
+        return np.where(held.any(axis=0), weighed.sum(axis=0), np.inf)
+
+    def planned_power_w(self) -> float:
+        """The fleet's mean power, W: with secret participation the mean over all masks, which reveals none."""
+        signal, noise = np.abs(self.planned.signal_gain) ** 2, np.abs(self.planned.noise_gain) ** 2
+        power = self._probability * signal + self.planned.noise_axes * noise
+        return float(power.sum() / power.shape[1])
+
+    def largest_energy(self, chance: float) -> float:
+        """Σ|x|²/row/entry that devices exceed only with this chance if every vector keeps its norm bound.
+
+        ‖x‖ ≤ ‖signal‖ + ‖noise‖; the noise is a weighted sum of χ² variables (Laurent and Massart 2000, lemma 1).
+        """
+        signal = (np.abs(self.design.signal_gain) ** 2).sum()
+        length = self.plan.uplink.vector_length
+        each = np.abs(self.design.noise_gain) ** 2
+        weight, degrees, tail = each / length, length * self.design.noise_axes, -np.log(chance)
+        mean, spread = (weight * degrees).sum(), np.sqrt((weight**2 * degrees).sum())
+        noise = mean + 2 * spread * np.sqrt(tail) + 2 * weight.max() * tail
+        return float((np.sqrt(signal) * (1 + _NORM_ROUNDING) + np.sqrt(noise)) ** 2 / each.shape[1])
+
+    def largest_misalignment(self) -> FloatArray:
+        """A bound on ‖Σ_i Re(h_i/ĥ_i − 1) w_i q_i‖, `[row]`: what misaligned signals add to the received noise."""
+        if self.known is self.channel:
+            return np.zeros(self.design.noise_gain.shape[1])
+        has_channel = self.known != 0
+        turned = np.where(has_channel, self.channel, 1.0) / np.where(has_channel, self.known, 1.0)
+        return np.asarray(np.abs(turned.real - 1) @ self.weights * self.plan.uplink.payload.largest_norm)

@@ -1,0 +1,132 @@
+"""The mutation test: planted bugs, and the check that stops each; and runs without bugs, in which nothing is found."""
+
+from pathlib import Path
+
+import mutants
+import pytest
+from small_worlds import small_scenario, write_dataset
+
+from airdistill.audit import AuditOptions, audit_run
+from airdistill.errors import AirDistillError
+from airdistill.runs.options import RunOptions
+from airdistill.runs.runner import run
+
+RECORDED = AuditOptions(parts=("recorded",))
+EVERY_ROUND = RunOptions(threads=1, eval_every=1)
+
+
+@pytest.fixture(autouse=True)
+def same_noise_each_time(monkeypatch):
+    mutants.seeded_secure_noise(monkeypatch)
+
+
+MANUAL = Path(__file__).parents[2] / "docs/audit.md"
+
+FLEET = "privacy.trust=fleet_noise"
+SECURE = "privacy.noise=secure"
+PUBLIC = ("public.samples=30", "public.distill_epochs=1", "learning.local_epochs=1", "learning.rounds=8")
+SECRET = ("fleet.participation=0.5", "fleet.participation_hidden=true", "fleet.devices=6", "learning.max_rounds=6")
+CARRIED = ("privacy.carry_over=true",)
+ALONE = ("fleet.devices=1", "radio.noise_power=1e-20 W")
+# Eight equal devices: without one of them 7/8 of the noise is left.
+EIGHT = (
+    *PUBLIC, "fleet.devices=8", "data.samples_per_device=15", "radio.gains=[[1e-4, 0]" + ", [1e-4, 0]" * 7 + "]",
+    "learning.rounds=40",
+)  # fmt: skip
+
+# Messages
+REDRAWN = "The recorded noise is not what this seed and ledger draw"
+WEAK = "Noise lower than predicted"
+UNDERCHARGED = "The ledger charges less than was released"
+NOT_PLANNED = "The records are not those of the plan"
+TOO_LONG = "would send a vector of norm"
+
+# Mutant, scheme, changes of the small scenario, who stops it, and a word of the message.
+MUTANTS = [
+    ("noise_times_0_7", "ota_fd", (), "audit", REDRAWN),
+    (
+        "receiver_noise_times_0_7",
+        "ota_fd",
+        ("privacy.trust=receiver_noise",),
+        "audit",
+        REDRAWN,
+    ),
+    ("secure_noise_times_0_7", "ota_proxy_fd", (*PUBLIC, SECURE), "audit", WEAK),
+    ("no_noise", "ota_fd", (), "audit", WEAK),
+    (
+        "no_noise",
+        "ota_fl",
+        ("privacy.trust=own_noise",),
+        "audit",
+        REDRAWN,
+    ),
+    ("no_secure_noise", "ota_fd", (SECURE,), "audit", WEAK),
+    ("charge_halved", "ota_fd", (), "audit", UNDERCHARGED),
+    ("charge_halved", "orthogonal_fd", (SECURE,), "audit", UNDERCHARGED),
+    ("noise_counted_tenfold", "airdistill", (), "audit", UNDERCHARGED),
+    ("sensitivity_of_a_record", "ota_fl", (), "audit", UNDERCHARGED),
+    ("class_means_not_normalised", "ota_fd", (), "run", TOO_LONG),
+    ("votes_not_limited", "ota_proxy_fd", PUBLIC, "run", TOO_LONG),
+    ("gradients_not_clipped", "ota_fl", ("learning.clip_norm=0.01",), "run", TOO_LONG),
+    ("no_bound_checked", "ota_fd", (), "audit", "More power was transmitted"),
+    ("carry_over_forgets_half", "ota_fd", CARRIED, "audit", NOT_PLANNED),
+    ("ledger_forgets_half", "ota_fd", CARRIED, "audit", "The ledger states ε"),
+    ("scale_from_the_data", "ota_fd", (), "audit", NOT_PLANNED),
+    ("noise_reused", "ota_fd", (), "audit", "Noise is reused"),
+    ("noise_reused", "ota_fl", (), "audit", REDRAWN),
+    (
+        "secure_noise_reused",
+        "ota_fd",
+        (SECURE, "fleet.devices=1", "radio.noise_power=1e-20 W"),
+        "audit",
+        "Noise is reused",
+    ),
+    ("one_device_draws_nothing", "ota_fd", (), "run", "device 2 has no noise"),
+    ("one_device_adds_nothing", "ota_fd", (), "audit", REDRAWN),
+    (
+        "one_device_adds_no_secure_noise",
+        "ota_proxy_fd",
+        (*PUBLIC, *EIGHT, SECURE),
+        "audit",
+        WEAK,
+    ),
+    ("devices_share_noise", "ota_fd", (), "run", "two devices share noise"),
+    ("wrong_axis", "ota_fd", (), "audit", WEAK),
+    ("seed_fixed", "ota_fd", ("seed=5",), "audit", REDRAWN),
+    ("noise_keyed_by_terms_alone", "ota_fl", (), "audit", REDRAWN),
+    ("mask_leaked_by_noise", "ota_fd", SECRET, "run", "has no noise"),
+    (
+        "mask_leaked_by_quieter_noise",
+        "ota_fd",
+        SECRET,
+        "audit",
+        REDRAWN,
+    ),
+    ("mask_leaked_by_power", "ota_fd", SECRET, "audit", "The recorded power is not that of the plan"),
+    ("epsilon_halved", "ota_fd", (), "audit", "The summary states ε"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "scheme", "changes", "caught_by", "words"),
+    MUTANTS,
+    ids=[f"{mutant}-{scheme}" for mutant, scheme, *_ in MUTANTS],
+)
+def test_a_planted_bug_is_stopped(tmp_path, monkeypatch, mutant, scheme, changes, caught_by, words):
+    write_dataset(tmp_path / "blobs.npz", num_train=120, num_test=60)
+    scenario = small_scenario(tmp_path, *changes)
+    getattr(mutants, mutant)(monkeypatch)
+    stopped_by, messages = _stopped(scenario, scheme, tmp_path / "run")
+    assert stopped_by == caught_by
+    assert any(words in message for message in messages), messages
+    # The manual's table says who catches which bug.
+    assert f"| `{mutant}` | `{scheme}` | {stopped_by} | {words} |" in MANUAL.read_text().splitlines()
+
+
+def _stopped(scenario, scheme, folder):
+    try:
+        run(scenario, scheme, out=folder, options=EVERY_ROUND)
+    except AirDistillError as error:
+        return "run", [str(error)]
+    found = audit_run(folder, RECORDED)
+    return ("audit", list(found.violations)) if found.violations else ("nobody", [])
