@@ -43,6 +43,14 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 
 
 @on_every_page
+def test_every_test_that_is_named_exists(page):
+    for file, name in re.findall(r"`((?:[\w/]+/)?test_\w+\.py)(?:::(\w+))?`", page.read_text()):
+        found = [path for path in (ROOT / "tests").rglob(Path(file).name) if path.as_posix().endswith(f"/{file}")]
+        assert found, f"{page.name} names {file}"
+        assert not name or f"def {name}(" in found[0].read_text(), f"{page.name} names {file}::{name}"
+
+
+@on_every_page
 def test_every_code_block_has_a_language_that_is_checked(page):
     assert {language for language, _ in fenced(page)} <= CHECKED_LANGUAGES
 
