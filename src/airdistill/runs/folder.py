@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from airdistill.errors import AirDistillError, InputError
 from airdistill.files import json_text, write_whole
-from airdistill.privacy.chain import ends_with
+from airdistill.privacy.chain import counted_lines, ends_with
 
 SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"
 TIMINGS, SUMMARY, LOCK = "timings.jsonl", "summary.json", "lock"
@@ -90,8 +90,8 @@ def _left_by_failed_start(path: Path) -> bool:
     """Whether the file comes from a run that failed before its first round and so holds nothing to resume."""
     name = path.name
     if name in (LEDGER, LEDGER_HEAD):
-        ledger = path.with_name(LEDGER)
-        return ends_with(ledger, "opening") if ledger.exists() else True  # a ledger with releases is never overwritten
+        ledger = path.with_name(LEDGER)  # a ledger with releases is never overwritten, nor is the trace of a lost one
+        return ends_with(ledger, "opening") if ledger.exists() else counted_lines(ledger) <= 1
     return name in (LOCK, SCENARIO, PLAN, "ledger.new") or (name.startswith(".") and name.endswith(".tmp"))
 
 
