@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from airdistill.cli.app import JsonOption, SetOption, app, print_json, print_text
+from airdistill.cli.app import JsonOption, SetOption, app, print_json, print_text, print_warnings
 
 
 @app.command("certify")
@@ -27,8 +27,10 @@ def certify_command(
     from airdistill.report.certificate import print_certificate, write_certificate
     from airdistill.report.terminal import Terminal
     from airdistill.runs.accounts import certify
+    from airdistill.runs.record import damage_in
 
     certificate = certify(folder)
+    print_warnings(damage_in(folder))  # the certificate itself is made from the ledger alone
     page = write_certificate(certificate, folder)
     if as_json:
         print_json(certificate.to_dict())
