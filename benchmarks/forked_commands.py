@@ -219,10 +219,13 @@ def write_scenarios(base: Path) -> None:
     samples = {part: centres[which] + rng.standard_normal((len(which), 4)) for part, which in labels.items()}
     arrays = {f"x_{part}": samples[part] for part in samples} | {f"y_{part}": labels[part] for part in labels}
     np.savez(base / "blobs.npz", **arrays)  # type: ignore[arg-type]
+    # A plan takes the rounds of a recorded channel, in place of the hundreds that it would draw.
+    gains = rng.standard_normal((8, 3)) + 1j * rng.standard_normal((8, 3))
+    np.savez(base / "trace.npz", channel=4e-6 * gains)
     changes = [
         "fleet.devices=3", f"data.dataset={base / 'blobs.npz'}", "data.samples_per_device=20", "privacy.epsilon=4",
         f"learning.rounds={ROUNDS}", "learning.max_rounds=20", "learning.model=softmax_regression",
-        "learning.local_epochs=0", "learning.initial_lr=0.1",
+        "learning.local_epochs=0", "learning.initial_lr=0.1", f"radio.trace={base / 'trace.npz'}",
     ]  # fmt: skip
     for noise in NOISES:
         (base / f"{noise}.toml").write_text(as_toml(load("quick", [*changes, f"privacy.noise={noise}"])))
