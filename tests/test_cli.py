@@ -240,6 +240,35 @@ def test_a_pilot_rejects_invalid_input_in_one_line(run, small_file, arguments, w
     assert words in err
 
 
+def test_a_pilot_looks_at_its_target_before_it_computes(run, small_file, monkeypatch):
+    """No file can be created in /proc, not even by root."""
+    from airdistill.runs import piloting
+
+    monkeypatch.setattr(piloting, "check_finite", lambda *_: pytest.fail("it has computed"))
+    code, out, err = run("pilot", small_file, "--out", "/proc/measured.toml")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert '/proc/measured.toml": cannot be written' in err
+
+
+@pytest.mark.parametrize("json_option", [[], ["--json"]])
+def test_a_pilot_prints_what_it_cannot_write(run, small_file, tmp_path, monkeypatch, json_option):
+    """The file appears while the pilot computes; it is not overwritten, and the constants are not lost."""
+    from airdistill.runs import piloting
+
+    out, checked = tmp_path / "measured.toml", piloting.check_finite
+
+    def appears(*given):
+        out.write_text("another's")
+        return checked(*given)
+
+    monkeypatch.setattr(piloting, "check_finite", appears)
+    code, shown, err = run("pilot", small_file, "--rounds", 1, "--repeats", 1, "--out", out, *json_option)
+    assert code == 2
+    assert "exists already" in err
+    assert "L1" in shown if not json_option else json.loads(shown)["written"] is None
+    assert out.read_text() == "another's"
+
+
 def test_a_pilot_that_is_stopped_writes_nothing(run, small_file, tmp_path, monkeypatch):
     from airdistill.runs import piloting
 

@@ -288,6 +288,44 @@ def test_a_restarted_server_repeats_the_round_with_the_same_result(tmp_path, sch
         assert (server / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
 
 
+def without_checkpoints(server):
+    for path in server.glob("checkpoint-*"):
+        path.unlink()
+    return {path.name: path.read_bytes() for path in server.glob("*.json*")}
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_an_ended_federation_is_not_repeated(tmp_path, caplog, noise):
+    scenario = small_scenario(tmp_path, "learning.rounds=2", "privacy.epsilon=200", f"privacy.noise={noise}")
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd")
+    Coordinator(server, "ota_fd", devices).play()
+    before = without_checkpoints(server)
+    devices.tamper = lambda *_: pytest.fail("a device was asked")
+    Coordinator(server, "ota_fd", devices).play()
+    assert "has ended; nothing is left to do" in caplog.text
+    assert {path.name: path.read_bytes() for path in server.glob("*.json*")} == before
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_an_interrupted_federation_without_checkpoints_is_refused(tmp_path, noise):
+    scenario = small_scenario(tmp_path, "learning.rounds=4", "privacy.epsilon=200", f"privacy.noise={noise}")
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd")
+
+    def killed(_step, round_index, _device, real):
+        if round_index == 3:
+            raise KeyboardInterrupt
+        return real
+
+    devices.tamper = killed
+    with pytest.raises(KeyboardInterrupt):
+        Coordinator(server, "ota_fd", devices).play()
+    before, devices.tamper = without_checkpoints(server), unchanged
+    with pytest.raises(RunError, match=r"checkpoints were removed or are damaged, .* after round 3; .*--ledger"):
+        Coordinator(server, "ota_fd", devices).play()
+    assert {path.name: path.read_bytes() for path in server.glob("*.json*")} == before
+    assert len(records(server)) == 2
+
+
 def test_the_folders_of_both_ends_are_certified_and_cannot_be_resumed_as_simulations(tmp_path):
     server, devices = federation(tmp_path / "run", small_scenario(tmp_path, "learning.rounds=2"), "ota_fd")
     Coordinator(server, "ota_fd", devices).play()

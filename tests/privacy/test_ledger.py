@@ -60,7 +60,8 @@ def test_releases_are_read_back_bit_for_bit(tmp_path):
     ledger = Ledger.begin(header(), tmp_path / "ledger.jsonl")
     first = random_release(1)
     # The second release repeats some arrays, has one that is equal for all devices, and leaves a row unsent.
-    noise = dict(first.counted_noise_var, fleet_noise=np.broadcast_to([1.0, 2.0, np.inf, 3.0], (3, 4)))
+    noise = {trust: np.where(np.arange(4) == 2, np.inf, each) for trust, each in first.counted_noise_var.items()}
+    noise["fleet_noise"] = np.broadcast_to([1.0, 2.0, np.inf, 3.0], (3, 4))
     second = Release(2, first.weights, first.sensitivity, noise)
     for release in (first, second):
         ledger.charge(release)
@@ -94,6 +95,63 @@ def test_a_round_beyond_the_budget_is_not_charged(tmp_path):
     assert len(Ledger.read(tmp_path / "ledger.jsonl").releases) == charged
     assert (ledger.squared_mu() <= 0.25).all()
     assert spent_by_hand(many[: charged + 1], "device", "fleet_noise").max() > 0.25
+
+
+def changed_release(field, name, value, row=2):
+    """A release in which one number of row 2 of device 1 is another."""
+    release = random_release(1)
+    array = release.weights if field == "weights" else getattr(release, field)[name]
+    array[1, row] = value
+    return release
+
+
+IMPOSSIBLE = [
+    ("counted_noise_var", "fleet_noise", -1.0, "must be positive, or 0 for a non-private release, or infinite"),
+    ("counted_noise_var", "fleet_noise", -np.inf, "must be positive"),
+    ("counted_noise_var", "own_noise", np.nan, "must be positive"),
+    ("counted_noise_var", "fleet_noise", np.inf, "infinite for a row that was not sent"),
+    ("weights", "", -0.1, "must be finite and not negative"),
+    ("weights", "", np.nan, "must be finite and not negative"),
+    ("weights", "", np.inf, "must be finite and not negative"),
+    ("sensitivity", "device", -1.0, "must be finite and not negative"),
+    ("sensitivity", "device", np.nan, "must be finite and not negative"),
+    ("sensitivity", "trajectory", np.inf, "must be finite and not negative"),
+]
+
+
+@pytest.mark.parametrize(("field", "name", "value", "rule"), IMPOSSIBLE)
+@pytest.mark.parametrize("enforced", [True, False])
+def test_an_impossible_release_is_refused_with_round_device_row_value_and_rule(
+    tmp_path, field, name, value, rule, enforced
+):
+    ledger = Ledger.begin(header(enforced=enforced), tmp_path / "ledger.jsonl")
+    before = ledger.epsilon().tolist()
+    named = rf"round 1: {field}( under {name})?: row 2 of device 1 is {value:g}; .*{rule}.*not transmitted"
+    with pytest.raises(LedgerError, match=named):
+        ledger.charge(changed_release(field, name, value))
+    assert ledger.epsilon().tolist() == before
+    assert Ledger.read(tmp_path / "ledger.jsonl").num_releases == 0
+
+
+@pytest.mark.parametrize(("field", "name", "value", "rule"), [case for case in IMPOSSIBLE if np.isfinite(case[2])])
+def test_an_impossible_release_on_disk_is_not_read(tmp_path, field, name, value, rule):
+    """Anyone can compute the digests of a ledger of their own: a negative variance would be a refund."""
+    ledger = Ledger.begin(header(), tmp_path / "ledger.jsonl")
+    ledger.charge(random_release(1, seed=3))
+    ledger.chain.append({"kind": "release", **changed_release(field, name, value).to_dict()})
+    with pytest.raises(LedgerError, match=rf"ledger\.jsonl: is not a ledger: round 1: {field}.*device 1.*{rule}"):
+        Ledger.read(tmp_path / "ledger.jsonl")
+
+
+def test_a_release_of_another_shape_is_refused():
+    with pytest.raises(LedgerError, match=r"round 1: an array of shape \(2, 4\); the ledger has .* = \(3, 4\)"):
+        Ledger(header()).charge(random_release(1, num_devices=2))
+
+
+def test_a_private_row_without_counted_noise_is_over_budget_and_named():
+    ledger = Ledger(header())
+    with pytest.raises(BudgetExceeded, match=r"device 1 to ε = inf, above .*: no noise counts for its row 2; it was"):
+        ledger.charge(changed_release("counted_noise_var", "fleet_noise", 0.0))
 
 
 def charge_all(ledger, releases):

@@ -408,6 +408,41 @@ def test_a_second_start_that_was_killed_can_be_repeated(tmp_path, monkeypatch, n
     assert (ledger.num_earlier, ledger.num_releases) == (6, 3)
 
 
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_killed_start_cannot_be_repeated_without_the_releases_that_it_continued(tmp_path, monkeypatch, noise):
+    """Without --ledger, or with the ledger of other devices, the first run's releases would be forgotten."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    first = small_scenario(tmp_path, "privacy.epsilon=4", f"privacy.noise={noise}")
+    more = small_scenario(tmp_path, "learning.rounds=3", f"privacy.noise={noise}")
+    for name in ("first", "other"):
+        ad.run(first.model_copy(update={"name": name}), out=tmp_path / name, options=FAST)
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "seal", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ad.run(more, out=tmp_path / "second", options=FAST, ledger=tmp_path / "first")
+    left = (tmp_path / "second" / "ledger.jsonl").read_bytes()
+    for given, named in [(None, "without --ledger"), (tmp_path / "other", r"with --ledger .*other")]:
+        with pytest.raises(ad.AirDistillError, match=rf"second.ledger\.jsonl: was left by .*{named}.*choose another"):
+            ad.run(more, out=tmp_path / "second", options=FAST, ledger=given)
+    assert (tmp_path / "second" / "ledger.jsonl").read_bytes() == left
+    assert not Ledger.read(tmp_path / "other" / "ledger.jsonl").closed
+    record = ad.run(more, out=tmp_path / "second", options=FAST, ledger=tmp_path / "first")
+    assert Ledger.read(record.folder / "ledger.jsonl").num_earlier == 6
+
+
+def test_a_folder_whose_ledger_was_deleted_is_not_empty(tmp_path):
+    """Its head still counts releases."""
+    first = ad.run(small_scenario(tmp_path, "privacy.epsilon=4"), out=tmp_path / "first", options=FAST)
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    (archive / "ledger.head").write_bytes((first.folder / "ledger.head").read_bytes())
+    with pytest.raises(ad.AirDistillError, match=r"--out = .*archive.* is not empty"):
+        ad.run(small_scenario(tmp_path), out=archive, options=FAST)
+
+
 def test_a_second_start_killed_twice_can_be_repeated(tmp_path, monkeypatch):
     """The second time it is killed while it writes its ledger: the token of the first start must not be lost."""
 

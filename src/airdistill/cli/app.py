@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,6 +117,12 @@ def print_json(value: Any) -> None:
 def print_text(text: str) -> None:
     """Print a text to standard output."""
     typer.echo(text)
+
+
+def print_warnings(lines: Iterable[str]) -> None:
+    """Print a line on standard error for each warning."""
+    for line in lines:
+        sys.stderr.write(f"warning: {line}\n")
 
 
 ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A preset's name or a TOML file.")]

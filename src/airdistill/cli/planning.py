@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from airdistill.cli.app import (
     print_text,
     scenarios_app,
 )
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError, InputError
 
 
 @app.command("plan")
@@ -147,7 +148,6 @@ def pilot_command(
     Example: airdistill pilot paper --data public --out measured.toml
     """
     _check_free(out)
-    from airdistill.files import write_whole
     from airdistill.report.pilot import print_pilot
     from airdistill.report.progress import stage_bar
     from airdistill.report.terminal import Terminal
@@ -168,20 +168,42 @@ def pilot_command(
     except KeyboardInterrupt:
         sys.stderr.write("stopped; nothing was written\n")
         sys.exit(130)
-    if out is not None:
-        _check_free(out)
-        write_whole(out, record.to_toml().encode())
+    # The constants are printed even if they cannot be written any more: measuring them took minutes.
+    problem = None if out is None else _written(out, record.to_toml())
     if as_json:
-        print_json({**record.to_dict(), "written": None if out is None else str(out)})
-        return
-    print_pilot(record, Terminal())
-    if out is not None:
+        print_json({**record.to_dict(), "written": None if out is None or problem else str(out)})
+    else:
+        print_pilot(record, Terminal())
+    if problem is not None:
+        raise problem
+    if out is not None and not as_json:
         print_text(f"Scenario: {out}")
 
 
 def _check_free(out: Path | None) -> None:
-    """Reject an existing file, before and after the work: it may contain comments that would be lost."""
-    if out is not None and out.exists():
+    """Reject an existing file, before and after the work: it may contain comments that would be lost.
+
+    Also reject a folder in which no file can be written.
+    """
+    if out is None:
+        return
+    if out.exists():
         raise InputError("--out", str(out), "exists already; choose another file")
-    if out is not None and not out.parent.is_dir():
+    if not out.parent.is_dir():
         raise InputError("--out", str(out), "its folder does not exist")
+    try:
+        tempfile.TemporaryFile(dir=out.parent).close()
+    except OSError as error:
+        raise InputError("--out", str(out), f"cannot be written: {error.strerror}; choose another folder") from None
+
+
+def _written(out: Path, text: str) -> Exception | None:
+    """Write the file; the error if that is not possible."""
+    from airdistill.files import write_whole
+
+    try:
+        _check_free(out)
+        write_whole(out, text.encode())
+    except (AirDistillError, OSError) as error:
+        return error
+    return None

@@ -27,6 +27,7 @@ from airdistill.cli.app import (
     print_json,
     print_summaries,
     print_text,
+    print_warnings,
 )
 from airdistill.cli.comparing import follow_comparison
 
@@ -106,7 +107,8 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
         sys.exit(130)
     page = write_run_page(record)
     if as_json:
-        print_json({"folder": str(record.folder), "report": str(page), **record.summary})
+        damage = {"damage": record.damage} if record.damage else {}
+        print_json({"folder": str(record.folder), "report": str(page), **damage, **record.summary})
     else:
         print_run(record, Terminal())
 
@@ -125,9 +127,13 @@ def report_command(
     from airdistill.runs.record import ended_run
 
     if (folder / COMPARISON).exists():
-        print_text(str(write_comparison_page(ComparisonRecord.read(folder))))
+        comparison = ComparisonRecord.read(folder)
+        print_warnings(comparison.problems)
+        print_text(str(write_comparison_page(comparison)))
     else:
-        print_text(str(write_run_page(ended_run(folder))))
+        record = ended_run(folder)
+        print_warnings(record.damage)
+        print_text(str(write_run_page(record)))
 
 
 @app.command("schemes")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airdistill.cli.app import JsonOption, SetOption, app, print_json, print_text
+from airdistill.cli.app import JsonOption, SetOption, app, print_json, print_text, print_warnings
 from airdistill.errors import AirDistillError
 
 if TYPE_CHECKING:
@@ -39,10 +39,12 @@ def certify_command(
     from airdistill.report.certificate import print_certificate
     from airdistill.report.terminal import Terminal
     from airdistill.runs.accounts import certify, check_not_anothers
+    from airdistill.runs.record import damage_in
 
     check_not_anothers(out or folder, folder)
     key = None if sign is None else read_private_key(sign)
     certificate = certify(folder, date_of_issue())
+    print_warnings(damage_in(folder))  # the certificate itself is made from the ledger alone
     stored = certificate.to_dict() if key is None else signed(certificate.to_dict(), key)
     if as_json:
         print_json(stored)

@@ -27,9 +27,9 @@ from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.radio.charged_round import ChargedRound
 from airdistill.radio.receivers import Estimate
-from airdistill.runs.accounts import mark_of
+from airdistill.runs.accounts import check_repeatable, mark_of
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
-from airdistill.runs.folder import CERTIFICATE, ROUNDS, SUMMARY, RoundFile, write_json
+from airdistill.runs.folder import CERTIFICATE, ROUNDS, RUN, SUMMARY, RoundFile, write_json, write_summary
 from airdistill.schemes.payloads import receiver_of, step_size
 
 logger = logging.getLogger(__name__)
@@ -59,29 +59,38 @@ class Coordinator:
     """A run, restored from its folder; `play` runs the remaining rounds."""
 
     def __init__(self, folder: Path, scheme: str, devices: Devices, eval_every: int = 1, radio: str = "") -> None:
-        checkpoint = newest_checkpoint(folder)
+        checkpoint, self._has_ended = newest_checkpoint(folder), (folder / SUMMARY).exists()
+        if checkpoint is None and (folder / RUN).exists() and not self._has_ended:
+            check_repeatable(folder, checkpoint_every=1)
         self._recorded = 0 if checkpoint is None else checkpoint.round_index
         self.endpoint = Endpoint.open(folder, scheme, self._recorded)
         self._devices, self._eval_every = devices, eval_every
         self._replies = ServerReplyCache(folder, devices, self._min_devices)
         self._medium = medium_of(self.endpoint, self._replies, radio)
         self._receiver = receiver_of(self.endpoint.plan, None, self.endpoint.engine())
-        self._rounds = RoundFile(folder / ROUNDS, 0, None) if checkpoint is None else self._restored(checkpoint)
-        self._last = self._rounds.last() if self._recorded else None
+        self._checkpoint = checkpoint
         self._present: list[int] = []
         self._ended_because: str | None = None
 
-    def _restored(self, checkpoint: Checkpoint) -> RoundFile:
+    def _restored(self) -> RoundFile:
+        checkpoint = self._checkpoint
+        if checkpoint is None:
+            return RoundFile(self.endpoint.folder / ROUNDS, 0, None)
         if self._receiver is not None:
             self._receiver.restore({name: tensor.numpy() for name, tensor in checkpoint.tensors.items()})
         return RoundFile(self.endpoint.folder / ROUNDS, checkpoint.rounds_bytes, checkpoint.rounds_digest)
 
     def play(self) -> None:
-        """Run all rounds that are not recorded yet.
+        """Run all rounds that are not recorded yet; nothing happens if the federation has ended.
 
         An interrupted round is repeated: the devices that had replied in it send the same replies again.
         """
         try:
+            if self._has_ended:
+                logger.warning("%s: has ended; nothing is left to do", self.endpoint.folder)
+                return
+            self._rounds = self._restored()
+            self._last = self._rounds.last() if self._recorded else None
             self._admit(self._devices.introductions(self._expected()))
             for round_index in range(self._recorded + 1, self.endpoint.plan.num_rounds + 1):
                 self._admit_late(self._devices.newcomers())
@@ -206,7 +215,7 @@ class Coordinator:
             "epsilon_spent": float(endpoint.ledger.epsilon().max()),
             "assumptions": list(dict.fromkeys([*endpoint.plan.assumptions, *emulated])),
         }
-        write_json(endpoint.folder / SUMMARY, jsonable(summary))
+        write_summary(endpoint.folder, jsonable(summary))
 
 
 def _valid_reports(

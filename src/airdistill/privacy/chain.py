@@ -99,6 +99,10 @@ class Chain:
         """Digest of the first lines."""
         return self._digests[num_lines - 1] if num_lines else _START
 
+    def __contains__(self, digest: str) -> bool:
+        """Whether this is the digest of any of its lines, and so of all lines before it."""
+        return digest in self._digests
+
     def append(self, body: Mapping[str, Any]) -> None:
         """Append a line; return once it is on disk."""
         self._write(body)
@@ -132,6 +136,20 @@ def ends_with(path: Path, kind: str) -> bool:
         return bool(json.loads(path.read_bytes().splitlines()[-1])["kind"] == kind)
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return False
+
+
+def digest_before_last(path: Path) -> str | None:
+    """The digest that a file's last line follows, even if its head is missing; None if it has no other line."""
+    lines = list(_whole_lines(path))
+    return _parsed(path, len(lines) - 1, lines[-2])[1] if len(lines) > 1 else None
+
+
+def counted_lines(path: Path) -> int:
+    """The number of lines that the head of a file counts, whether the file is there or not; 0 without a valid head."""
+    try:
+        return _read_head(path)[0]
+    except LedgerError:
+        return 0
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
 from airdistill.files import jsonable
 from airdistill.privacy.assumptions import Terms
-from airdistill.privacy.chain import Chain, LedgerError, digest_of_body, ends_with
+from airdistill.privacy.chain import Chain, LedgerError, digest_before_last, digest_of_body, ends_with
 from airdistill.privacy.release import Release, Spending, SubsampledSpending
 from airdistill.privacy.targets import epsilon_of_mu, without_rounding
 from airdistill.privacy.trust import TRUST_MODELS
@@ -105,10 +105,12 @@ class Ledger:
         """Begin the ledger of a run. It continues `given`, the ledger of an earlier run of the same devices.
 
         The new file is complete before the given one is closed: no crash can lose a release. A start that is killed
-        after that leaves a `leftover` header in its folder, and can be repeated in that folder only.
+        after that leaves a `leftover` header in its folder, and can be repeated in that folder only, with the same
+        ledger given.
         """
         if path.exists() and not ends_with(path, "opening"):
             raise LedgerError(f"{path}: exists and has releases; a ledger cannot be begun twice")
+        _check_keeps_earlier_runs(path, given)
         if given is None:
             Chain.begin(path, header.to_dict())
             return cls.read(path)
@@ -179,8 +181,9 @@ class Ledger:
         """Record a release before it is transmitted, and return the key of its entry, from which its noise is drawn.
 
         No other entry has this key: not of this ledger, and not of one that continues it or has other terms. Raise
-        `BudgetExceeded` if the release exceeds a device's budget.
+        `BudgetExceeded` if the release exceeds a device's budget, and `LedgerError` if it cannot be a release.
         """
+        self._check_release(release)
         if self._charged_before:
             entry, charged = self._charged_before[0]
             if charged.same_as(release):
@@ -290,16 +293,28 @@ class Ledger:
         """μ² that earlier runs spent on whole devices, `[device]`."""
         return self._before_this_run.squared_mu("device", trust, relabel=False)
 
+    def _check_release(self, release: Release) -> None:
+        shape = (self.header.num_devices, self.header.num_rows)
+        arrays = [release.weights, *release.sensitivity.values(), *release.counted_noise_var.values()]
+        wrong = next((array.shape for array in arrays if array.shape != shape), None)
+        if wrong is None:
+            problem = release.problem()
+        else:
+            problem = f"round {release.round_index}: an array of shape {wrong}; the ledger has [device, row] = {shape}"
+        if problem is not None:
+            raise LedgerError(f"{problem}; it was not charged and not transmitted")
+
     def _check(self, release: Release, spending: Spending) -> None:
         terms = self.header
         over = self._over_budget(release, spending) if terms.enforced else None
         if over is None:
             return
         device, wanted = over
+        bare = _without_noise(release, terms, device)
         raise BudgetExceeded(
             f"round {release.round_index} would take device {device} to ε = {wanted:.6g}, above its target "
             f"{terms.epsilon[device]:.6g} at δ = {terms.delta[device]:.3g} (sensitivity {terms.sensitivity}, trust "
-            f"{terms.trust}, accountant {terms.accountant}); it was not transmitted"
+            f"{terms.trust}, accountant {terms.accountant}){bare}; it was not transmitted"
         )
 
     def _over_budget(self, release: Release, spending: Spending) -> tuple[int, float] | None:
@@ -316,6 +331,12 @@ class Ledger:
         return device, float(epsilon_of_mu(np.sqrt(spent[each]), terms.delta[each], terms.noise)[0])
 
 
+def _without_noise(release: Release, terms: LedgerHeader, device: int) -> str:
+    """Names the first row of a device that would be sent without any counted noise; empty if there is none."""
+    bare = np.flatnonzero(np.isinf(release.cost(terms.sensitivity, terms.trust)[device]))
+    return f": no noise counts for its row {bare[0]}" if len(bare) else ""
+
+
 def _times_over(spent: FloatArray, budget: FloatArray) -> FloatArray:
     """Spent over budget; 0 for an infinite budget."""
     with np.errstate(invalid="ignore"):
@@ -327,6 +348,19 @@ def spent_before(path: Path, terms: Terms, num_devices: int) -> FloatArray:
     earlier = Ledger.read(path)
     _check_fleet(earlier, terms, num_devices)
     return earlier.spending.squared_mu(terms.sensitivity, terms.trust, terms.relabel)
+
+
+def _check_keeps_earlier_runs(path: Path, given: Path | None) -> None:
+    """Refuse to begin a ledger where a killed start left one that continues other runs than the given one."""
+    continued = digest_before_last(path) if path.exists() else None
+    if continued is None or (given is not None and continued in Chain.read(given)):
+        return
+    rule = "was left by a start that was killed, and has the releases of the runs that it continued"
+    which = "without --ledger" if given is None else f"with --ledger {given}"
+    raise LedgerError(
+        f"{path}: {rule}; a start {which} would forget them: repeat that start's command, with its --ledger, or choose "
+        f"another --out"
+    )
 
 
 def _same_start(closed: Chain, header: LedgerHeader, leftover: LedgerHeader | None) -> LedgerHeader:

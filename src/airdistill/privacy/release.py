@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from airdistill.arrays import FloatArray, IntArray, divide_or
+from airdistill.arrays import BoolArray, FloatArray, IntArray, divide_or
 from airdistill.files import jsonable
 from airdistill.privacy.neighbours import neighbours_from
 from airdistill.privacy.poisson_sampling import SubsampledGaussian, composition_groups, grid_index
@@ -42,8 +42,7 @@ class Release:
     @property
     def participants(self) -> IntArray:
         """The devices that sent a vector."""
-        sent = np.any([np.isfinite(noise) for noise in self.counted_noise_var.values()], axis=0)
-        return np.flatnonzero(((self.weights > 0) & sent).any(axis=1))
+        return np.flatnonzero(((self.weights > 0) & self._was_sent()).any(axis=1))
 
     def cost(self, model: str, trust: str) -> FloatArray:
         """(w s)²/c, `[device, row]`: what the round adds to μ² of a device."""
@@ -60,6 +59,29 @@ class Release:
         prices = np.where(shifts > 0, divide_or(shifts, np.broadcast_to(counted, shape), np.inf), 0.0)
         names = itertools.product(self.sensitivity, self.counted_noise_var)
         return dict(zip(names, prices.reshape(-1, *counted.shape[1:]), strict=True))
+
+    def problem(self) -> str | None:
+        """Why this cannot be a release, with round, device, row, value and rule; None if it can.
+
+        A negative variance would give budget back, and comparisons with NaN would never exceed one.
+        """
+        for (field, name), array in _arrays(self).items():
+            if field == "counted_noise_var":
+                sent = (self.weights > 0) & self._was_sent()
+                wrong = ~(array >= 0) | (sent & np.isinf(array))
+                rule = "must be positive, or 0 for a non-private release, or infinite for a row that was not sent"
+            else:
+                wrong, rule = ~((array >= 0) & np.isfinite(array)), "must be finite and not negative"
+            if wrong.any():
+                device, row = np.argwhere(wrong)[0]
+                named = " under ".join(filter(None, (field, name)))
+                value = f"row {row} of device {device} is {array[device, row]:.6g}"
+                return f"round {self.round_index}: {named}: {value}; {rule}"
+        return None
+
+    def _was_sent(self) -> BoolArray:
+        """Whether any trust model counts finite noise, `[device, row]`."""
+        return np.asarray(np.any([np.isfinite(noise) for noise in self.counted_noise_var.values()], axis=0))
 
     def same_as(self, other: Release) -> bool:
         """To the last bit."""
@@ -84,7 +106,7 @@ class Release:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], shape: tuple[int, int], before: Release | None = None) -> Release:
-        """What `to_dict` wrote, for so many devices and rows."""
+        """What `to_dict` wrote, for so many devices and rows; `ValueError` if it cannot be a release."""
 
         def array(field: str, name: str, value: Any) -> FloatArray:
             if value == AS_BEFORE:
@@ -94,12 +116,16 @@ class Release:
             full = [[np.inf if entry is None else entry for entry in row] for row in value]
             return np.broadcast_to(np.array(full, dtype=np.float64), shape)
 
-        return cls(
+        release = cls(
             int(stored["round"]),
             array("weights", "", stored["weights"]),
             {name: array("sensitivity", name, value) for name, value in stored["sensitivity"].items()},
             {name: array("counted_noise_var", name, value) for name, value in stored["counted_noise_var"].items()},
         )
+        problem = release.problem()
+        if problem is not None:
+            raise ValueError(problem)
+        return release
 
 
 def _arrays(release: Release) -> dict[tuple[str, str], FloatArray]:

@@ -118,8 +118,8 @@ def print_comparison(record: ComparisonRecord, console: Console) -> None:
     console.print(_terminal_table(*privacy))
     for note in NOTES:
         console.print(f"[dim]{escape(note)}[/dim]", highlight=False)
-    for task, reason in record.failures.items():
-        console.print(f"[bold]{escape(task.label)}, seed {task.seed}, failed[/bold]: {escape(reason)}")
+    for problem in record.problems:
+        console.print(escape(problem))
 
 
 def _terminal_table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
@@ -151,6 +151,7 @@ def comparison_to_dict(record: ComparisonRecord) -> dict[str, Any]:
             "failures": [
                 {"label": task.label, "seed": task.seed, "reason": reason} for task, reason in record.failures.items()
             ],
+            "damage": [line for run in record.runs.values() for line in run.damage],
         }
     )
     return written
@@ -296,13 +297,12 @@ def _drawings(record: ComparisonRecord) -> list[Drawing]:
 
 
 def results_blocks(record: ComparisonRecord) -> list[Block]:
-    """Return the table in two parts, and the failures."""
+    """Return the table in two parts, and what failed or is damaged."""
     parts = parts_of_table(record, (*COLUMNS, *LINK_COLUMNS), EPSILON_COLUMNS)
     results, privacy = [(columns, tuple(tuple(row) for row in rows)) for columns, rows in parts]
     blocks: list[Block] = [DataTable(*results), DataTable(*privacy, notes=NOTES)]
-    if record.failures:
-        lines = [f"{task.label}, seed {task.seed}, failed: {reason}" for task, reason in record.failures.items()]
-        blocks.append(Bullets(tuple(lines), "warning"))
+    if record.problems:
+        blocks.append(Bullets(tuple(record.problems), "warning"))
     return blocks
 
 

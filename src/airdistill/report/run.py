@@ -16,12 +16,12 @@ from airdistill.files import write_whole
 from airdistill.planning.plan import Plan
 from airdistill.report.certificate import certificate_section, devices_section
 from airdistill.report.drawing import count_rounds, looks_for, new_figure, svg_of
-from airdistill.report.page import Command, Drawing, Facts, Page, Paragraph, Section, render
+from airdistill.report.page import Bullets, Command, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.plan import plan_section, privacy_section
 from airdistill.report.terminal import bullets, facts_table
 from airdistill.report.wording import antennas_in_words, number, participation_in_words
 from airdistill.runs.accounts import certify
-from airdistill.runs.folder import CERTIFICATE, PLAN, RUN, SCENARIO
+from airdistill.runs.folder import PLAN, RUN, SCENARIO
 from airdistill.runs.record import RunRecord
 from airdistill.runs.results import accuracy_curve, received_noise
 from airdistill.schemes.base import BLUE, GREEN, ORANGE
@@ -44,8 +44,9 @@ def print_run(record: RunRecord, console: Console) -> None:
         ("Rounds", _rounds_and_end(summary)),
         ("Uplink", f"{with_prefix(summary['uplink_seconds'], 's')}, {with_prefix(summary['measured_joules'], 'J')}"),
         ("Privacy spent", f"ε {rounded_up(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
-        ("Certificate", escape(json.loads((record.folder / CERTIFICATE).read_text())["verdict_in_words"])),
+        ("Certificate", escape(certify(record.folder).verdict_in_words)),
         ("Record", escape(str(record.folder))),
+        *(("Damage", escape(line)) for line in record.damage),
     ]
     title = f"[bold]{escape(summary['name'])}, {escape(summary['scheme'])}[/bold]"
     console.print(title, facts_table(rows), sep="\n")
@@ -78,7 +79,7 @@ def run_page(record: RunRecord) -> Page:
         title=f"{summary['name']}, {summary['scheme']}",
         subtitle=f"One run, seed {plan.scenario.seed}, {_rounds_in_words(summary, plan)}",
         sections=(
-            Section("Results", (Facts(_result_facts(record)), *_drawings(record))),
+            Section("Results", (*_damage(record), Facts(_result_facts(record)), *_drawings(record))),
             plan_section(plan),
             certificate_section(certificate),
             devices_section(certificate),
@@ -87,6 +88,10 @@ def run_page(record: RunRecord) -> Page:
         ),
         made_by=f"airdistill {__version__}",
     )
+
+
+def _damage(record: RunRecord) -> tuple[Bullets, ...]:
+    return (Bullets(record.damage, "warning"),) if record.damage else ()
 
 
 def _rounds_in_words(summary: Mapping[str, Any], plan: Plan) -> str:

@@ -34,6 +34,7 @@ from airdistill.runs.folder import (
     existing_folder,
     locked,
     read_sealed,
+    what_is_left,
 )
 from airdistill.scenario.model import Scenario
 
@@ -207,14 +208,28 @@ def trusted_ledger(folder: Path, recorded_rounds: int | None = None) -> Ledger:
 
 
 def _last_round_sent(folder: Path) -> int:
-    """The last recorded round that sent anything; an incomplete last line does not count."""
-    path = folder / ROUNDS
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for line in reversed(lines):
-        record = json.loads(line)
-        if "measured_noise_var" in record or "without_signal" in record:
-            return int(record["round"])
+    """The last recorded round that sent anything; lines that are incomplete or damaged do not count."""
+    for line in reversed(_recorded_lines(folder)):
+        try:
+            record = json.loads(line)
+            if "measured_noise_var" in record or "without_signal" in record:
+                return int(record["round"])
+        except (ValueError, KeyError, TypeError):
+            continue  # readers of the records name it
     return 0
+
+
+def _recorded_lines(folder: Path) -> list[bytes]:
+    path = folder / ROUNDS
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def check_repeatable(folder: Path, checkpoint_every: int) -> None:
+    """Raise unless a run without a usable checkpoint was killed before its first one: only then no round is lost."""
+    reached = max(len(_recorded_lines(folder)), trusted_ledger(folder).last_round)
+    if reached > checkpoint_every or (reached > 0 and any(folder.glob("checkpoint-*.json"))):
+        problem = "its checkpoints were removed or are damaged, and so it cannot be resumed"
+        raise RunError(f"{folder}: {problem} after round {reached}; {what_is_left(folder)}")
 
 
 def certify(folder: str | Path, issued: str | None = None) -> Certificate:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from airdistill import DEFAULT_SCHEME, __version__
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.files import json_text, write_whole
-from airdistill.runs.folder import SUMMARY, RunError, digest_of, locked, new_folder, write_json, writing
+from airdistill.runs.folder import SUMMARY, RunError, digest_of, locked, new_folder, simulated, write_json, writing
 from airdistill.runs.options import RunOptions, plan
 from airdistill.runs.record import RunRecord
 from airdistill.scenario.loading import ScenarioLike, as_scenario, changed, validated, with_absolute_paths
@@ -153,17 +153,24 @@ class ComparisonRecord:
         """Return the state of the comparison in a folder, finished or not."""
         folder = Path(folder)
         comparison = Comparison.read(folder)
-        finished = {
-            task: RunRecord.read(task.folder_in(folder))
-            for task in comparison.tasks
-            if (task.folder_in(folder) / SUMMARY).exists()
-        }
-        failed = {
-            task: task.failure_in(folder).read_text().strip()
-            for task in comparison.tasks
-            if task.failure_in(folder).exists() and task not in finished
-        }
+        finished: dict[Task, RunRecord] = {}
+        failed: dict[Task, str] = {}
+        for task in comparison.tasks:
+            try:
+                if (task.folder_in(folder) / SUMMARY).exists():
+                    finished[task] = RunRecord.read(simulated(task.folder_in(folder)))
+                elif task.failure_in(folder).exists():
+                    failed[task] = task.failure_in(folder).read_text(errors="replace").strip()
+            except AirDistillError as problem:  # one damaged run does not hide the others
+                failed[task] = str(problem)
         return cls(folder, comparison, finished, failed)
+
+    @property
+    def problems(self) -> list[str]:
+        """A line for every run that failed, and for what is damaged of a run that has finished."""
+        failed = [f"{task.label}, seed {task.seed}, failed: {reason}" for task, reason in self.failures.items()]
+        damaged = [f"{task.label}, seed {task.seed}: {line}" for task, run in self.runs.items() for line in run.damage]
+        return failed + damaged
 
 
 def compare(

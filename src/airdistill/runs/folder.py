@@ -15,10 +15,11 @@ from typing import IO, Any
 
 from airdistill.errors import AirDistillError, InputError
 from airdistill.files import json_text, write_whole
-from airdistill.privacy.chain import ends_with
+from airdistill.privacy.chain import counted_lines, ends_with
 
 SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"
 TIMINGS, SUMMARY, LOCK = "timings.jsonl", "summary.json", "lock"
+DIGESTS = "digests.json"  # of an ended run's summary and records
 LEDGER, LEDGER_HEAD = "ledger.jsonl", "ledger.head"
 FEDERATION = "federation"  # a key of RUN: the folder belongs to one endpoint of a federation, with this medium
 CERTIFICATE, AUDIT, AUDITS = "certificate.json", "audit.json", "audits.jsonl"
@@ -42,7 +43,8 @@ class RoundFile:
         content = path.read_bytes()[:keep_bytes] if path.exists() else b""
         self._hash = hashlib.sha256(content)
         if digest is not None and (len(content) != keep_bytes or self.digest != digest):
-            raise RunError(f"{path}: does not match its checkpoint: it was edited or truncated")
+            problem = f"{path}: does not match its checkpoint: it was edited or truncated"
+            raise RunError(f"{problem}; {what_is_left(path.parent)}")
         self._path, self.num_bytes = path, len(content)
         with path.open("ab") as file:
             file.truncate(keep_bytes)
@@ -69,6 +71,14 @@ class RoundFile:
             os.fsync(file.fileno())
 
 
+def what_is_left(folder: Path) -> str:
+    """What can be done with a run that cannot be resumed."""
+    return (
+        f"its files are kept, and what it released stays counted: airdistill certify {folder} shows it, and a run "
+        f"with --ledger {folder} has the budget that is left"
+    )
+
+
 def new_folder(out: Path | None, name: str, parent: Path = Path("runs")) -> Path:
     """Create the folder of a new run: `out`, which must be empty, or the next free name under `parent`."""
     if out is not None:
@@ -90,8 +100,8 @@ def _left_by_failed_start(path: Path) -> bool:
     """Whether the file comes from a run that failed before its first round and so holds nothing to resume."""
     name = path.name
     if name in (LEDGER, LEDGER_HEAD):
-        ledger = path.with_name(LEDGER)
-        return ends_with(ledger, "opening") if ledger.exists() else True  # a ledger with releases is never overwritten
+        ledger = path.with_name(LEDGER)  # a ledger with releases is never overwritten, nor is the trace of a lost one
+        return ends_with(ledger, "opening") if ledger.exists() else counted_lines(ledger) <= 1
     return name in (LOCK, SCENARIO, PLAN, "ledger.new") or (name.startswith(".") and name.endswith(".tmp"))
 
 
@@ -179,6 +189,30 @@ def seal(folder: Path, run: dict[str, Any]) -> None:
     digests = {name: digest_of((folder / name).read_bytes()) for name in (SCENARIO, PLAN)}
     body = {**run, "digests": digests}
     write_json(folder / RUN, {**body, "digest": digest_of(json_text(body).encode())})
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Write `summary.json`, the last file of a run, and before it the digests of the summary and of the records."""
+    content, path = json_text(summary).encode(), folder / ROUNDS
+    records = path.read_bytes() if path.exists() else b""
+    body = {"rounds": records.count(b"\n"), ROUNDS: digest_of(records), SUMMARY: digest_of(content)}
+    write_json(folder / DIGESTS, {**body, "digest": digest_of(json_text(body).encode())})
+    write_whole(folder / SUMMARY, content)
+
+
+def read_digests(folder: Path) -> dict[str, Any]:
+    """What `write_summary` knew of the records; empty for runs of older versions. `RunError` if it is damaged."""
+    path = folder / DIGESTS
+    if not path.exists():
+        return {}
+    try:
+        stored: dict[str, Any] = json.loads(path.read_bytes())
+        digest = stored.pop("digest")
+        if digest != digest_of(json_text(stored).encode()):
+            raise ValueError("its digest does not match")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{path}: was edited or damaged; summary and records are not compared with it") from None
+    return stored
 
 
 def simulated(folder: Path) -> Path:

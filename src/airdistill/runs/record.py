@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from airdistill.errors import InputError
-from airdistill.runs.folder import ROUNDS, SUMMARY, RunError, simulated
+from airdistill.runs.folder import ROUNDS, SUMMARY, RunError, digest_of, read_digests, simulated
 
 if TYPE_CHECKING:
     from airdistill.runs.results import AccuracyRecord, RoundRecord, RunSummary
@@ -16,28 +17,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run's folder: one record for every round, and the summary of a run that has ended."""
+    """A run's folder: one record for every round, and the summary of a run that has ended.
+
+    `damage` says what of an ended run's records was lost since; `rounds` are then those before.
+    """
 
     folder: Path
     rounds: tuple[RoundRecord, ...]
     summary: RunSummary
+    damage: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        """Read a run that may still be running: an incomplete last line does not count."""
-        path = folder / ROUNDS
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        rounds = [_stored(line, f"{path}: line {number}") for number, line in enumerate(lines, start=1)]
-        for number, record in enumerate(rounds, start=1):
-            if record.get("round") != number:
-                raise RunError(f"{path}: line {number} is not round {number}; the file is damaged")
-        path = folder / SUMMARY
-        summary = _stored(path.read_bytes(), str(path)) if path.exists() else {}
-        return cls(folder, tuple(cast("RoundRecord", record) for record in rounds), cast("RunSummary", summary))
+        """Read a run that may still be running: an incomplete last line does not count.
+
+        Raise `RunError` if its records, or the summary of an ended run, are damaged.
+        """
+        digests, damage = _digests(folder)
+        summary, path = _summary(folder, digests), folder / ROUNDS
+        content = path.read_bytes() if path.exists() else b""
+        rounds, problem = _records(path, content)
+        if not summary and problem:
+            raise RunError(problem)
+        if summary:
+            rounds, lost = _unharmed(path, content, rounds, problem, digests | {"rounds": summary["rounds"]})
+            damage = (*damage, *lost)
+        return cls(folder, rounds, summary, damage)
 
     def __repr__(self) -> str:
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy['mean']:.1%}"
-        state = "" if self.summary else ", not ended"
+        state = ("" if self.summary else ", not ended") + (", damaged" if self.damage else "")
         return f"RunRecord({str(self.folder)!r}: {len(self.rounds)} rounds{accuracy}{state})"
 
     @property
@@ -46,13 +55,67 @@ class RunRecord:
         return next((line["accuracy"] for line in reversed(self.rounds) if "accuracy" in line), None)
 
 
-def _stored(content: bytes, where: str) -> dict[str, Any]:
+def damage_in(folder: Path) -> tuple[str, ...]:
+    """What is damaged of a run's records and summary; nothing of this concerns its ledger."""
+    try:
+        return RunRecord.read(folder).damage
+    except RunError as problem:
+        return (str(problem),)
+
+
+def _digests(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    try:
+        return read_digests(folder), ()
+    except RunError as problem:
+        return {}, (str(problem),)
+
+
+def _summary(folder: Path, digests: Mapping[str, Any]) -> RunSummary:
+    """The summary; empty if the run has not ended."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return cast("RunSummary", {})
+    content = path.read_bytes()
+    way_out = "remove it, and airdistill resume writes it again"
+    if SUMMARY in digests and digests[SUMMARY] != digest_of(content):
+        raise RunError(f"{path}: was edited or damaged; {way_out}")
+    return cast("RunSummary", _stored(content, str(path), way_out))
+
+
+def _records(path: Path, content: bytes) -> tuple[tuple[RoundRecord, ...], str | None]:
+    """The complete records up to the first that is damaged, and what is wrong with that one."""
+    rounds: list[RoundRecord] = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            record = _stored(line, f"{path}: line {number}", "the file is damaged")
+        except RunError as problem:
+            return tuple(rounds), str(problem)
+        if record.get("round") != number:
+            return tuple(rounds), f"{path}: line {number} is not round {number}; the file is damaged"
+        rounds.append(cast("RoundRecord", record))
+    return tuple(rounds), None
+
+
+def _unharmed(
+    path: Path, content: bytes, rounds: tuple[RoundRecord, ...], problem: str | None, ended: Mapping[str, Any]
+) -> tuple[tuple[RoundRecord, ...], list[str]]:
+    """The rounds of an ended run that can be relied on, and what happened to the others."""
+    if problem is None and len(rounds) < ended["rounds"]:
+        problem = f"{path}: {'was cut' if path.exists() else 'is missing'}"
+    elif problem is None and ROUNDS in ended and ended[ROUNDS] != digest_of(content):
+        problem, rounds = f"{path}: was edited or damaged, and in which rounds is not known", ()
+    if problem is None:
+        return rounds, []
+    return rounds, [f"{problem}; {len(rounds)} of {ended['rounds']} rounds are shown, and the file is kept"]
+
+
+def _stored(content: bytes, where: str, rule: str) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise RunError(f"{where}: cannot be read; the file is damaged")
+        raise RunError(f"{where}: cannot be read; {rule}")
     return value
 
 

@@ -17,7 +17,14 @@ from airdistill.files import jsonable, write_whole
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
-from airdistill.runs.accounts import begin_ledger, certify, mark_of, spent_by_earlier_runs, trusted_ledger
+from airdistill.runs.accounts import (
+    begin_ledger,
+    certify,
+    check_repeatable,
+    mark_of,
+    spent_by_earlier_runs,
+    trusted_ledger,
+)
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from airdistill.runs.folder import (
     CERTIFICATE,
@@ -33,10 +40,11 @@ from airdistill.runs.folder import (
     seal,
     simulated,
     write_json,
+    write_summary,
     writing,
 )
 from airdistill.runs.options import RunOptions
-from airdistill.runs.record import RunRecord
+from airdistill.runs.record import RunRecord, damage_in
 from airdistill.runs.simulation import Simulation, check_unchanged
 from airdistill.scenario.loading import ScenarioLike, as_scenario, as_toml, with_absolute_paths
 from airdistill.scenario.model import Scenario
@@ -78,9 +86,14 @@ def run(
 
 
 def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
-    """Resume a run that was stopped or killed; the result is bit-identical to that of an uninterrupted run."""
+    """Resume a run that was stopped or killed; the result is bit-identical to that of an uninterrupted run.
+
+    A run that has ended is returned as it is. Raise `RunError` if rounds would be lost.
+    """
     folder = simulated(Path(folder))
     with locked(folder):
+        if (folder / SUMMARY).exists():
+            return RunRecord.read(folder)
         stored, planned = read_sealed(folder)
         if stored["airdistill"] != __version__:
             logger.warning(
@@ -90,12 +103,17 @@ def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
         simulation = Simulation(Plan.from_dict(planned), load_scheme(stored["scheme"]), options)
         check_unchanged(folder, simulation.inputs_digest, stored, "resumed")
         checkpoint = newest_checkpoint(folder)
+        if checkpoint is None:
+            check_repeatable(folder, options.checkpoint_every)
         simulation.ledger = trusted_ledger(folder, 0 if checkpoint is None else checkpoint.round_index)
         with writing(folder):
             if checkpoint is None:
                 return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
             simulation.restore(checkpoint.round_index, checkpoint.tensors, checkpoint.numbers)
+            damage = damage_in(folder)
             rounds = RoundFile(folder / ROUNDS, checkpoint.rounds_bytes, checkpoint.rounds_digest)
+            for problem in damage:
+                logger.warning("%s; the rounds after round %d are computed again", problem, checkpoint.round_index)
             return _play(folder, simulation, rounds, on_round)
 
 
@@ -143,7 +161,7 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
     recorded = RunRecord.read(folder).rounds
     last = dict(recorded[-1]) if recorded else {}
     write_json(folder / CERTIFICATE, certify(folder).to_dict())
-    write_json(folder / SUMMARY, jsonable(_summary(simulation, last, ended_because)))
+    write_summary(folder, jsonable(_summary(simulation, last, ended_because)))
     return RunRecord.read(folder)
 
 

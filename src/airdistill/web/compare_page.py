@@ -50,9 +50,8 @@ def _show_missing(record: ComparisonRecord) -> None:
     missing = len(record.comparison.tasks) - len(record.runs)
     if missing:
         st.info(f"{missing} of {len(record.comparison.tasks)} runs have not ended and are not shown.")
-    if record.failures:
-        lines = [f"{task.label}, seed {task.seed}, failed: {reason}" for task, reason in record.failures.items()]
-        st.warning(listed(lines))
+    if record.problems:
+        st.warning(listed(record.problems))
 
 
 def _show_comparison(record: ComparisonRecord) -> None:

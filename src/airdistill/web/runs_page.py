@@ -100,6 +100,8 @@ def _show_progress(run: FoundRun, state: ShownState) -> None:
         _show_start(run, state)
         return
     record, plan = RunRecord.read(run.folder), _plan_in(run.folder)
+    if record.damage:
+        st.warning(listed(record.damage), icon=":material/broken_image:")
     _show_headline(run, state, record, plan)
     _show_controls(run, state)
     left, right = st.columns(2)
@@ -152,7 +154,10 @@ def _time_left(folder: Path, rounds: int) -> str:
     lines = path.read_bytes().split(b"\n")[:-1][-_LAST_ROUNDS:] if path.exists() else []
     if not lines:
         return "…"
-    seconds = rounds * sum(json.loads(line)["seconds"] for line in lines) / len(lines)
+    try:
+        seconds = rounds * sum(float(json.loads(line)["seconds"]) for line in lines) / len(lines)
+    except (ValueError, KeyError, TypeError):  # damaged, and no more than an estimate
+        return "…"
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
