@@ -74,8 +74,8 @@ def test_shadow_fleets_are_complementary_and_of_the_requested_size(tmp_path):
     assert inside.max() == 1  # at most one device of a shadow fleet holds a record
     assert not (inside[:, ::2] & inside[:, 1::2]).any()
     assert inside.sum(axis=0).tolist() == [44, 44] * 3  # of 45 each, because both devices hold equally many
-    assert shadows.knowledge.shape == (12, 2, 3, 3)
-    assert shadows.knowledge.sum(axis=-1) == pytest.approx(1)
+    assert shadows.vectors.shape == (12, 2, 3, 3)
+    assert shadows.vectors.sum(axis=-1) == pytest.approx(1)
 
 
 def test_unused_training_records_are_non_members(tmp_path):

@@ -1,14 +1,15 @@
-"""Membership inference from the broadcasts alone: was a record in the fleet's training data?
+"""Membership inference: was a record in the fleet's training data?
 
-The score is fixed in advance: the log-likelihood ratio of the broadcast mean of the record's class, over all rounds,
-between two Gaussians. Without the record the mean is that of the shadow devices that did not train on it; with the
-record, one device of the fleet is like the shadow devices that did. The variance is that of a mean over the fleet, plus
-the noise of the broadcast. The file begins with the statistics of a score: ROC, AUC and rates with intervals.
+With class means the attacker has the broadcasts alone. The score is fixed in advance: the log-likelihood ratio of the
+broadcast mean of the record's class, over all rounds, between two Gaussians. Without the record the mean is that of the
+shadow devices that did not train on it; with the record, one device of the fleet is like the shadow devices that did.
+The variance is that of a mean over the fleet, plus the noise of the broadcast. `public_membership.py` has the scores
+for answers on a public set. The file begins with the statistics of a score: ROC, AUC and rates with intervals.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,16 @@ from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.audit.certificate import certified_mu
 from airdistill.audit.context import AuditContext
 from airdistill.audit.options import AuditOptions, OnProgress
-from airdistill.audit.shadows import WANTED_NON_MEMBERS, Pool, ShadowKnowledge, pool_of, train_shadows
+from airdistill.audit.public_membership import NEAREST, device_scores, sum_scores
+from airdistill.audit.shadows import (
+    WANTED_NON_MEMBERS,
+    Pool,
+    ShadowKnowledge,
+    own_pool,
+    pool_of,
+    train_own_shadows,
+    train_shadows,
+)
 from airdistill.errors import InputError
 from airdistill.privacy.targets import epsilon_of_mu
 
@@ -105,7 +115,11 @@ _MOST_POINTS = 600
 
 @dataclass(frozen=True)
 class MembershipAudit:
-    """`num_members` of the fleet's `num_held` records were scored; ε and δ are those of the least protected device."""
+    """`num_members` of the fleet's `num_held` records were scored; ε and δ are those of the least protected device.
+
+    With a public set, `one_device` is the attack on the audited device alone by an attacker who knows the answers of
+    the others: its records are the members, and ε and δ are its own.
+    """
 
     num_held: int
     num_members: int
@@ -117,10 +131,16 @@ class MembershipAudit:
     roc: Roc
     epsilon: float
     delta: float
+    one_device: MembershipAudit | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
         found = ["All records are scored on the same broadcasts, and so the intervals hold for these broadcasts only."]
+        if self.one_device is not None:
+            found.append(
+                f"Membership is inferred from the answers on the {NEAREST} public samples nearest to a record; the "
+                "certified ε is that of a whole device, which covers each of its records."
+            )
         if self.num_members < self.num_held:
             found.append(f"Of the fleet's {self.num_held} records, {self.num_members} drawn at random were scored.")
         if self.num_non_members < WANTED_NON_MEMBERS:
@@ -138,12 +158,13 @@ class MembershipAudit:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        return tuple(
+        found = tuple(
             f"Membership inference finds at least {point.true_positive.low:.2%} of the members at a false positive "
             f"rate of at most {point.false_positive.high:.2%}; ε = {self.epsilon:.3g} allows {self.allowed(point):.2%}."
             for point in self.points
             if point.true_positive.low > self.allowed(point)
         )
+        return found if self.one_device is None else (*found, *self.one_device.violations)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -161,6 +182,7 @@ class MembershipAudit:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "notes": list(self.notes),
+            "one_device": None if self.one_device is None else self.one_device.to_dict(),
         }
 
 
@@ -171,27 +193,50 @@ def _point_to_dict(point: RatePoint) -> dict[str, Any]:
 
 def audit_membership(context: AuditContext, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
     """Train the shadow fleets and score every record of the pool."""
-    privacy = context.scenario.privacy
+    privacy, delta = context.scenario.privacy, context.plan.fleet.delta
     pool = pool_of(context, options.seed)
     if pool.is_member.all():
         rule = "the fleet trained on all records of some class; membership inference needs others of every class"
         raise InputError("data.dataset", context.scenario.data.dataset, rule)
     shadows = train_shadows(context, pool, options, on_progress)
-    scores = _scores(context, pool, shadows)
-    members, others = scores[pool.is_member], scores[~pool.is_member]
-    epsilon = epsilon_of_mu(certified_mu(context, privacy.sensitivity)[-1], context.plan.fleet.delta, privacy.noise)
+    epsilon = epsilon_of_mu(certified_mu(context, privacy.sensitivity)[-1], delta, privacy.noise)
     weakest = int(np.argmax(epsilon))
+    limit, groups = (float(epsilon[weakest]), float(delta[weakest])), (pool.is_member, ~pool.is_member)
+    num_held = sum(map(len, context.indices))
+    if not context.plan.uplink.payload.answers_public_set:
+        return _measured(_scores(context, pool, shadows), *groups, num_held, shadows, limit)
+    whole = _measured(sum_scores(context, pool, shadows), *groups, num_held, shadows, limit)
+    pool = own_pool(context, pool)
+    shadows = train_own_shadows(context, pool, options, on_progress)
+    scores, limit = (
+        device_scores(context, pool, shadows),
+        (float(epsilon[context.device]), float(delta[context.device])),
+    )
+    one = _measured(scores, pool.is_own, ~pool.is_own, len(context.own_labels), shadows, limit)
+    return replace(whole, one_device=one)
+
+
+def _measured(
+    scores: FloatArray,
+    is_member: BoolArray,
+    is_other: BoolArray,
+    num_held: int,
+    shadows: ShadowKnowledge,
+    limit: tuple[float, float],
+) -> MembershipAudit:
+    """How well scores `[record]` tell members from others; `limit` is (ε, δ)."""
+    members, others = scores[is_member], scores[is_other]
     return MembershipAudit(
-        num_held=sum(map(len, context.indices)),
+        num_held=num_held,
         num_members=len(members),
         num_non_members=len(others),
-        num_shadows=options.shadows,
+        num_shadows=len(shadows.vectors) // shadows.num_devices,
         num_shadow_devices=shadows.num_devices,
         auc=auc(members, others),
         points=tuple(rate_at(members, others, asked) for asked in FALSE_POSITIVE_RATES),
         roc=_log_thinned(roc(members, others)),
-        epsilon=float(epsilon[weakest]),
-        delta=float(context.plan.fleet.delta[weakest]),
+        epsilon=limit[0],
+        delta=limit[1],
     )
 
 
@@ -199,7 +244,7 @@ def _scores(context: AuditContext, pool: Pool, shadows: ShadowKnowledge) -> Floa
     broadcasts = np.stack(context.received)
     noise_var = np.stack([this.design.effective_noise_var for this in context.rounds])
     share = 1 / context.plan.fleet.num_devices
-    return membership_scores(pool.labels, shadows.holds, shadows.knowledge, broadcasts, noise_var, share)
+    return membership_scores(pool.labels, shadows.holds, shadows.vectors, broadcasts, noise_var, share)
 
 
 def membership_scores(

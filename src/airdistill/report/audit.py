@@ -15,6 +15,7 @@ from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.auditing import Audit
 from airdistill.audit.empirical import TESTED_MU, EmpiricalAudit
 from airdistill.audit.exact import ExactAudit, PairAudit
+from airdistill.audit.labels import LabelAudit
 from airdistill.audit.membership import LEVEL, Interval, MembershipAudit
 from airdistill.files import write_whole
 from airdistill.report.certificate import write_certificate
@@ -36,6 +37,7 @@ Row = tuple[str, ...]
 _INTERVALS = f"Brackets are {100 * LEVEL:g} % intervals."
 _EMPIRICAL_COLUMNS = ("statistic", "measured", "expected")
 _MEMBERSHIP_COLUMNS = ("statistic", "measured", "allowed")
+_LABEL_COLUMNS = ("attacker", "AUC", "advantage", "error", "without noise")
 _NAMES = {"record": "one record", "device": "whole device"}
 _COLOURS = {"record": BLUE, "device": ORANGE}
 _BOUND_LOOKS = [(PURPLE, ":"), (GREEN, "-."), (RED, "--")]
@@ -57,10 +59,14 @@ def print_audit(audit: Audit, console: Console) -> None:
         console.print(f"[bold]Attack on drawn noise[/bold], {trials}")
         console.print(number_table(_EMPIRICAL_COLUMNS, _empirical_rows(audit.empirical)))
     if audit.membership is not None:
-        console.print("[bold]Membership inference from the broadcasts[/bold]")
+        console.print(f"[bold]{_membership_title(audit.membership)}[/bold]")
         console.print(number_table(_MEMBERSHIP_COLUMNS, _membership_rows(audit.membership)))
         console.print(bullets([_membership_line(audit.membership)], "·"))
-    if audit.empirical is not None or audit.membership is not None:
+    if audit.labels is not None:
+        console.print("[bold]Inference of the device's label distribution[/bold]")
+        console.print(number_table(_LABEL_COLUMNS, _label_rows(audit.labels)))
+        console.print(bullets(_label_lines(audit.labels), "·"))
+    if (audit.empirical, audit.membership, audit.labels) != (None, None, None):
         console.print(_INTERVALS, highlight=False)
     console.print("[bold]Assumptions[/bold]", bullets(_all_notes(audit), "·"))
     if audit.violations:
@@ -144,15 +150,59 @@ def _membership_rows(found: MembershipAudit) -> list[Row]:
         (f"TPR at {point.asked:.1%} FPR", _share(point.true_positive), f"{found.allowed(point):.2%}")
         for point in found.points
     ]
-    return [("AUC", _interval(found.auc), ""), *rates]
+    rows: list[Row] = [("AUC", _interval(found.auc), ""), *rates]
+    if found.one_device is None:
+        return rows
+    return [*rows, *((f"{name}, one device", *rest) for name, *rest in _membership_rows(found.one_device))]
+
+
+def _membership_title(found: MembershipAudit) -> str:
+    seen = "the broadcasts" if found.one_device is None else "answers on the public set"
+    return f"Membership inference from {seen}"
 
 
 def _membership_line(found: MembershipAudit) -> str:
     fleets = f"{found.num_shadows} shadow fleets of {found.num_shadow_devices} devices"
-    return (
+    line = (
         f"{found.num_members} members and {found.num_non_members} non-members, scored with {fleets}; "
         f"ε {number(found.epsilon)} is that of the device with the weakest guarantee."
     )
+    one = found.one_device
+    if one is None:
+        return line
+    return (
+        f"The sum of all devices: {line} One device: an attacker who knows the other devices' answers scores its "
+        f"{one.num_members} records and {one.num_non_members} others with {one.num_shadows} shadows of the device."
+    )
+
+
+def _label_rows(found: LabelAudit) -> list[Row]:
+    """Return what each attacker achieves, and what the certificate allows."""
+    attacks = [
+        (
+            attack.attacker,
+            _interval(attack.auc),
+            _interval(attack.advantage),
+            f"{attack.distance:.3f}",
+            f"{attack.distance_without_noise:.3f}",
+        )
+        for attack in found.attacks
+    ]
+    allowed = ("allowed", f"{found.allowed_auc:.3f}", f"{found.allowed_advantage:.3f}", "", "")
+    guess = f"{found.distance_of_guess:.3f}"
+    return [*attacks, allowed, ("guess without answers", "0.500", "0.000", guess, guess)]
+
+
+def _label_lines(found: LabelAudit) -> list[str]:
+    shares = [", ".join(f"{share:.0%} of class {klass}" for klass, share in enumerate(each) if share > 0.005)
+              for each in found.shares]  # fmt: skip
+    return [
+        f"The device holds {shares[0]}; the test is against {shares[1]}.",
+        "The error is the total variation distance between the class shares and their estimate.",
+        f"{found.num_trials} trials with each of the two datasets over {found.num_rounds} rounds; the attackers "
+        f"trained {found.num_shadows} shadow devices. The whole-device guarantee covers labels too, for a limit on "
+        "answers that is fixed beforehand.",
+    ]
 
 
 def _all_notes(audit: Audit) -> list[str]:
@@ -262,6 +312,8 @@ def audit_page(audit: Audit) -> Page:
         sections.append(_empirical_section(audit.empirical))
     if audit.membership is not None:
         sections.append(_membership_section(audit.membership))
+    if audit.labels is not None:
+        sections.append(_labels_section(audit.labels))
     sections.append(Section("Assumptions", (Bullets(tuple(_all_notes(audit))),)))
     return Page(
         title=f"Audit of {audit.name}, {audit.scheme}",
@@ -311,4 +363,13 @@ def _membership_section(found: MembershipAudit) -> Section:
     table = DataTable(_MEMBERSHIP_COLUMNS, tuple(_membership_rows(found)), notes=(note,))
     caption = "ROC of membership inference; rates below one record are drawn at half a record."
     drawing = Drawing(svg_of(_draw_membership(found)), caption, "ROC of membership inference on log axes")
-    return Section("Membership inference from the broadcasts", (Paragraph(_membership_line(found)), table, drawing))
+    return Section(_membership_title(found), (Paragraph(_membership_line(found)), table, drawing))
+
+
+def _labels_section(found: LabelAudit) -> Section:
+    text = (
+        "A model answers with the classes that it was trained on. Two attackers, prepared with shadow devices, test "
+        "whether the device holds its own label distribution or another one, and estimate its class shares."
+    )
+    table = DataTable(_LABEL_COLUMNS, tuple(_label_rows(found)), notes=(_INTERVALS, *_label_lines(found)))
+    return Section("Inference of the device's label distribution", (Paragraph(text), table))
