@@ -128,5 +128,7 @@ def test_a_rate_beyond_what_epsilon_allows_is_a_violation(epsilon, broken):
     assert bool(found.violations) == broken
     assert any("Of the fleet's 60000 records, 10000" in note for note in found.notes)
     if broken:
-        assert len(found.violations) == 2
+        assert len(found.violations) == 3
+        assert found.allowed_auc == pytest.approx(1 - (1 - 1e-5) ** 2 / (1 + np.e))
+        assert "AUC of 0.8750" in found.violations[2]
         assert found.allowed(points[1]) == pytest.approx(np.e * points[1].false_positive.high + 1e-5)

@@ -41,13 +41,18 @@ class Others:
 
     @property
     def factors(self) -> FloatArray:
-        """Half of their covariance, FᵀF, `[factor, round, entry]`: few shadow devices show only a part of it."""
-        return np.asarray(np.sqrt(self.count / 2) * _factors(self.contributions))
+        """Half of the covariance of their sum, FᵀF, `[factor, round, entry]`: few shadow devices show only a part."""
+        return np.asarray(np.sqrt(self._times / 2) * _factors(self.contributions))
 
     @property
     def variance(self) -> FloatArray:
         """The other half, spread evenly over entries, `[round]`."""
-        return self.count / 2 * _mean_variance(self.contributions)
+        return self._times / 2 * _mean_variance(self.contributions)
+
+    @property
+    def _times(self) -> float:
+        """The variance of the sum in units of one device's, with the error of the mean that shadow devices give."""
+        return self.count * (1 + self.count / len(self.answers))
 
 
 @dataclass(frozen=True)

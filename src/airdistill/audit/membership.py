@@ -157,6 +157,11 @@ class MembershipAudit:
         return float(min(1.0, np.exp(min(self.epsilon, 700.0)) * point.false_positive.high + self.delta))
 
     @property
+    def allowed_auc(self) -> float:
+        """The largest AUC of any test under (ε, δ)-DP: 1 − (1 − δ)²/(1 + e^ε)."""
+        return float(1 - (1 - self.delta) ** 2 * expit(-self.epsilon))
+
+    @property
     def violations(self) -> tuple[str, ...]:
         found = tuple(
             f"Membership inference finds at least {point.true_positive.low:.2%} of the members at a false positive "
@@ -164,6 +169,11 @@ class MembershipAudit:
             for point in self.points
             if point.true_positive.low > self.allowed(point)
         )
+        if self.auc.low > self.allowed_auc:
+            found += (
+                f"Membership inference has an AUC of {self.auc.value:.4f}, at least {self.auc.low:.4f}; "
+                f"ε = {self.epsilon:.3g} allows {self.allowed_auc:.4f}.",
+            )
         return found if self.one_device is None else (*found, *self.one_device.violations)
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,6 +186,7 @@ class MembershipAudit:
             "level": LEVEL,
             "auc": vars(self.auc),
             "auc_interval": "DeLong",
+            "allowed_auc": self.allowed_auc,
             "rates": [_point_to_dict(point) | {"allowed": self.allowed(point)} for point in self.points],
             "rate_intervals": "Clopper-Pearson",
             "roc": vars(self.roc),

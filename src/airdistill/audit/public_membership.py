@@ -17,7 +17,7 @@ from airdistill.audit.context import AuditContext
 from airdistill.audit.shadows import Pool, ShadowKnowledge
 from airdistill.planning.payloads import declared_public, rows_of_round
 
-NEAREST = 20  # public samples that a record is scored on
+NEAREST = 10  # public samples that a record is scored on
 _CHUNK = 1024  # records whose distances to all public samples are computed at once
 
 

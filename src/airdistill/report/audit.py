@@ -37,7 +37,6 @@ Row = tuple[str, ...]
 _INTERVALS = f"Brackets are {100 * LEVEL:g} % intervals."
 _EMPIRICAL_COLUMNS = ("statistic", "measured", "expected")
 _MEMBERSHIP_COLUMNS = ("statistic", "measured", "allowed")
-_LABEL_COLUMNS = ("attacker", "AUC", "advantage", "error", "without noise")
 _NAMES = {"record": "one record", "device": "whole device"}
 _COLOURS = {"record": BLUE, "device": ORANGE}
 _BOUND_LOOKS = [(PURPLE, ":"), (GREEN, "-."), (RED, "--")]
@@ -64,7 +63,7 @@ def print_audit(audit: Audit, console: Console) -> None:
         console.print(bullets([_membership_line(audit.membership)], "·"))
     if audit.labels is not None:
         console.print("[bold]Inference of the device's label distribution[/bold]")
-        console.print(number_table(_LABEL_COLUMNS, _label_rows(audit.labels)))
+        console.print(number_table(_label_columns(audit.labels), _label_rows(audit.labels)))
         console.print(bullets(_label_lines(audit.labels), "·"))
     if (audit.empirical, audit.membership, audit.labels) != (None, None, None):
         console.print(_INTERVALS, highlight=False)
@@ -150,7 +149,7 @@ def _membership_rows(found: MembershipAudit) -> list[Row]:
         (f"TPR at {point.asked:.1%} FPR", _share(point.true_positive), f"{found.allowed(point):.2%}")
         for point in found.points
     ]
-    rows: list[Row] = [("AUC", _interval(found.auc), ""), *rates]
+    rows: list[Row] = [("AUC", _interval(found.auc), f"{found.allowed_auc:.3f}"), *rates]
     if found.one_device is None:
         return rows
     return [*rows, *((f"{name}, one device", *rest) for name, *rest in _membership_rows(found.one_device))]
@@ -176,21 +175,20 @@ def _membership_line(found: MembershipAudit) -> str:
     )
 
 
+def _label_columns(found: LabelAudit) -> Row:
+    return ("an attacker who", *(attack.attacker for attack in found.attacks), "allowed")
+
+
 def _label_rows(found: LabelAudit) -> list[Row]:
-    """Return what each attacker achieves, and what the certificate allows."""
-    attacks = [
-        (
-            attack.attacker,
-            _interval(attack.auc),
-            _interval(attack.advantage),
-            f"{attack.distance:.3f}",
-            f"{attack.distance_without_noise:.3f}",
-        )
-        for attack in found.attacks
-    ]
-    allowed = ("allowed", f"{found.allowed_auc:.3f}", f"{found.allowed_advantage:.3f}", "", "")
+    """Return each statistic, a column for each attacker, and the limit that the certificate sets."""
     guess = f"{found.distance_of_guess:.3f}"
-    return [*attacks, allowed, ("guess without answers", "0.500", "0.000", guess, guess)]
+    return [
+        ("AUC", *(_interval(attack.auc) for attack in found.attacks), f"{found.allowed_auc:.3f}"),
+        ("advantage", *(_interval(attack.advantage) for attack in found.attacks), f"{found.allowed_advantage:.3f}"),
+        ("error of class shares", *(f"{attack.distance:.3f}" for attack in found.attacks), ""),
+        ("  without noise", *(f"{attack.distance_without_noise:.3f}" for attack in found.attacks), ""),
+        ("  of a guess", *(guess for _ in found.attacks), ""),
+    ]
 
 
 def _label_lines(found: LabelAudit) -> list[str]:
@@ -198,10 +196,11 @@ def _label_lines(found: LabelAudit) -> list[str]:
               for each in found.shares]  # fmt: skip
     return [
         f"The device holds {shares[0]}; the test is against {shares[1]}.",
-        "The error is the total variation distance between the class shares and their estimate.",
-        f"{found.num_trials} trials with each of the two datasets over {found.num_rounds} rounds; the attackers "
-        f"trained {found.num_shadows} shadow devices. The whole-device guarantee covers labels too, for a limit on "
-        "answers that is fixed beforehand.",
+        "The advantage is true minus false positive rate; the error is the total variation distance between the "
+        "class shares and their estimate.",
+        f"{found.num_trials} trials with each of the two datasets, rounds: {found.num_rounds}, shadow devices: "
+        f"{found.num_shadows}. The whole-device guarantee covers labels if the limit on answers does not depend on "
+        "them.",
     ]
 
 
@@ -371,5 +370,5 @@ def _labels_section(found: LabelAudit) -> Section:
         "A model answers with the classes that it was trained on. Two attackers, prepared with shadow devices, test "
         "whether the device holds its own label distribution or another one, and estimate its class shares."
     )
-    table = DataTable(_LABEL_COLUMNS, tuple(_label_rows(found)), notes=(_INTERVALS, *_label_lines(found)))
+    table = DataTable(_label_columns(found), tuple(_label_rows(found)), notes=(_INTERVALS, *_label_lines(found)))
     return Section("Inference of the device's label distribution", (Paragraph(text), table))
