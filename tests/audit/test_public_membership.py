@@ -11,8 +11,8 @@ from airdistill.audit.public_membership import answer_scores, nearest, own_answe
 from airdistill.audit.shadows import own_pool, pool_of, train_own_shadows, train_shadows
 
 CHANGES = (
-    "fleet.devices=2", "data.samples_per_device=60", "public.samples=240", "learning.rounds=1", "public.distill_epochs=1",
-    "learning.local_epochs=20", "learning.batch_size=15", "learning.receiver=projected",
+    "fleet.devices=2", "data.samples_per_device=60", "public.samples=240", "public.distill_epochs=1",
+    "learning.rounds=1", "learning.local_epochs=20", "learning.batch_size=15", "learning.receiver=projected",
 )  # fmt: skip
 
 
