@@ -160,19 +160,26 @@ def _shares(context: AuditContext, pool: Pool, options: AuditOptions, num_device
 
 def _split(context: AuditContext, labels: IntArray, num_devices: int, rng: np.random.Generator) -> tuple[IntArray, ...]:
     """Partition by the scenario's own rule, with the same number of samples for each device."""
-    data, per_device = context.scenario.data, context.scenario.data.classes_per_device
-    used = len(labels) if data.partition == "iid" else int(_USED_OF_A_HALF * len(labels))
-    if data.partition == "shards" and per_device is not None:  # few shadow devices do not hold every class
-        used = int(used * min(1.0, num_devices * per_device / len(np.unique(labels))))
-    sizes = np.full(num_devices, used // num_devices)
-    if sizes[0] == 0:
-        raise InputError("--shadow-devices", num_devices, f"a shadow fleet has only {len(labels)} records for them")
+    rule = context.scenario.data.partition
+    used = len(labels) if rule == "iid" else int(_USED_OF_A_HALF * len(labels))
+    while used >= num_devices:
+        try:
+            return _partition(context, labels, np.full(num_devices, used // num_devices), rng)
+        except InputError:  # the classes are too uneven, or too many for so few devices, to use that much
+            used = int(_USED_OF_A_HALF * used)
+    raise InputError("--shadow-devices", num_devices, f"a shadow fleet has only {len(labels)} records for them")
+
+
+def _partition(
+    context: AuditContext, labels: IntArray, sizes: IntArray, rng: np.random.Generator
+) -> tuple[IntArray, ...]:
+    data = context.scenario.data
     if data.partition == "dirichlet":
         assert data.alpha is not None  # the scenario checked it
         return partition_dirichlet(labels, sizes, data.alpha, rng).indices
     if data.partition == "shards":
-        assert per_device is not None  # the scenario checked it
-        return partition_shards(labels, sizes, per_device, rng).indices
+        assert data.classes_per_device is not None  # the scenario checked it
+        return partition_shards(labels, sizes, data.classes_per_device, rng).indices
     return partition_iid(labels, sizes, rng).indices
 
 
