@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import betaincinv, expit, logit, ndtri
+from scipy.special import betaincinv, expit, logit, ndtr, ndtri
 from scipy.stats import rankdata
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
@@ -118,7 +118,8 @@ class MembershipAudit:
     """`num_members` of the fleet's `num_held` records were scored; ε and δ are those of the least protected device.
 
     With a public set, `one_device` is the attack on the audited device alone by an attacker who knows the answers of
-    the others: its records are the members, and ε and δ are its own.
+    the others: its records are the members, and ε and δ are its own. `mu` is the largest certified μ of these devices,
+    which bounds rates more closely than ε does; infinite if the noise is discrete.
     """
 
     num_held: int
@@ -131,6 +132,7 @@ class MembershipAudit:
     roc: Roc
     epsilon: float
     delta: float
+    mu: float = float("inf")
     one_device: MembershipAudit | None = None
 
     @property
@@ -151,15 +153,20 @@ class MembershipAudit:
         return tuple(found)
 
     def allowed(self, point: RatePoint) -> float:
-        """The largest true positive rate under (ε, δ)-DP: e^ε·FPR + δ at the upper end of the FPR, at most 1."""
+        """The largest true positive rate at the upper end of the FPR."""
+        return float(self.allowed_rates(np.array(point.false_positive.high)))
+
+    def allowed_rates(self, false_positive: FloatArray) -> FloatArray:
+        """The largest true positive rates of any test: e^ε·FPR + δ and Φ(Φ⁻¹(FPR) + μ), whichever is less."""
         if np.isinf(self.epsilon):
-            return 1.0
-        return float(min(1.0, np.exp(min(self.epsilon, 700.0)) * point.false_positive.high + self.delta))
+            return np.ones_like(false_positive)
+        by_epsilon = np.exp(min(self.epsilon, 700.0)) * false_positive + self.delta
+        return np.asarray(np.minimum(1.0, np.minimum(by_epsilon, ndtr(ndtri(false_positive) + self.mu))))
 
     @property
     def allowed_auc(self) -> float:
-        """The largest AUC of any test under (ε, δ)-DP: 1 − (1 − δ)²/(1 + e^ε)."""
-        return float(1 - (1 - self.delta) ** 2 * expit(-self.epsilon))
+        """The largest AUC of any test: 1 − (1 − δ)²/(1 + e^ε) and Φ(μ/√2), whichever is less."""
+        return float(min(1 - (1 - self.delta) ** 2 * expit(-self.epsilon), ndtr(self.mu / np.sqrt(2))))
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -192,6 +199,7 @@ class MembershipAudit:
             "roc": vars(self.roc),
             "epsilon": self.epsilon,
             "delta": self.delta,
+            "mu": self.mu,
             "notes": list(self.notes),
             "one_device": None if self.one_device is None else self.one_device.to_dict(),
         }
@@ -204,27 +212,31 @@ def _point_to_dict(point: RatePoint) -> dict[str, Any]:
 
 def audit_membership(context: AuditContext, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
     """Train the shadow fleets and score every record of the pool."""
-    privacy, delta = context.scenario.privacy, context.plan.fleet.delta
     pool = pool_of(context, options.seed)
     if pool.is_member.all():
         rule = "the fleet trained on all records of some class; membership inference needs others of every class"
         raise InputError("data.dataset", context.scenario.data.dataset, rule)
     shadows = train_shadows(context, pool, options, on_progress)
-    epsilon = epsilon_of_mu(certified_mu(context, privacy.sensitivity)[-1], delta, privacy.noise)
-    weakest = int(np.argmax(epsilon))
-    limit, groups = (float(epsilon[weakest]), float(delta[weakest])), (pool.is_member, ~pool.is_member)
+    limit, groups = _limit_of(context, slice(None)), (pool.is_member, ~pool.is_member)
     num_held = sum(map(len, context.indices))
     if not context.plan.uplink.payload.answers_public_set:
         return _measured(_scores(context, pool, shadows), *groups, num_held, shadows, limit)
     whole = _measured(sum_scores(context, pool, shadows), *groups, num_held, shadows, limit)
     pool = own_pool(context, pool)
     shadows = train_own_shadows(context, pool, options, on_progress)
-    scores, limit = (
-        device_scores(context, pool, shadows),
-        (float(epsilon[context.device]), float(delta[context.device])),
-    )
+    scores, limit = device_scores(context, pool, shadows), _limit_of(context, slice(context.device, context.device + 1))
     one = _measured(scores, pool.is_own, ~pool.is_own, len(context.own_labels), shadows, limit)
     return replace(whole, one_device=one)
+
+
+def _limit_of(context: AuditContext, devices: slice) -> tuple[float, float, float]:
+    """The largest certified ε of these devices and its δ, and their largest μ, infinite for discrete noise."""
+    privacy, delta = context.scenario.privacy, context.plan.fleet.delta[devices]
+    mu = certified_mu(context, privacy.sensitivity)[-1, devices]
+    epsilon = epsilon_of_mu(mu, delta, privacy.noise)
+    weakest = int(np.argmax(epsilon))
+    largest = float("inf") if privacy.noise == "secure" else float(mu.max())
+    return float(epsilon[weakest]), float(delta[weakest]), largest
 
 
 def _measured(
@@ -233,9 +245,9 @@ def _measured(
     is_other: BoolArray,
     num_held: int,
     shadows: ShadowKnowledge,
-    limit: tuple[float, float],
+    limit: tuple[float, float, float],
 ) -> MembershipAudit:
-    """How well scores `[record]` tell members from others; `limit` is (ε, δ)."""
+    """How well scores `[record]` tell members from others; `limit` is (ε, δ, μ)."""
     members, others = scores[is_member], scores[is_other]
     return MembershipAudit(
         num_held=num_held,
@@ -248,6 +260,7 @@ def _measured(
         roc=_log_thinned(roc(members, others)),
         epsilon=limit[0],
         delta=limit[1],
+        mu=limit[2],
     )
 
 

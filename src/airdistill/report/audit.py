@@ -273,8 +273,7 @@ def _draw_membership(found: MembershipAudit) -> Figure:
     axes.loglog(*measured, color=BLUE, label="measured")  # straight between records of equal score
     axes.loglog(rates, rates, color=GREY, linestyle=":", label="guessing")
     if np.isfinite(found.epsilon):
-        allowed = np.minimum(1.0, np.exp(min(found.epsilon, 700.0)) * rates + found.delta)
-        axes.loglog(rates, allowed, color=RED, linestyle="--", label="allowed by ε")
+        axes.loglog(rates, found.allowed_rates(rates), color=RED, linestyle="--", label="allowed by ε")
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     legend_below(figure, axes, columns=3)
     return figure
