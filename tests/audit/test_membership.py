@@ -7,6 +7,7 @@ from airdistill.audit.membership import MembershipAudit, auc, audit_membership, 
 from airdistill.audit.options import AuditOptions
 from airdistill.audit.shadows import pool_of, train_shadows
 from airdistill.errors import InputError
+from airdistill.privacy.targets import epsilon_of_mu
 
 
 def test_scores_are_log_likelihood_ratios_of_the_broadcast():
@@ -74,8 +75,8 @@ def test_shadow_fleets_are_complementary_and_of_the_requested_size(tmp_path):
     assert inside.max() == 1  # at most one device of a shadow fleet holds a record
     assert not (inside[:, ::2] & inside[:, 1::2]).any()
     assert inside.sum(axis=0).tolist() == [44, 44] * 3  # of 45 each, because both devices hold equally many
-    assert shadows.knowledge.shape == (12, 2, 3, 3)
-    assert shadows.knowledge.sum(axis=-1) == pytest.approx(1)
+    assert shadows.vectors.shape == (12, 2, 3, 3)
+    assert shadows.vectors.sum(axis=-1) == pytest.approx(1)
 
 
 def test_unused_training_records_are_non_members(tmp_path):
@@ -128,5 +129,23 @@ def test_a_rate_beyond_what_epsilon_allows_is_a_violation(epsilon, broken):
     assert bool(found.violations) == broken
     assert any("Of the fleet's 60000 records, 10000" in note for note in found.notes)
     if broken:
-        assert len(found.violations) == 2
+        assert len(found.violations) == 3
         assert found.allowed(points[1]) == pytest.approx(np.e * points[1].false_positive.high + 1e-5)
+        assert found.allowed_auc == pytest.approx(1 - (1 - 1e-5) ** 2 / (1 + np.e))
+        assert "AUC of 0.8750" in found.violations[2]
+
+
+def test_mu_bounds_rates_more_closely_than_epsilon():
+    """The (ε, δ) of a μ-Gaussian mechanism allow what the mechanism itself cannot reach."""
+    members, others = np.linspace(0, 1, 1000), np.linspace(0, 1, 1000)
+    points = tuple(rate_at(members, others, asked) for asked in (0.001, 0.01))
+    mu, delta = 1.5, 1e-5
+    epsilon = float(epsilon_of_mu(mu, delta)[0])
+    parts = (1000, 1000, 1000, 8, 10, auc(members, others), points, roc(members, others), epsilon, delta)
+    loose, close = MembershipAudit(*parts), MembershipAudit(*parts, mu)
+    rates = np.geomspace(1e-8, 1, 50)
+    assert close.allowed_rates(rates) == pytest.approx(norm.cdf(norm.ppf(rates) + mu))
+    assert (loose.allowed_rates(rates) >= close.allowed_rates(rates)).all()
+    assert close.allowed_auc == pytest.approx(norm.cdf(mu / np.sqrt(2)))
+    assert loose.allowed_auc > close.allowed_auc
+    assert loose.to_dict()["mu"] == np.inf

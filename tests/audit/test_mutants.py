@@ -20,7 +20,7 @@ def same_noise_each_time(monkeypatch):
     mutants.seeded_secure_noise(monkeypatch)
 
 
-MANUAL = Path(__file__).parents[2] / "docs/audit.md"
+MANUAL = Path(__file__).parents[2] / "docs/planted-bugs.md"
 
 FLEET = "privacy.trust=fleet_noise"
 SECURE = "privacy.noise=secure"

@@ -67,6 +67,21 @@ def test_attacks_that_were_not_made_are_not_shown(tmp_path):
     assert "TPR" not in printed(found)
 
 
+def test_attacks_on_a_public_set_are_shown(tmp_path):
+    changes = ["learning.local_epochs=2", "public.samples=12", "public.distill_epochs=1", "learning.receiver=projected"]
+    found = audited(tmp_path, "airdistill_proxy", *changes)
+    text = printed(found)
+    assert max(map(len, text.splitlines())) <= 80
+    for words in ("Membership inference from answers on the public set", "AUC, one device", "label distribution"):
+        assert words in text
+    flat = re.sub(r"\s+", " ", text)
+    assert f"{found.labels.allowed_auc:.3f}" in flat
+    html = write_audit_page(found, tmp_path / "audit.html").read_text()
+    for words in ("Inference of the device's label distribution", "knows the others' answers", "has the sum only"):
+        assert words.replace("'", "&#39;") in html
+    assert f"{found.labels.attacks[1].distance_without_noise:.3f}" in html
+
+
 def test_a_plan_without_privacy_can_be_shown(tmp_path):
     found = audited(tmp_path, "ota_fd", "privacy.epsilon=inf")
     assert "there is no guarantee to violate" in re.sub(r"\s+", " ", printed(found))

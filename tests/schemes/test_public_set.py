@@ -282,15 +282,11 @@ def test_the_attack_on_drawn_noise_stays_below_the_certificate(tmp_path):
         "learning.initial_lr=0.3", "privacy.epsilon=1",
     ]  # fmt: skip
     plan, chosen = planned(tmp_path, "airdistill_proxy", *changes)
-    options = AuditOptions(
-        rounds=1, transcripts=2, candidates=4, parts=("exact", "empirical", "membership"), trials=2000
-    )
+    options = AuditOptions(rounds=1, transcripts=2, candidates=4, parts=("exact", "empirical"), trials=2000)
     found = audit(plan, chosen, options, RunOptions(threads=1))
     assert found.violations == ()
     assert 0 < found.exact.pairs[1].mu.max() <= found.exact.guarantee.mu[-1] * (1 + 1e-9)
     assert found.empirical is not None
-    assert found.membership is None
-    assert any("the broadcasts carry public predictions" in note for note in found.notes)
 
 
 def row_receiver(tmp_path, receiver, *changes):

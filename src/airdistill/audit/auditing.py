@@ -13,6 +13,7 @@ from airdistill.audit.certificate import guarantee_of
 from airdistill.audit.context import AuditContext, Link, NoiseSource, replay
 from airdistill.audit.empirical import EmpiricalAudit, audit_empirically
 from airdistill.audit.exact import ExactAudit, audit_exactly, choose_worst
+from airdistill.audit.labels import LabelAudit, audit_labels
 from airdistill.audit.membership import MembershipAudit, audit_membership
 from airdistill.audit.neighbours import neighbours_of
 from airdistill.audit.options import ATTACKS, PARTS, AuditOptions, OnProgress
@@ -36,6 +37,10 @@ _REPLAYED = (
     "Only the audited device's data and the noise vary."
 )
 _LOWER_BOUND = "An attack gives a lower bound on the privacy loss; it cannot prove the absence of a larger loss."
+_COUNTS_ARE_PUBLIC = (
+    "Label inference is left out: it reads answers on a public set. Class counts are public by declaration, and so "
+    "{words} do not protect a device's label distribution."
+)
 _NOTHING_CERTIFIED = "No finite ε is certified: there is no guarantee to violate."
 
 
@@ -56,13 +61,14 @@ class Audit:
     exact: ExactAudit | None
     empirical: EmpiricalAudit | None
     membership: MembershipAudit | None
+    labels: LabelAudit | None
     notes: tuple[str, ...]
     recorded: RecordedAudit | None = None
 
     @property
     def violations(self) -> tuple[str, ...]:
         """One sentence with numbers for each violated guarantee; empty if no violation was found."""
-        parts = (self.recorded, self.exact, self.empirical, self.membership)
+        parts = (self.recorded, self.exact, self.empirical, self.membership, self.labels)
         return tuple(sentence for part in parts if part is not None for sentence in part.violations)
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +96,8 @@ def audit(
     3. Try neighbouring datasets; keep the worst by one record and the worst by the whole device.
     4. Follow these along fresh transcripts and compare with the certificate (`exact`).
     5. Attack drawn noise, from `noise_source` or as a run draws it (`empirical`).
-    6. Infer membership from the broadcasts (`membership`).
+    6. Infer membership from the broadcasts, or from the answers on a public set (`membership`).
+    7. Infer the device's label distribution from its answers on a public set (`labels`).
     """
     tell = on_progress or _no_progress
     _check(plan, scheme, options)
@@ -118,7 +125,7 @@ def _attacked(
     num_rounds, link = options.num_rounds(plan), Link(plan, options.device)
     context = replay(plan, link, run_options.learning_engine(), scheme, num_rounds, tell)
     notes = [_REPLAYED, _LOWER_BOUND, *_notes_on(scheme)]
-    exact = empirical = membership = None
+    exact = empirical = None
     if {"exact", "empirical"} & set(options.parts):
         candidates = neighbours_of(context, options.candidates, options.seed)
         record, device = choose_worst(context, candidates, options, tell)
@@ -128,16 +135,47 @@ def _attacked(
             attacked = device if plan.scenario.privacy.sensitivity == "device" else record
             empirical = audit_empirically(context, attacked, options, tell, noise_source)
             notes += _notes_on_trials(empirical, options, num_rounds)
-    if "membership" in options.parts:
-        if not plan.uplink.payload.neighbours.is_class_mean:
-            reason = f"the broadcasts carry {plan.uplink.payload.words}, and the attack needs class means"
-            notes.append(f"Membership inference is left out: {reason}.")
-        else:
-            try:
-                membership = audit_membership(context, options, tell)
-            except InputError as error:  # keep the results of the other attacks
-                notes.append(f"Membership inference is left out: {error}.")
-    return _audit_of(context, scheme, options, exact, empirical, membership, tuple(notes))
+    membership = _membership(context, options, tell, notes)
+    labels = _labels(context, options, tell, noise_source, notes)
+    return _audit_of(context, scheme, options, exact, empirical, membership, labels, tuple(notes))
+
+
+def _membership(
+    context: AuditContext, options: AuditOptions, tell: OnProgress, notes: list[str]
+) -> MembershipAudit | None:
+    """Membership inference if it is requested and possible; otherwise a note says why not."""
+    payload = context.plan.uplink.payload
+    if "membership" not in options.parts:
+        return None
+    if not (payload.neighbours.is_class_mean or payload.answers_public_set):
+        reason = f"the broadcasts carry {payload.words}, and the attack needs class means or answers on a public set"
+        notes.append(f"Membership inference is left out: {reason}.")
+        return None
+    try:
+        return audit_membership(context, options, tell)
+    except InputError as error:  # keep the results of the other attacks
+        notes.append(f"Membership inference is left out: {error}.")
+        return None
+
+
+def _labels(
+    context: AuditContext, options: AuditOptions, tell: OnProgress, source: NoiseSource | None, notes: list[str]
+) -> LabelAudit | None:
+    """Label inference if it is requested and possible; otherwise a note says why not."""
+    payload = context.plan.uplink.payload
+    if "labels" not in options.parts:
+        return None
+    if not payload.answers_public_set:
+        notes.append(_COUNTS_ARE_PUBLIC.format(words=payload.words))
+        return None
+    try:
+        found = audit_labels(context, options, tell, source)
+    except InputError as error:  # keep the results of the other attacks
+        notes.append(f"Label inference is left out: {error}.")
+        return None
+    if found is None:
+        notes.append("Label inference is left out: the device sends in no round.")
+    return found
 
 
 def _audit_of_records(
@@ -166,6 +204,7 @@ def _audit_of_records(
         exact=None,
         empirical=None,
         membership=None,
+        labels=None,
         notes=tuple(notes if np.isfinite(epsilon) else (*notes, _NOTHING_CERTIFIED)),
         recorded=recorded,
     )
@@ -178,6 +217,7 @@ def _audit_of(
     exact: ExactAudit | None,
     empirical: EmpiricalAudit | None,
     membership: MembershipAudit | None,
+    labels: LabelAudit | None,
     notes: tuple[str, ...],
 ) -> Audit:
     guarantee, privacy = guarantee_of(context), context.scenario.privacy
@@ -195,6 +235,7 @@ def _audit_of(
         exact=exact,
         empirical=empirical,
         membership=membership,
+        labels=labels,
         notes=notes if np.isfinite(guarantee.epsilon[-1]) else (*notes, _NOTHING_CERTIFIED),
     )
 

@@ -170,6 +170,10 @@ class Link:
         design = replace(design, signal_gain=design.signal_gain[only], noise_gain=design.noise_gain[only])
         return self.receive(design, channel[only], own[None], replace(noise, artificial=noise.artificial[only]))
 
+    def gain(self, this: AirRound) -> FloatArray:
+        """The factor of the audited device's vectors in what is `seen` of them, `[row]`."""
+        return np.asarray(np.abs(self.misalignment(this)) * this.design.weights[self.device])
+
     def counted_part(self, noise: Noise) -> Noise:
         """The noise with everything set to zero that the plan's trust model does not count for the audited device."""
         trust = trust_named(self.plan.scenario.privacy.trust)
@@ -194,7 +198,8 @@ class Link:
 class AuditContext:
     """The replayed rounds, what the server received and broadcast in them, and the samples of each device.
 
-    `received` and `broadcasts` are `[round, row, entry]`; they differ if there is a receiver.
+    `received` and `broadcasts` are `[round, row, entry]`; they differ if there is a receiver. `seen` is what an
+    attacker sees who knows the other devices' vectors, with the counted noise; empty without a public set.
     """
 
     plan: Plan
@@ -207,6 +212,7 @@ class AuditContext:
     received: tuple[FloatArray, ...]
     broadcasts: tuple[FloatArray, ...]
     public: PublicSet | None = None
+    seen: tuple[FloatArray, ...] = ()
 
     @property
     def protocol(self) -> PayloadProtocol:
@@ -241,7 +247,8 @@ def replay(
 
     1. its channel and design;
     2. the weighted sum of what the other devices sent;
-    3. the broadcast, from which every device learns.
+    3. the broadcast, from which every device learns;
+    4. with a public set, what remains of the received sum for an attacker who knows the other devices' answers.
 
     Rounds are charged to a ledger in memory that enforces no target: an audit examines plans that break theirs, too.
     """
@@ -252,7 +259,7 @@ def replay(
         dataset, shares.indices, scenario.model_names, scenario.seed, engine, scheme.one_model, public=public
     )
     devices = list(range(len(fleet.learners)))
-    receiver, rounds, received, broadcasts = receiver_of(plan, public, engine), [], [], []
+    receiver, rounds, received, broadcasts, seen = receiver_of(plan, public, engine), [], [], [], []
     inputs = Inputs(data_digest(dataset, public))
     ledger = Ledger(replace(ledger_header(plan, scheme.name, "private", inputs), enforced=False))
     for index in range(1, num_rounds + 1):
@@ -265,11 +272,13 @@ def replay(
         if link.secure:  # an audit must be repeatable
             charged.noise = link.seeded_noise(scenario.seed, index, design)
         received.append(charged.transmit(vectors).received)
+        if plan.uplink.payload.answers_public_set:
+            seen.append(link.seen(rounds[-1], vectors[link.device], link.counted_part(charged.on_air)))
         broadcasts.append(broadcast_of(receiver, received[-1], design))
         learn(protocol, fleet, index, broadcasts[-1], devices)
         on_progress("the fleet replayed", index, num_rounds)
     transcript = (tuple(rounds), tuple(received), tuple(broadcasts))
-    return AuditContext(plan, link, engine, dataset, shares.indices, scheme.one_model, *transcript, public)
+    return AuditContext(plan, link, engine, dataset, shares.indices, scheme.one_model, *transcript, public, tuple(seen))
 
 
 def broadcast_of(receiver: Receiver | None, received: FloatArray, design: RoundDesign) -> FloatArray:

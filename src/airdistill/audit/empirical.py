@@ -152,12 +152,13 @@ def audit_empirically(
     ]
     if not pairs:
         return None
-    num_trials, num_rounds = _affordable(context, options.trials, len(pairs))
-    source = noise_source or _production_source(context)
+    num_trials, num_rounds = affordable(context, options.trials, len(pairs))
+    source = noise_source or production_source(context)
     return _attack(context, pairs[:num_rounds], num_trials, neighbour.description, options, source, on_progress)
 
 
-def _production_source(context: AuditContext) -> NoiseSource:
+def production_source(context: AuditContext) -> NoiseSource:
+    """The noise as a run draws it, for the channels of the audited rounds."""
     channels = {this.index: this.known for this in context.rounds}
     return lambda seed, index, design: context.link.production_noise(seed, index, design, channels[index])
 
@@ -171,13 +172,13 @@ def _pair_round(context: AuditContext, this: AirRound, vectors: FloatArray) -> _
         return None
     # Counted noise is in units of the nominal weight; the received sum has the weight of this round, scaled by the
     # residual CSI misalignment.
-    misalignment = context.link.misalignment(this)
-    as_sent = counted[rows] * (np.abs(misalignment) * now[rows] / nominal[rows]) ** 2
-    means = [(np.abs(misalignment) * now[rows])[:, None] * vector[rows] for vector in vectors]
+    gain = context.link.gain(this)[rows]
+    as_sent = counted[rows] * (gain / nominal[rows]) ** 2
+    means = [gain[:, None] * vector[rows] for vector in vectors]
     return _PairRound(this, (vectors[0], vectors[1]), (means[0], means[1]), as_sent, rows)
 
 
-def _affordable(context: AuditContext, asked: int, num_rounds: int) -> tuple[int, int]:
+def affordable(context: AuditContext, asked: int, num_rounds: int) -> tuple[int, int]:
     """Trials for each dataset, and rounds, within the limits on computation; trials are reduced before rounds."""
     fleet, uplink = context.plan.fleet, context.plan.uplink
     makes_noise = any(this.design.noise_gain.any() for this in context.rounds)

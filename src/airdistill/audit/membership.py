@@ -1,25 +1,35 @@
-"""Membership inference from the broadcasts alone: was a record in the fleet's training data?
+"""Membership inference: was a record in the fleet's training data?
 
-The score is fixed in advance: the log-likelihood ratio of the broadcast mean of the record's class, over all rounds,
-between two Gaussians. Without the record the mean is that of the shadow devices that did not train on it; with the
-record, one device of the fleet is like the shadow devices that did. The variance is that of a mean over the fleet, plus
-the noise of the broadcast. The file begins with the statistics of a score: ROC, AUC and rates with intervals.
+With class means the attacker has the broadcasts alone. The score is fixed in advance: the log-likelihood ratio of the
+broadcast mean of the record's class, over all rounds, between two Gaussians. Without the record the mean is that of the
+shadow devices that did not train on it; with the record, one device of the fleet is like the shadow devices that did.
+The variance is that of a mean over the fleet, plus the noise of the broadcast. `public_membership.py` has the scores
+for answers on a public set. The file begins with the statistics of a score: ROC, AUC and rates with intervals.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import betaincinv, expit, logit, ndtri
+from scipy.special import betaincinv, expit, logit, ndtr, ndtri
 from scipy.stats import rankdata
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.audit.certificate import certified_mu
 from airdistill.audit.context import AuditContext
 from airdistill.audit.options import AuditOptions, OnProgress
-from airdistill.audit.shadows import WANTED_NON_MEMBERS, Pool, ShadowKnowledge, pool_of, train_shadows
+from airdistill.audit.public_membership import NEAREST, device_scores, sum_scores
+from airdistill.audit.shadows import (
+    WANTED_NON_MEMBERS,
+    Pool,
+    ShadowKnowledge,
+    own_pool,
+    pool_of,
+    train_own_shadows,
+    train_shadows,
+)
 from airdistill.errors import InputError
 from airdistill.privacy.targets import epsilon_of_mu
 
@@ -105,7 +115,12 @@ _MOST_POINTS = 600
 
 @dataclass(frozen=True)
 class MembershipAudit:
-    """`num_members` of the fleet's `num_held` records were scored; ε and δ are those of the least protected device."""
+    """`num_members` of the fleet's `num_held` records were scored; ε and δ are those of the least protected device.
+
+    With a public set, `one_device` is the attack on the audited device alone by an attacker who knows the answers of
+    the others: its records are the members, and ε and δ are its own. `mu` is the largest certified μ of these devices,
+    which bounds rates more closely than ε does; infinite if the noise is discrete.
+    """
 
     num_held: int
     num_members: int
@@ -117,10 +132,17 @@ class MembershipAudit:
     roc: Roc
     epsilon: float
     delta: float
+    mu: float = float("inf")
+    one_device: MembershipAudit | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
         found = ["All records are scored on the same broadcasts, and so the intervals hold for these broadcasts only."]
+        if self.one_device is not None:
+            found.append(
+                f"Membership is inferred from the answers on the {NEAREST} public samples nearest to a record; the "
+                "certified ε is that of a whole device, which covers each of its records."
+            )
         if self.num_members < self.num_held:
             found.append(f"Of the fleet's {self.num_held} records, {self.num_members} drawn at random were scored.")
         if self.num_non_members < WANTED_NON_MEMBERS:
@@ -131,19 +153,35 @@ class MembershipAudit:
         return tuple(found)
 
     def allowed(self, point: RatePoint) -> float:
-        """The largest true positive rate under (ε, δ)-DP: e^ε·FPR + δ at the upper end of the FPR, at most 1."""
+        """The largest true positive rate at the upper end of the FPR."""
+        return float(self.allowed_rates(np.array(point.false_positive.high)))
+
+    def allowed_rates(self, false_positive: FloatArray) -> FloatArray:
+        """The largest true positive rates of any test: e^ε·FPR + δ and Φ(Φ⁻¹(FPR) + μ), whichever is less."""
         if np.isinf(self.epsilon):
-            return 1.0
-        return float(min(1.0, np.exp(min(self.epsilon, 700.0)) * point.false_positive.high + self.delta))
+            return np.ones_like(false_positive)
+        by_epsilon = np.exp(min(self.epsilon, 700.0)) * false_positive + self.delta
+        return np.asarray(np.minimum(1.0, np.minimum(by_epsilon, ndtr(ndtri(false_positive) + self.mu))))
+
+    @property
+    def allowed_auc(self) -> float:
+        """The largest AUC of any test: 1 − (1 − δ)²/(1 + e^ε) and Φ(μ/√2), whichever is less."""
+        return float(min(1 - (1 - self.delta) ** 2 * expit(-self.epsilon), ndtr(self.mu / np.sqrt(2))))
 
     @property
     def violations(self) -> tuple[str, ...]:
-        return tuple(
+        found = tuple(
             f"Membership inference finds at least {point.true_positive.low:.2%} of the members at a false positive "
             f"rate of at most {point.false_positive.high:.2%}; ε = {self.epsilon:.3g} allows {self.allowed(point):.2%}."
             for point in self.points
             if point.true_positive.low > self.allowed(point)
         )
+        if self.auc.low > self.allowed_auc:
+            found += (
+                f"Membership inference has an AUC of {self.auc.value:.4f}, at least {self.auc.low:.4f}; "
+                f"ε = {self.epsilon:.3g} allows {self.allowed_auc:.4f}.",
+            )
+        return found if self.one_device is None else (*found, *self.one_device.violations)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -155,12 +193,15 @@ class MembershipAudit:
             "level": LEVEL,
             "auc": vars(self.auc),
             "auc_interval": "DeLong",
+            "allowed_auc": self.allowed_auc,
             "rates": [_point_to_dict(point) | {"allowed": self.allowed(point)} for point in self.points],
             "rate_intervals": "Clopper-Pearson",
             "roc": vars(self.roc),
             "epsilon": self.epsilon,
             "delta": self.delta,
+            "mu": self.mu,
             "notes": list(self.notes),
+            "one_device": None if self.one_device is None else self.one_device.to_dict(),
         }
 
 
@@ -171,27 +212,55 @@ def _point_to_dict(point: RatePoint) -> dict[str, Any]:
 
 def audit_membership(context: AuditContext, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
     """Train the shadow fleets and score every record of the pool."""
-    privacy = context.scenario.privacy
     pool = pool_of(context, options.seed)
     if pool.is_member.all():
         rule = "the fleet trained on all records of some class; membership inference needs others of every class"
         raise InputError("data.dataset", context.scenario.data.dataset, rule)
     shadows = train_shadows(context, pool, options, on_progress)
-    scores = _scores(context, pool, shadows)
-    members, others = scores[pool.is_member], scores[~pool.is_member]
-    epsilon = epsilon_of_mu(certified_mu(context, privacy.sensitivity)[-1], context.plan.fleet.delta, privacy.noise)
+    limit, groups = _limit_of(context, slice(None)), (pool.is_member, ~pool.is_member)
+    num_held = sum(map(len, context.indices))
+    if not context.plan.uplink.payload.answers_public_set:
+        return _measured(_scores(context, pool, shadows), *groups, num_held, shadows, limit)
+    whole = _measured(sum_scores(context, pool, shadows), *groups, num_held, shadows, limit)
+    pool = own_pool(context, pool)
+    shadows = train_own_shadows(context, pool, options, on_progress)
+    scores, limit = device_scores(context, pool, shadows), _limit_of(context, slice(context.device, context.device + 1))
+    one = _measured(scores, pool.is_own, ~pool.is_own, len(context.own_labels), shadows, limit)
+    return replace(whole, one_device=one)
+
+
+def _limit_of(context: AuditContext, devices: slice) -> tuple[float, float, float]:
+    """The largest certified ε of these devices and its δ, and their largest μ, infinite for discrete noise."""
+    privacy, delta = context.scenario.privacy, context.plan.fleet.delta[devices]
+    mu = certified_mu(context, privacy.sensitivity)[-1, devices]
+    epsilon = epsilon_of_mu(mu, delta, privacy.noise)
     weakest = int(np.argmax(epsilon))
+    largest = float("inf") if privacy.noise == "secure" else float(mu.max())
+    return float(epsilon[weakest]), float(delta[weakest]), largest
+
+
+def _measured(
+    scores: FloatArray,
+    is_member: BoolArray,
+    is_other: BoolArray,
+    num_held: int,
+    shadows: ShadowKnowledge,
+    limit: tuple[float, float, float],
+) -> MembershipAudit:
+    """How well scores `[record]` tell members from others; `limit` is (ε, δ, μ)."""
+    members, others = scores[is_member], scores[is_other]
     return MembershipAudit(
-        num_held=sum(map(len, context.indices)),
+        num_held=num_held,
         num_members=len(members),
         num_non_members=len(others),
-        num_shadows=options.shadows,
+        num_shadows=len(shadows.vectors) // shadows.num_devices,
         num_shadow_devices=shadows.num_devices,
         auc=auc(members, others),
         points=tuple(rate_at(members, others, asked) for asked in FALSE_POSITIVE_RATES),
         roc=_log_thinned(roc(members, others)),
-        epsilon=float(epsilon[weakest]),
-        delta=float(context.plan.fleet.delta[weakest]),
+        epsilon=limit[0],
+        delta=limit[1],
+        mu=limit[2],
     )
 
 
@@ -199,7 +268,7 @@ def _scores(context: AuditContext, pool: Pool, shadows: ShadowKnowledge) -> Floa
     broadcasts = np.stack(context.received)
     noise_var = np.stack([this.design.effective_noise_var for this in context.rounds])
     share = 1 / context.plan.fleet.num_devices
-    return membership_scores(pool.labels, shadows.holds, shadows.knowledge, broadcasts, noise_var, share)
+    return membership_scores(pool.labels, shadows.holds, shadows.vectors, broadcasts, noise_var, share)
 
 
 def membership_scores(

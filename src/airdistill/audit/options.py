@@ -9,7 +9,7 @@ from typing import TypeAlias
 from airdistill.errors import Described, InputError
 from airdistill.planning.plan import Plan
 
-PARTS = ("recorded", "exact", "empirical", "membership")
+PARTS = ("recorded", "exact", "empirical", "membership", "labels")
 ATTACKS = PARTS[1:]  # they replay the plan, and need no run
 _MOST_ROUNDS_BY_DEFAULT = 50
 
@@ -22,9 +22,9 @@ class AuditOptions:
     """`device` is the index of the audited device; with `rounds` None at most the first 50 are audited.
 
     `candidates` neighbours by one record are tried. The worst is followed along `transcripts` fresh sequences of
-    broadcasts. The likelihood-ratio attack makes `trials` for each dataset of the pair. Membership inference trains
-    `shadows` fleets of at most `shadow_devices` devices: fewer devices cost less and make the attacker's model of the
-    fleet slightly coarser.
+    broadcasts. The likelihood-ratio attack and label inference make `trials` for each dataset of the pair. Membership
+    inference trains `shadows` fleets of at most `shadow_devices` devices: fewer devices cost less and make the
+    attacker's model of the fleet slightly coarser. Label inference trains ten devices for each of the `shadows`.
     """
 
     device: int = 0

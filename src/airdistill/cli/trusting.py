@@ -141,14 +141,14 @@ def audit_command(
     rounds: Annotated[int | None, typer.Option("--rounds", help="Rounds to audit; by default 50 at most.")] = None,
     transcripts: Annotated[int, typer.Option("--transcripts", help="Independent transcripts of broadcasts.")] = 20,
     candidates: Annotated[int, typer.Option("--candidates", help="Records to try; the worst one is audited.")] = 12,
-    trials: Annotated[int, typer.Option("--trials", help="Trials of the empirical attack, for each neighbour.")] = 1000,
+    trials: Annotated[int, typer.Option("--trials", help="Trials with drawn noise, for each neighbour.")] = 1000,
     shadows: Annotated[
         int, typer.Option("--shadows", help="Shadow fleets of membership inference; an even number.")
     ] = 8,
     shadow_devices: Annotated[int, typer.Option("--shadow-devices", help="Most devices in a shadow fleet.")] = 10,
     parts: Annotated[
         str, typer.Option("--parts", metavar="A,B", help="The parts to run; `recorded` reads a run's own folder.")
-    ] = "recorded,exact,empirical,membership",
+    ] = "recorded,exact,empirical,membership,labels",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the attacks.")] = 0,
     out: Annotated[
         Path | None,

@@ -57,6 +57,7 @@ class Payload(ABC):
     is_knowledge: ClassVar[bool] = True  # devices distil from it; a gradient moves one common model instead
     has_paper_design: ClassVar[bool] = False  # whether eqs. (18)-(20) are written for it
     has_gap: ClassVar[bool] = False  # whether the convergence gap bounds its learning
+    answers_public_set: ClassVar[bool] = False  # whether it has an entry per class for every public sample of a round
     # How tables name it: itself, a row, what rounds are counted in, its error, T by the paper's formula.
     words: ClassVar[str] = "payload"
     row_name: ClassVar[str] = "vector"
@@ -247,6 +248,7 @@ class PublicPredictions(OneVector):
 
     kind = "public_knowledge"
     neighbours = PUBLIC_PREDICTIONS
+    answers_public_set = True
     receivers = ("linear", "projected", "tracking", "learning")
     error_label = "Error of a prediction"
     words = "public predictions"

@@ -15,6 +15,7 @@ from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.auditing import Audit
 from airdistill.audit.empirical import TESTED_MU, EmpiricalAudit
 from airdistill.audit.exact import ExactAudit, PairAudit
+from airdistill.audit.labels import LabelAudit
 from airdistill.audit.membership import LEVEL, Interval, MembershipAudit
 from airdistill.audit.recorded import RecordedAudit
 from airdistill.files import write_whole
@@ -63,10 +64,14 @@ def print_audit(audit: Audit, console: Console) -> None:
         console.print(f"[bold]Attack on drawn noise[/bold], {trials}")
         console.print(number_table(_EMPIRICAL_COLUMNS, _empirical_rows(audit.empirical)))
     if audit.membership is not None:
-        console.print("[bold]Membership inference from the broadcasts[/bold]")
+        console.print(f"[bold]{_membership_title(audit.membership)}[/bold]")
         console.print(number_table(_MEMBERSHIP_COLUMNS, _membership_rows(audit.membership)))
         console.print(bullets([_membership_line(audit.membership)], "·"))
-    if audit.empirical is not None or audit.membership is not None:
+    if audit.labels is not None:
+        console.print("[bold]Inference of the device's label distribution[/bold]")
+        console.print(number_table(_label_columns(audit.labels), _label_rows(audit.labels)))
+        console.print(bullets(_label_lines(audit.labels), "·"))
+    if (audit.empirical, audit.membership, audit.labels) != (None, None, None):
         console.print(_INTERVALS, highlight=False)
     console.print("[bold]Assumptions[/bold]", bullets(_all_notes(audit), "·"))
     if audit.violations:
@@ -176,15 +181,59 @@ def _membership_rows(found: MembershipAudit) -> list[Row]:
         (f"TPR at {point.asked:.1%} FPR", _share(point.true_positive), f"{found.allowed(point):.2%}")
         for point in found.points
     ]
-    return [("AUC", _interval(found.auc), ""), *rates]
+    rows: list[Row] = [("AUC", _interval(found.auc), f"{found.allowed_auc:.3f}"), *rates]
+    if found.one_device is None:
+        return rows
+    return [*rows, *((f"{name}, one device", *rest) for name, *rest in _membership_rows(found.one_device))]
+
+
+def _membership_title(found: MembershipAudit) -> str:
+    seen = "the broadcasts" if found.one_device is None else "answers on the public set"
+    return f"Membership inference from {seen}"
 
 
 def _membership_line(found: MembershipAudit) -> str:
     fleets = f"{found.num_shadows} shadow fleets of {found.num_shadow_devices} devices"
-    return (
+    line = (
         f"{found.num_members} members and {found.num_non_members} non-members, scored with {fleets}; "
         f"ε {number(found.epsilon)} is that of the device with the weakest guarantee."
     )
+    one = found.one_device
+    if one is None:
+        return line
+    return (
+        f"The sum of all devices: {line} One device: an attacker who knows the other devices' answers scores its "
+        f"{one.num_members} records and {one.num_non_members} others with {one.num_shadows} shadows of the device."
+    )
+
+
+def _label_columns(found: LabelAudit) -> Row:
+    return ("an attacker who", *(attack.attacker for attack in found.attacks), "allowed")
+
+
+def _label_rows(found: LabelAudit) -> list[Row]:
+    """Return each statistic, a column for each attacker, and the limit that the certificate sets."""
+    guess = f"{found.distance_of_guess:.3f}"
+    return [
+        ("AUC", *(_interval(attack.auc) for attack in found.attacks), f"{found.allowed_auc:.3f}"),
+        ("advantage", *(_interval(attack.advantage) for attack in found.attacks), f"{found.allowed_advantage:.3f}"),
+        ("error of class shares", *(f"{attack.distance:.3f}" for attack in found.attacks), ""),
+        ("  without noise", *(f"{attack.distance_without_noise:.3f}" for attack in found.attacks), ""),
+        ("  of a guess", *(guess for _ in found.attacks), ""),
+    ]
+
+
+def _label_lines(found: LabelAudit) -> list[str]:
+    shares = [", ".join(f"{share:.0%} of class {klass}" for klass, share in enumerate(each) if share > 0.005)
+              for each in found.shares]  # fmt: skip
+    return [
+        f"The device holds {shares[0]}; the test is against {shares[1]}.",
+        "The advantage is true minus false positive rate; the error is the total variation distance between the "
+        "class shares and their estimate.",
+        f"{found.num_trials} trials with each of the two datasets, rounds: {found.num_rounds}, shadow devices: "
+        f"{found.num_shadows}. The whole-device guarantee covers labels if the limit on answers does not depend on "
+        "them.",
+    ]
 
 
 def _all_notes(audit: Audit) -> list[str]:
@@ -257,8 +306,7 @@ def _draw_membership(found: MembershipAudit) -> Figure:
     axes.loglog(*measured, color=BLUE, label="measured")  # straight between records of equal score
     axes.loglog(rates, rates, color=GREY, linestyle=":", label="guessing")
     if np.isfinite(found.epsilon):
-        allowed = np.minimum(1.0, np.exp(min(found.epsilon, 700.0)) * rates + found.delta)
-        axes.loglog(rates, allowed, color=RED, linestyle="--", label="allowed by ε")
+        axes.loglog(rates, found.allowed_rates(rates), color=RED, linestyle="--", label="allowed by ε")
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     legend_below(figure, axes, columns=3)
     return figure
@@ -300,6 +348,8 @@ def audit_page(audit: Audit) -> Page:
         sections.append(_empirical_section(audit.empirical))
     if audit.membership is not None:
         sections.append(_membership_section(audit.membership))
+    if audit.labels is not None:
+        sections.append(_labels_section(audit.labels))
     sections.append(Section("Assumptions", (Bullets(tuple(_all_notes(audit))),)))
     return Page(
         title=f"Audit of {audit.name}, {audit.scheme}",
@@ -358,4 +408,13 @@ def _membership_section(found: MembershipAudit) -> Section:
     table = DataTable(_MEMBERSHIP_COLUMNS, tuple(_membership_rows(found)), notes=(note,))
     caption = "ROC of membership inference; rates below one record are drawn at half a record."
     drawing = Drawing(svg_of(_draw_membership(found)), caption, "ROC of membership inference on log axes")
-    return Section("Membership inference from the broadcasts", (Paragraph(_membership_line(found)), table, drawing))
+    return Section(_membership_title(found), (Paragraph(_membership_line(found)), table, drawing))
+
+
+def _labels_section(found: LabelAudit) -> Section:
+    text = (
+        "A model answers with the classes that it was trained on. Two attackers, prepared with shadow devices, test "
+        "whether the device holds its own label distribution or another one, and estimate its class shares."
+    )
+    table = DataTable(_label_columns(found), tuple(_label_rows(found)), notes=(_INTERVALS, *_label_lines(found)))
+    return Section("Inference of the device's label distribution", (Paragraph(text), table))

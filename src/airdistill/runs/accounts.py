@@ -247,7 +247,7 @@ def mark_of(ledger: Ledger) -> dict[str, Any]:
 def note_audit(folder: Path, audit: dict[str, Any]) -> None:
     """Add the summary of an audit to those of the run in this folder; return when it is on disk."""
     stored, _ = read_sealed(folder)
-    parts = [name for name in ("recorded", "exact", "empirical", "membership") if audit.get(name) is not None]
+    parts = [name for name in ("recorded", "exact", "empirical", "membership", "labels") if audit.get(name) is not None]
     kept = {name: audit[name] for name in ("device", "num_rounds", "seed", "violations")}
     entry = {"run": stored["digest"], "parts": parts, **kept}
     path = folder / AUDITS
