@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from airdistill.privacy.ledger import LedgerHeader
+from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.release import Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.trust import TRUST_MODELS

@@ -17,7 +17,8 @@ from scipy.special import log_ndtr, ndtr
 from airdistill.arrays import FloatArray, divide_or
 from airdistill.audit.released import Released
 from airdistill.planning.plan import Plan
-from airdistill.privacy.ledger import Ledger, LedgerHeader
+from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.release import Release, SubsampledSpending
 from airdistill.privacy.sensitivity import JOINT_MODELS
 from airdistill.privacy.trust import TRUST_MODELS, OwnNoise

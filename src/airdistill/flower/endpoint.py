@@ -21,7 +21,8 @@ from airdistill.learning.fleet import Engine
 from airdistill.planning.fleet import RealisedFleet, realise_fleet
 from airdistill.planning.payloads import ClassMeans
 from airdistill.planning.plan import Plan
-from airdistill.privacy.ledger import Ledger, LedgerHeader
+from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.trust import trust_named
 from airdistill.radio.charged_round import ChargedRound, charge_round
 from airdistill.runs.accounts import ledger_header, mark_of, trusted_ledger

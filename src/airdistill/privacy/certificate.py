@@ -12,7 +12,8 @@ from airdistill import __version__
 from airdistill.arrays import FloatArray
 from airdistill.files import jsonable
 from airdistill.privacy.assumptions import Assumption
-from airdistill.privacy.ledger import Ledger, LedgerHeader
+from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.statements import (
     CertifiedRun,

@@ -6,12 +6,11 @@ continues the ledger elsewhere. A ledger may hold several runs of the same devic
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,59 +18,19 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
-from airdistill.files import jsonable
 from airdistill.privacy.assumptions import Terms
 from airdistill.privacy.chain import Chain, LedgerError, digest_before_last, digest_of_body, ends_with
+from airdistill.privacy.ledger_header import LedgerHeader, noise_origin
 from airdistill.privacy.release import Release, Spending, SubsampledSpending
 from airdistill.privacy.targets import epsilon_of_mu, without_rounding
 from airdistill.privacy.trust import TRUST_MODELS
 
 logger = logging.getLogger(__name__)
 TOLERANCE = 1e-9  # relative, of μ²: rounding must not stop a run of exactly the planned rounds
-FORMAT = 1
 
 
 class BudgetExceeded(AirDistillError):  # noqa: N818 - the name says what happened
     """A round would have exceeded a device's budget; it was not transmitted."""
-
-
-@dataclass(frozen=True)
-class LedgerHeader:
-    """Every device's target (ε, δ), `[device]`, and the terms of the guarantee.
-
-    `mu` is what the declared accountant grants. `enforced` is false for a non-private scheme, whose releases no target
-    could allow. `terms` are facts that a certificate must state.
-    """
-
-    name: str
-    scheme: str
-    payload: str
-    num_rows: int
-    epsilon: FloatArray
-    delta: FloatArray
-    mu: FloatArray
-    sensitivity: str
-    trust: str
-    accountant: str
-    relabel: bool
-    noise: str
-    enforced: bool = True
-    terms: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def num_devices(self) -> int:
-        return len(self.epsilon)
-
-    def to_dict(self) -> dict[str, Any]:
-        written: dict[str, Any] = jsonable({"kind": "opening", "format": FORMAT, **asdict(self)})
-        return written
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> LedgerHeader:
-        if stored["format"] != FORMAT:
-            raise LedgerError(f"a ledger of format {stored['format']}: this version reads format {FORMAT}")
-        numbers = {name: _array(stored[name]) for name in ("epsilon", "delta", "mu")}
-        return cls(**{name: stored[name] for name in stored if name not in ("kind", "format")} | numbers)
 
 
 class Ledger:
@@ -96,7 +55,7 @@ class Ledger:
         self._last_written: Release | None = None
         self._charged_before: deque[tuple[int, Release]] = deque()  # with their entries, to be repeated
         self._num_entries = 0  # of this run, whether counted or to be repeated
-        self._noise_origin = _noise_origin(header, "", 0)
+        self._noise_origin = noise_origin(header, "", 0)
 
     @classmethod
     def begin(
@@ -151,7 +110,7 @@ class Ledger:
         def see(body: dict[str, Any]) -> None:
             if body["kind"] == "opening":
                 headers.append(LedgerHeader.from_dict(body))
-                self._noise_origin = _noise_origin(headers[-1], self._noise_origin, self._num_entries)
+                self._noise_origin = noise_origin(headers[-1], self._noise_origin, self._num_entries)
                 self._last_written, self._num_entries = None, 0
             elif body["kind"] == "release":
                 self._num_entries += 1
@@ -376,15 +335,6 @@ def _same_start(closed: Chain, header: LedgerHeader, leftover: LedgerHeader | No
     return again
 
 
-def _noise_origin(header: LedgerHeader, before: str, num_entries: int) -> str:
-    """What distinguishes the noise of a run: its own terms, and the runs with their entries that its ledger continues.
-
-    It is made of identifiers and counts, not of computed numbers: another type of processor draws the same noise.
-    """
-    own = header.terms.get("noise_key")
-    return "" if own is None else hashlib.sha256(f"{before}/{num_entries}/{own}".encode()).hexdigest()
-
-
 def _headers_in(path: Path, check_head: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
@@ -411,7 +361,3 @@ def _check_same_devices(earlier: Ledger, header: LedgerHeader) -> None:
             path = None if earlier.chain is None else earlier.chain.path
             rule = f"has {run.num_rows} rows of {run.payload}, and this run has {header.num_rows}"
             raise LedgerError(f"{path}: {rule}: they cannot be the same devices")
-
-
-def _array(values: list[float | None]) -> FloatArray:
-    return np.array([np.inf if value is None else value for value in values], dtype=np.float64)

@@ -28,7 +28,8 @@ from airdistill.privacy.assumptions import (
     noise_statement,
     pilot_source,
 )
-from airdistill.privacy.ledger import Ledger, LedgerHeader
+from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.neighbours import neighbours_from
 from airdistill.privacy.participation import participation_assumption, participation_statements
 from airdistill.privacy.trust import FleetNoise, trust_from

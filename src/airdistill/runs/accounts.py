@@ -19,7 +19,8 @@ from airdistill.planning.fleet import reserved_delta
 from airdistill.planning.payloads import PAYLOADS
 from airdistill.planning.plan import Plan
 from airdistill.privacy.certificate import Certificate, certificate_of
-from airdistill.privacy.ledger import Ledger, LedgerHeader, spent_before
+from airdistill.privacy.ledger import Ledger, spent_before
+from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.participation import header_of
 from airdistill.privacy.targets import target_mu
 from airdistill.privacy.trust import TRUST_MODELS, trust_header

@@ -1,0 +1,68 @@
+"""The header of a run in a ledger: every device's target, the terms of the guarantee, and the origin of its noise."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from airdistill.arrays import FloatArray
+from airdistill.files import jsonable
+from airdistill.privacy.chain import LedgerError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class LedgerHeader:
+    """Every device's target (ε, δ), `[device]`, and the terms of the guarantee.
+
+    `mu` is what the declared accountant grants. `enforced` is false for a non-private scheme, whose releases no target
+    could allow. `terms` are facts that a certificate must state.
+    """
+
+    name: str
+    scheme: str
+    payload: str
+    num_rows: int
+    epsilon: FloatArray
+    delta: FloatArray
+    mu: FloatArray
+    sensitivity: str
+    trust: str
+    accountant: str
+    relabel: bool
+    noise: str
+    enforced: bool = True
+    terms: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.epsilon)
+
+    def to_dict(self) -> dict[str, Any]:
+        written: dict[str, Any] = jsonable({"kind": "opening", "format": FORMAT, **asdict(self)})
+        return written
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> LedgerHeader:
+        if stored["format"] != FORMAT:
+            raise LedgerError(f"a ledger of format {stored['format']}: this version reads format {FORMAT}")
+        numbers = {name: _array(stored[name]) for name in ("epsilon", "delta", "mu")}
+        return cls(**{name: stored[name] for name in stored if name not in ("kind", "format")} | numbers)
+
+
+def noise_origin(header: LedgerHeader, before: str, num_entries: int) -> str:
+    """What distinguishes the noise of a run: its own terms, and the runs with their entries that its ledger continues.
+
+    It is made of identifiers and counts, not of computed numbers: another type of processor draws the same noise.
+    """
+    own = header.terms.get("noise_key")
+    return "" if own is None else hashlib.sha256(f"{before}/{num_entries}/{own}".encode()).hexdigest()
+
+
+def _array(values: list[float | None]) -> FloatArray:
+    return np.array([np.inf if value is None else value for value in values], dtype=np.float64)
