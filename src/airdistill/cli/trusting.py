@@ -143,7 +143,7 @@ def audit_command(
     candidates: Annotated[int, typer.Option("--candidates", help="Records to try; the worst one is audited.")] = 12,
     trials: Annotated[int, typer.Option("--trials", help="Trials with drawn noise, for each neighbour.")] = 1000,
     shadows: Annotated[
-        int, typer.Option("--shadows", help="Shadow fleets of membership inference; an even number.")
+        int, typer.Option("--shadows", help="Shadow fleets of membership and label inference; an even number.")
     ] = 8,
     shadow_devices: Annotated[int, typer.Option("--shadow-devices", help="Most devices in a shadow fleet.")] = 10,
     parts: Annotated[
