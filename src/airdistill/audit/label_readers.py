@@ -106,7 +106,7 @@ def _likelihood_ratio(
 def _class_shares(shadows: LabelShadows, scale: FloatArray, unknown: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
     """The rows of the class shares, `[class, round and entry]`, and the mean answers, `[round, entry]`.
 
-    From all entries, or from the sum over public samples of every class's entries, as published. The choice is made by
+    From all entries, or from the sum over public samples of every class's entries. The choice is made by
     the expected error for shadow devices that were held out; it depends on the noise alone.
     """
     answers, shares = shadows.answers["any"], shadows.any_shares

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from scipy.special import ndtr, ndtri
 
 from airdistill import __version__
-from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.auditing import Audit
 from airdistill.audit.empirical import TESTED_MU, EmpiricalAudit
 from airdistill.audit.exact import ExactAudit, PairAudit
@@ -19,8 +15,9 @@ from airdistill.audit.labels import LabelAudit
 from airdistill.audit.membership import LEVEL, Interval, MembershipAudit
 from airdistill.audit.recorded import RecordedAudit
 from airdistill.files import write_whole
+from airdistill.report.audit_figures import NAMES, draw_attack, draw_membership, draw_mu, draw_shifts
 from airdistill.report.certificate import write_certificate
-from airdistill.report.drawing import count_rounds, legend_below, new_figure, svg_of
+from airdistill.report.drawing import svg_of
 from airdistill.report.page import Block, Bullets, DataTable, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.run import write_run_page
 from airdistill.report.terminal import bullets, facts_table, number_table
@@ -28,20 +25,12 @@ from airdistill.report.wording import number
 from airdistill.runs.accounts import certify, note_audit
 from airdistill.runs.folder import AUDIT, SUMMARY, write_json
 from airdistill.runs.record import RunRecord
-from airdistill.schemes.base import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Row = tuple[str, ...]
 _INTERVALS = f"Brackets are {100 * LEVEL:g} % intervals."
 _RECORDED_COLUMNS = ("of the run's folder", "recorded", "by the plan")
 _EMPIRICAL_COLUMNS = ("statistic", "measured", "expected")
 _MEMBERSHIP_COLUMNS = ("statistic", "measured", "allowed")
-_NAMES = {"record": "one record", "device": "whole device"}
-_COLOURS = {"record": BLUE, "device": ORANGE}
-_BOUND_LOOKS = [(PURPLE, ":"), (GREEN, "-."), (RED, "--")]
 
 
 # The terminal.
@@ -127,7 +116,7 @@ def _recorded_lines() -> list[str]:
 
 
 def _pair_columns(exact: ExactAudit) -> Row:
-    return ("after the last round", *(_NAMES[pair.relation] for pair in exact.pairs))
+    return ("after the last round", *(NAMES[pair.relation] for pair in exact.pairs))
 
 
 def _pair_rows(exact: ExactAudit) -> list[Row]:
@@ -244,74 +233,6 @@ def _all_notes(audit: Audit) -> list[str]:
 # Figures.
 
 
-def _draw_shifts(exact: ExactAudit) -> Figure:
-    """Draw ‖q(D) − q(D')‖ of the row with the largest shift against the round, with the bounds on it."""
-    figure, (axes,) = new_figure(height=4.6)
-    rounds = np.arange(1, exact.num_rounds + 1)
-    for pair in exact.pairs:
-        _band(axes, rounds, pair.shift, pair.relation)
-    for (name, bound), (colour, line) in zip(exact.bounds.items(), _BOUND_LOOKS, strict=False):
-        axes.plot(rounds, bound, color=colour, linestyle=line, label=name)
-    return _by_round(figure, axes, "largest shift of a row")
-
-
-def _draw_mu(exact: ExactAudit) -> Figure:
-    """Draw the measured and the certified μ against the round."""
-    figure, (axes,) = new_figure(height=4.2)
-    rounds = np.arange(1, exact.num_rounds + 1)
-    for pair in exact.pairs:
-        _band(axes, rounds, pair.mu, pair.relation)
-    certified = exact.guarantee.mu
-    if np.isfinite(certified).any():
-        label = f"certified ({exact.guarantee.model})"
-        axes.plot(rounds, np.where(np.isfinite(certified), certified, np.nan), color=RED, linestyle="--", label=label)
-    return _by_round(figure, axes, "μ after the round")
-
-
-def _band(axes: Axes, rounds: IntArray, values: FloatArray, relation: str) -> None:
-    """Draw median and range over transcripts. A logarithmic axis cannot show infinite values or zeros."""
-    shown = np.where(np.isfinite(values) & (values > 0), values, np.nan)
-    colour = _COLOURS[relation]
-    axes.plot(rounds, np.median(shown, axis=0), color=colour, label=_NAMES[relation], marker=".")
-    axes.fill_between(rounds, shown.min(axis=0), shown.max(axis=0), color=colour, alpha=0.25, linewidth=0)
-
-
-def _by_round(figure: Figure, axes: Axes, label: str) -> Figure:
-    if any(np.isfinite(line.get_ydata(orig=True)).any() for line in axes.get_lines()):
-        axes.set_yscale("log")
-    count_rounds(axes)
-    axes.set_ylabel(label)
-    legend_below(figure, axes, columns=2)
-    return figure
-
-
-def _draw_attack(found: EmpiricalAudit) -> Figure:
-    """Draw the ROC of the likelihood-ratio attack, and its theoretical curve TPR = Φ(Φ⁻¹(FPR) + μ)."""
-    figure, (axes,) = new_figure(height=4.6)
-    rates = np.linspace(0, 1, 201)
-    axes.plot(found.roc.false_positive, found.roc.true_positive, color=BLUE, label="measured", drawstyle="steps-post")
-    axes.plot(rates, ndtr(ndtri(rates) + found.mu), color=BLACK, linestyle="--", label="counted noise")
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="guessing")
-    axes.set(xlabel="false positive rate", ylabel="true positive rate")
-    legend_below(figure, axes, columns=3)
-    return figure
-
-
-def _draw_membership(found: MembershipAudit) -> Figure:
-    """Draw the ROC of membership inference on two logarithmic axes, which show low false positive rates."""
-    figure, (axes,) = new_figure(height=4.6)
-    least = 0.5 / max(found.num_members, found.num_non_members)
-    rates = np.geomspace(least, 1, 200)
-    measured = [np.maximum(rate, least) for rate in (found.roc.false_positive, found.roc.true_positive)]
-    axes.loglog(*measured, color=BLUE, label="measured")  # straight between records of equal score
-    axes.loglog(rates, rates, color=GREY, linestyle=":", label="guessing")
-    if np.isfinite(found.epsilon):
-        axes.loglog(rates, found.allowed_rates(rates), color=RED, linestyle="--", label="allowed by ε")
-    axes.set(xlabel="false positive rate", ylabel="true positive rate")
-    legend_below(figure, axes, columns=3)
-    return figure
-
-
 # The page.
 
 
@@ -384,11 +305,11 @@ def _exact_section(exact: ExactAudit) -> Section:
     table = DataTable(_pair_columns(exact), tuple(_pair_rows(exact)), notes=tuple(_exact_lines(exact)))
     over = f"median and range over {exact.num_transcripts} transcripts"
     shifts = Drawing(
-        svg_of(_draw_shifts(exact)),
+        svg_of(draw_shifts(exact)),
         f"Largest shift of a row, {over}; the line of a bound is that of its largest row.",
         "Shift by round against its bounds",
     )
-    mu = Drawing(svg_of(_draw_mu(exact)), f"Measured μ, {over}, and the certified one.", "Measured and certified mu")
+    mu = Drawing(svg_of(draw_mu(exact)), f"Measured μ, {over}, and the certified one.", "Measured and certified mu")
     return Section("Exact loss along transcripts", (Paragraph(text), table, shifts, mu))
 
 
@@ -399,7 +320,7 @@ def _empirical_section(found: EmpiricalAudit) -> Section:
         "the test is most sensitive to noise that differs from the counted noise."
     )
     table = DataTable(_EMPIRICAL_COLUMNS, tuple(_empirical_rows(found)), notes=(_INTERVALS,))
-    drawing = Drawing(svg_of(_draw_attack(found)), "ROC of the unmoved pair.", "ROC of the likelihood-ratio attack")
+    drawing = Drawing(svg_of(draw_attack(found)), "ROC of the unmoved pair.", "ROC of the likelihood-ratio attack")
     return Section("Attack on drawn noise", (Paragraph(text), table, drawing))
 
 
@@ -407,7 +328,7 @@ def _membership_section(found: MembershipAudit) -> Section:
     note = f"{_INTERVALS} DeLong's for the AUC, Clopper and Pearson's for rates."
     table = DataTable(_MEMBERSHIP_COLUMNS, tuple(_membership_rows(found)), notes=(note,))
     caption = "ROC of membership inference; rates below one record are drawn at half a record."
-    drawing = Drawing(svg_of(_draw_membership(found)), caption, "ROC of membership inference on log axes")
+    drawing = Drawing(svg_of(draw_membership(found)), caption, "ROC of membership inference on log axes")
     return Section(_membership_title(found), (Paragraph(_membership_line(found)), table, drawing))
 
 
