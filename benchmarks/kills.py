@@ -32,23 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
+import forked_commands as forked
 import torch
-from forked_commands import (
-    ALONE,
-    LIMIT_S,
-    NOISES,
-    OPTIONS,
-    SCHEMES,
-    alive,
-    commanded,
-    ended,
-    prepare,
-    warm_up,
-    write_scenarios,
-)
 
 from airdistill.privacy.ledger import Ledger
 from airdistill.runs.accounts import trusted_ledger
@@ -117,8 +102,8 @@ class Trial:
         """Run a command to its end; note a traceback, or another end than success or an error of one line."""
         self.findings.commands += 1
         log = self.folder / "log"
-        child = commanded(arguments, log, self.witness)
-        code = ended(child, LIMIT_S)
+        child = forked.commanded(arguments, log, self.witness)
+        code = forked.ended(child, forked.LIMIT_S)
         if code is None:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -131,17 +116,17 @@ class Trial:
 
     def killed(self, arguments: list[str], seconds: float) -> bool:
         """Run a command and kill it, or one of its workers, after a random part of that time; False if it ended."""
-        child = commanded(arguments, self.folder / "log", self.witness)
-        done = ended(child, self.rng.uniform(0, seconds))
+        child = forked.commanded(arguments, self.folder / "log", self.witness)
+        done = forked.ended(child, self.rng.uniform(0, seconds))
         workers = self.workers()
-        if done is None and workers and self.rng.random() < 0.5 and alive(workers[-1]):
+        if done is None and workers and self.rng.random() < 0.5 and forked.alive(workers[-1]):
             os.kill(workers[-1], signal.SIGKILL)
-            ended(child, LIMIT_S)
+            forked.ended(child, forked.LIMIT_S)
         elif done is None:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         time.sleep(0.02)  # a worker that was just forked has not noted its id yet
-        while any(map(alive, self.workers())):  # they end with the process that started them
+        while any(map(forked.alive, self.workers())):  # they end with the process that started them
             time.sleep(0.01)
         return done is None
 
@@ -161,7 +146,7 @@ class Trial:
 
 def arguments_of(action: str, trial: Trial) -> list[str]:
     """Prepare the trial's folder for an action, and return the command that is to be killed."""
-    start = ["run", trial.scenario, "--scheme", trial.scheme, "--out", str(trial.run), *ALONE]
+    start = ["run", trial.scenario, "--scheme", trial.scheme, "--out", str(trial.run), *forked.ALONE]
     if action == "run":
         return start
     if action == "run --ledger":
@@ -169,22 +154,24 @@ def arguments_of(action: str, trial: Trial) -> list[str]:
         return [*start, "--set", "privacy.epsilon=8", "--ledger", str(first)]
     if action == "compare":
         schemes = f"{trial.scheme},local_only"
-        return ["compare", trial.scenario, "--schemes", schemes, "--out", str(trial.run), "--jobs", "1", *OPTIONS]
+        return [
+            "compare",
+            trial.scenario,
+            "--schemes",
+            schemes,
+            "--out",
+            str(trial.run),
+            "--jobs",
+            "1",
+            *forked.OPTIONS,
+        ]
     trial.copy("cut" if action == "resume" else "ended", "run")
     command, *_ = action.split(",")
     return [command, str(trial.run), *(AUDIT if command == "audit" else [])]
 
 
-ACTIONS = {
-    "run": 30,
-    "run --ledger": 20,
-    "resume": 15,
-    "compare": 10,
-    "audit, ended": 10,
-    "certify, ended": 5,
-    "report, ended": 5,
-    "resume, ended": 5,
-}
+ACTIONS = {"run": 30, "run --ledger": 20, "resume": 15, "compare": 10, "audit, ended": 10}
+ACTIONS |= {"certify, ended": 5, "report, ended": 5, "resume, ended": 5}
 
 
 def recover(action: str, trial: Trial, arguments: list[str], seconds: float) -> None:
@@ -353,11 +340,11 @@ def world(keep: Path | None) -> Iterator[Path]:
     memory = Path("/dev/shm")
     base = Path(tempfile.mkdtemp(prefix="kills-", dir=memory if os.access(memory, os.W_OK) else None))
     try:
-        write_scenarios(base)
-        warm_up(base)
-        for noise in NOISES:
-            for scheme in SCHEMES:
-                prepare(base, noise, scheme)
+        forked.write_scenarios(base)
+        forked.warm_up(base)
+        for noise in forked.NOISES:
+            for scheme in forked.SCHEMES:
+                forked.prepare(base, noise, scheme)
         yield base
     finally:
         if keep is None:
@@ -376,7 +363,7 @@ def attempt(kills: int, seed: int, keep: Path | None) -> Findings:
             number += 1
             rng = random.Random(f"{seed} {number}")
             (action,) = rng.choices(list(ACTIONS), list(ACTIONS.values()))
-            noise, scheme = rng.choice(NOISES), rng.choice(SCHEMES)
+            noise, scheme = rng.choice(forked.NOISES), rng.choice(forked.SCHEMES)
             label = f"trial {number}: {action}, {noise}, {scheme}"
             trial = Trial(label, base, base / f"trial-{number}", rng, findings, noise, scheme)
             faults = sum(map(len, findings.faults.values()))

@@ -108,7 +108,7 @@ def ended_run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", ["run.json", "plan.json", "scenario.toml", "rounds.jsonl", "ledger.jsonl", "summary.json"]
+    "name", ["run.json", "plan.json", "scenario.toml", "rounds.jsonl", "ledger.jsonl", "summary.json", "digests.json"]
 )
 @pytest.mark.parametrize("damage", ["gone", "empty", "garbage", "cut"])
 def test_a_damaged_run_does_not_break_the_page(open_page, ended_run, tmp_path, name, damage):
@@ -124,6 +124,8 @@ def test_a_damaged_run_does_not_break_the_page(open_page, ended_run, tmp_path, n
     assert not page.exception
     assert not any("failed unexpectedly" in each.value for each in page.error)
     assert page.error or page.metric
+    if name == "rounds.jsonl":
+        assert any("rounds.jsonl" in each.value.replace("\\", "") for each in page.warning)
 
 
 def test_a_page_open_to_the_network_starts_no_runs_and_reads_no_files(open_page, tmp_path, few_digits):
