@@ -19,6 +19,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,10 +154,11 @@ def _witness_transmissions(path: Path) -> None:
     charge, transmit, free = Ledger.charge, charged_round.ChargedRound.transmit, charged_round.error_free
     last: dict[str, Any] = {}
 
-    def charging(ledger: Ledger, release: Any) -> None:
-        charge(ledger, release)
+    def charging(ledger: Ledger, release: Any) -> str:
+        key = charge(ledger, release)
         if ledger.chain is not None:
             last.update(path=ledger.chain.path, round=release.round_index, secure=ledger.header.noise == "secure")
+        return key
 
     def sent(of: bytes) -> None:
         if last:  # an audit's ledgers are in memory: it simulates
@@ -165,7 +167,7 @@ def _witness_transmissions(path: Path) -> None:
             _note(what="sent", folder=str(last["path"].parent), round=last["round"], id=digest, entries=entries)
 
     def transmitting(this: Any, vectors: Any) -> Any:
-        sent(pickle.dumps((this.noise, np.asarray(vectors))))
+        sent(pickle.dumps((replace(this.noise, permission=None), np.asarray(vectors))))
         return transmit(this, vectors)
 
     def sending(ideal: Any, slot_s: float) -> Any:

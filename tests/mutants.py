@@ -233,7 +233,7 @@ def noise_of_no_ledger(patch):
 
 def noise_keyed_by_terms_alone(patch):
     """The key of an entry does not cover the runs that its ledger continues, nor what distinguishes this one."""
-    patch.setattr(ledger_module, "_noise_origin", lambda *_given: "the same for all runs")
+    patch.setattr(ledger_module, "noise_origin", lambda *_given: "the same for all runs")
 
 
 def mask_leaked_by_noise(patch):

@@ -21,6 +21,7 @@ from airdistill.flower.endpoint import Endpoint, EndpointError
 from airdistill.flower.media import _check_signal
 from airdistill.flower.records import packed
 from airdistill.privacy.ledger import BudgetExceeded
+from airdistill.radio.superposition import Permission
 from airdistill.runs.accounts import certify
 from airdistill.runs.folder import RunError, locked
 from airdistill.runs.record import ended_run
@@ -193,7 +194,9 @@ def test_a_signal_as_strong_as_knowledge_and_noise_explain_is_accepted(tmp_path)
     for round_index in range(1, 501):
         charged = endpoint.charge_through(round_index)
         for device in range(3):
-            signal = replace(charged, _transmitted=False).signal_of(device, knowledge)
+            permission = Permission(round_index)  # that of the device's own charge
+            own = replace(charged, noise=replace(charged.on_air, permission=permission), permission=permission)
+            signal = own.signal_of(device, knowledge)
             _check_signal(signal, charged.design, device, 1.0, np.zeros(3))
             with pytest.raises(AirDistillError, match="explain at most"):
                 _check_signal(signal + 20 * np.abs(signal).max(), charged.design, device, 1.0, np.zeros(3))

@@ -1,5 +1,7 @@
 """Poisson sampling that is secret from the server: design, plan, charge, certificate, and the optimal attack."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -85,10 +87,11 @@ def test_a_charged_round_sends_only_noise_for_devices_outside_the_secret_mask(tm
     for index in range(1, 13):
         charged = charge_round(planned, ledger, source, index)
         mask = planned.uplink.participation.signal_mask(index)
+        noise = replace(charged.on_air, permission=None)
         reception = charged.transmit(class_means)
         masked = np.where(mask[:, None, None], class_means, 0.0)
         weights = planned.uplink.nominal_weights
-        sent = over_the_air(weights, masked, charged.design, charged.channel, charged.on_air, scenario.radio.slot)
+        sent = over_the_air(weights, masked, charged.design, charged.channel, noise, scenario.radio.slot)
         np.testing.assert_array_equal(reception.received, sent.received)
         sizes.add(int(mask.sum()))
     assert len(sizes) > 1, "some rounds have devices that send only noise"
@@ -173,7 +176,7 @@ def test_the_optimal_attack_never_exceeds_the_ledger_unless_it_knows_the_masks(t
 
 
 def ledger_of(planned):
-    return Ledger(ledger_header(planned, "ota_fd", "private", "inputs"))
+    return Ledger(ledger_header(planned, "ota_fd", "private"))
 
 
 def test_a_certificate_states_the_assumption_of_secret_participation(tmp_path):
@@ -227,7 +230,7 @@ def test_the_ledger_stops_a_plan_that_does_not_know_of_an_earlier_run(tmp_path):
     scenario = small_scenario(tmp_path, *SECRET, SAME_CHANNEL)
     ad.run(small_scenario(tmp_path, SAME_CHANNEL), "ota_fd", out=tmp_path / "before")
     planned = plan_run(scenario, "ota_fd")
-    header = ledger_header(planned, "ota_fd", "private", "inputs")
+    header = ledger_header(planned, "ota_fd", "private")
     ledger = Ledger.begin(header, tmp_path / "late.jsonl", tmp_path / "before" / "ledger.jsonl")
     channel = np.array([1e-5, 2e-5, 1e-5 + 1e-5j])
 

@@ -1,5 +1,7 @@
 """The charged round: it transmits once, refuses vectors beyond the planned bounds, and follows the equations."""
 
+import copy
+import pickle
 import re
 from dataclasses import replace
 
@@ -13,7 +15,7 @@ from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.privacy.sensitivity import aggregation_weights
 from airdistill.radio import charged_round, discrete_noise, sum_grid
 from airdistill.radio.charged_round import charge_round
-from airdistill.radio.superposition import RoundNoise
+from airdistill.radio.superposition import Permission, RoundNoise, over_the_air
 from airdistill.runs.accounts import ledger_header
 from airdistill.streams import noise_seed, stream
 
@@ -46,13 +48,21 @@ class Setting:
         return norm * drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
 
 
+def charged_again(charged):
+    """The same round with a charge of its own, as every device of a federation has one."""
+    permission = Permission(charged.index)
+    parts = {name: getattr(charged, name) for name in ("noise", "sum_grid")}
+    own = {name: replace(part, permission=permission) for name, part in parts.items() if part is not None}
+    return replace(charged, permission=permission, **own)
+
+
 def in_one_call(charged, vectors):
     charged.transmit(vectors)
 
 
 def by_signal(charged, vectors):
     for device, own in enumerate(vectors):
-        replace(charged, _transmitted=False).signal_of(device, own)
+        charged_again(charged).signal_of(device, own)
 
 
 def by_emulated_sender(charged, vectors):
@@ -60,12 +70,12 @@ def by_emulated_sender(charged, vectors):
     from airdistill.flower.senders import EmulatedSender
 
     for device, own in enumerate(vectors):
-        EmulatedSender(device).begin(replace(charged, _transmitted=False), own)
+        EmulatedSender(device).begin(charged_again(charged), own)
 
 
 def by_secure_sum(charged, vectors):
     for device, own in enumerate(vectors):
-        replace(charged, _transmitted=False).sum_values(device, own)
+        charged_again(charged).sum_values(device, own)
 
 
 WAYS = [in_one_call, by_signal, by_emulated_sender, by_secure_sum]
@@ -126,7 +136,7 @@ def test_ten_times_the_norm_is_refused(tmp_path, case, way):
     too_long[1] *= 10
     named = f"round 1: device 1 would send a vector of norm {10 * bound:.6g}; the round was planned for {bound:.6g} at"
     with pytest.raises(AirDistillError, match=re.escape(named)):
-        way(replace(charged, _transmitted=False), too_long)
+        way(charged_again(charged), too_long)
 
 
 @pytest.mark.parametrize("factor", [1 + 2e-4, 1.5])
@@ -182,10 +192,10 @@ def test_nan_rows_of_classes_that_a_device_lacks_are_allowed_and_sent_nan_is_ref
     device, row = np.argwhere(~lacks)[0]
     vectors[device, row, 0] = np.nan
     with pytest.raises(AirDistillError, match=f"device {device} would send a vector of norm nan"):
-        way(replace(charged, _transmitted=False), vectors)
+        way(charged_again(charged), vectors)
     vectors[device, row, 0] = np.inf
     with pytest.raises(AirDistillError, match=f"device {device} would send a vector of norm inf"):
-        way(replace(charged, _transmitted=False), vectors)
+        way(charged_again(charged), vectors)
 
 
 def test_a_row_that_a_device_does_not_send_does_not_reach_the_server(tmp_path):
@@ -207,6 +217,60 @@ def test_complex_vectors_are_refused(tmp_path, way):
     charged, vectors = charged_for(way, tmp_path, "ota_fl")
     with pytest.raises(AirDistillError, match="vectors must be real"):
         way(charged, 1j * vectors)
+
+
+# One transmission for each charge
+
+
+def directly(charged, vectors):
+    weights, slot = charged.plan.uplink.weights(charged.index), charged.plan.scenario.radio.slot
+    over_the_air(weights, vectors, charged.design, charged.channel, charged.on_air, slot)
+
+
+COPIES = {
+    "the round": lambda charged: charged,
+    "replaced": replace,
+    "copied": copy.copy,
+    "its noise in another round": lambda charged: replace(charged_again(charged), noise=charged.noise),
+}
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_copies_of_a_charged_round_cannot_send_again(tmp_path, copied, secure):
+    """With noise that is added twice, the difference of the two receptions is that of the vectors."""
+    setting = Setting(tmp_path, "ota_fd", *(["privacy.noise=secure"] if secure else []))
+    if secure:
+        pytest.importorskip("opendp")
+    charged, vectors = setting.charge(), setting.vectors()
+    another = copied(charged)
+    charged.transmit(vectors)
+    for way in (in_one_call, directly, lambda each, given: each.signal_of(0, given[0])):
+        with pytest.raises(AirDistillError, match=r"transmitted already|noise is added by the charged round, once"):
+            way(another, vectors)
+
+
+def test_noise_is_added_by_the_charged_round_only(tmp_path):
+    """Else nothing would check the vectors."""
+    charged = (setting := Setting(tmp_path, "ota_fd")).charge()
+    with pytest.raises(AirDistillError, match=r"use its transmit\(vectors\)"):
+        directly(charged, setting.vectors())
+    with pytest.raises(AirDistillError, match="cannot be pickled"):
+        pickle.dumps(charged.noise)
+    assert copy.deepcopy(charged.noise).permission is charged.permission
+    charged.transmit(setting.vectors())
+
+
+@pytest.mark.parametrize("copied", [replace, copy.copy])
+def test_a_sum_is_submitted_once(tmp_path, copied):
+    setting = Setting(tmp_path, "ota_fd", "air.medium=secure_sum", "fleet.expected_dropouts=1")
+    charged, vectors = setting.charge(secure_sum=True), setting.vectors()
+    another = copied(charged)
+    charged.sum_values(0, vectors[0])
+    with pytest.raises(AirDistillError, match="transmitted already"):
+        another.sum_values(0, vectors[0])
+    with pytest.raises(AirDistillError, match="noise is added by the charged round, once"):
+        another.summed.values(0, vectors[0])
 
 
 # The ledger first
@@ -382,7 +446,7 @@ def test_the_signals_of_single_devices_superpose_to_the_same_reception(tmp_path,
     """Flower's devices compute their signals separately; the air adds them."""
     setting = Setting(tmp_path, *case, f"privacy.trust={trust}")
     charged, vectors = setting.charge(), setting.vectors()
-    signals = [replace(charged, _transmitted=False).signal_of(device, own) for device, own in enumerate(vectors)]
+    signals = [charged_again(charged).signal_of(device, own) for device, own in enumerate(vectors)]
     channel = setting.source.round_channel(1)
     y = np.einsum("i,ikd->kd", channel, signals) + charged.on_air.receiver
     received = y.real / charged.design.rx_scale[:, None]

@@ -9,6 +9,7 @@ from small_worlds import small_scenario
 
 import airdistill as ad
 from airdistill.radio.sum_grid import SumGrid
+from airdistill.radio.superposition import Permission
 from airdistill.streams import stream
 
 pytest.importorskip("opendp")
@@ -22,8 +23,15 @@ def sum_grid(folder, *changes, num_devices=5, dropouts=2):
     plan = ad.plan(scenario)
     channel = np.ones(num_devices, dtype=complex)
     design = plan.design(channel, 1, np.zeros((num_devices, plan.uplink.num_rows)))
-    # As if charged: the values need the seed of a ledger entry.
-    return plan, design, channel, replace(SumGrid.of(plan, design, channel, 1), noise_seed=scenario.seed)
+    return plan, design, channel, SumGrid.of(plan, design, channel, 1)
+
+
+def values(grid, device, vectors):
+    """What a device submits that has charged the round and checked its vectors."""
+    permission = Permission(grid.round_index)
+    permission.open()
+    charged = replace(grid, noise_seed=grid.plan.scenario.seed, permission=permission)
+    return charged.values(device, vectors)
 
 
 def class_means_of(num_devices, seed=0):
@@ -53,7 +61,7 @@ def test_the_noise_of_the_remaining_devices_is_what_privacy_requires_of_the_flee
 def test_values_are_weighted_class_means_on_the_grid_plus_noise_of_the_planned_variance(tmp_path):
     _, design, _, grid = sum_grid(tmp_path)
     vectors = class_means_of(5)
-    draws = np.stack([grid.values(1, vectors[1]) for _ in range(600)]).reshape(600, 3, 3)
+    draws = np.stack([values(grid, 1, vectors[1]) for _ in range(600)]).reshape(600, 3, 3)
     spacing, deviation = grid.grid.spacing, grid.grid.deviation[0]
     assert np.array_equal(np.log2(spacing), np.rint(np.log2(spacing)))  # powers of two: sums are exact
     mean, shares = draws.mean(axis=0) * spacing[:, None], design.weights[1][:, None] * vectors[1]
@@ -69,14 +77,14 @@ def test_seeded_values_are_the_signals_rounded_to_the_grid(tmp_path):
     for device in range(5):
         drawn = stream(plan.scenario.seed, "artificial-noise", 1, device).standard_normal((3, 3))
         signal = design.weights[device][:, None] * vectors[device] + grid.grid.deviation[0][:, None] * drawn
-        found = grid.values(device, vectors[device]).reshape(3, 3) * grid.grid.spacing[:, None]
+        found = values(grid, device, vectors[device]).reshape(3, 3) * grid.grid.spacing[:, None]
         assert (np.abs(found - signal) <= 0.5 * grid.grid.spacing[:, None] * (1 + 1e-9)).all()
 
 
 def test_values_stay_well_below_the_largest_and_the_sum_over_all_devices_is_exact(tmp_path):
     _, _, _, grid = sum_grid(tmp_path)
     vectors = class_means_of(5)
-    drawn = np.stack([grid.values(device, vectors[device]) for device in range(5) for _ in range(200)])
+    drawn = np.stack([values(grid, device, vectors[device]) for device in range(5) for _ in range(200)])
     assert np.abs(drawn).max() < grid.largest / 2
     assert 5 * grid.largest < 2**62
     total = drawn[:5].sum(axis=0)
@@ -91,7 +99,7 @@ def test_a_sum_over_survivors_is_scaled_to_their_average_with_its_noise_variance
     average = np.einsum("ik,ikd->kd", weights, vectors[survivors])
     errors = []
     for _ in range(400):
-        total = sum(grid.values(device, vectors[device]) for device in survivors)
+        total = sum(values(grid, device, vectors[device]) for device in survivors)
         received, noise_var = grid.received(total, survivors)
         errors.append(received - average)
     measured = np.square(errors).mean(axis=(0, 2))

@@ -271,9 +271,11 @@ def replay(
         rounds.append(AirRound(index, channel, known, design, _sum_of_others(link, design, channel, known, vectors)))
         if link.secure:  # an audit must be repeatable
             charged.noise = link.seeded_noise(scenario.seed, index, design)
+        assert isinstance(charged.noise, RoundNoise)
+        sent = replace(charged.noise, permission=None)  # an audit looks again at what was sent
         received.append(charged.transmit(vectors).received)
         if plan.uplink.payload.answers_public_set:
-            seen.append(link.seen(rounds[-1], vectors[link.device], link.counted_part(charged.on_air)))
+            seen.append(link.seen(rounds[-1], vectors[link.device], link.counted_part(sent)))
         broadcasts.append(broadcast_of(receiver, received[-1], design))
         learn(protocol, fleet, index, broadcasts[-1], devices)
         on_progress("the fleet replayed", index, num_rounds)

@@ -20,9 +20,17 @@ from airdistill.planning.fleet import counted_share
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.privacy.ledger import Ledger
-from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid, transmit_on_grid
+from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid
 from airdistill.radio.sum_grid import SumGrid
-from airdistill.radio.superposition import Noise, Reception, RoundNoise, error_free, over_the_air, receiver_noise
+from airdistill.radio.superposition import (
+    Noise,
+    Permission,
+    Reception,
+    RoundNoise,
+    error_free,
+    over_the_air,
+    receiver_noise,
+)
 from airdistill.streams import noise_seed
 
 _ROUNDING = 1e-4  # relative, of norms: gradients are clipped in single precision
@@ -49,7 +57,7 @@ class ChargedRound:
     noise: Noise | None = None
     sum_grid: SumGrid | None = None
     was_begun: bool = False
-    _transmitted: bool = field(default=False, repr=False)
+    permission: Permission | None = field(default=None, repr=False)
 
     @property
     def on_air(self) -> Noise:
@@ -85,7 +93,7 @@ class ChargedRound:
         """The signal of one device from its vectors `[row, entry]`, `[row, slot]`, with its own share of the noise."""
         everyone = self._alone(device, vectors)
         if isinstance(self.on_air, SecureNoise):
-            return np.asarray(transmit_on_grid(self.on_air.grid.only(device), vectors[None])[0])
+            return self.on_air.transmit_alone(device, vectors)
         return np.asarray(self.on_air.transmit(self.design, everyone, self.plan.uplink.energy_slots)[device])
 
     def sum_values(self, device: int, vectors: FloatArray) -> IntArray:
@@ -105,13 +113,12 @@ class ChargedRound:
         return self.plan.uplink.participation.signal_mask(self.index)
 
     def _use(self, vectors: FloatArray) -> None:
-        if self._transmitted:
-            rule = "its noise protects one transmission; send all rows in one call"
-            raise AirDistillError(f"round {self.index} was transmitted already: {rule}")
+        if self.permission is None:
+            raise AirDistillError(f"round {self.index}: was not charged; use charge_round")
         check_vectors(self.plan, self.design, vectors, self.index)
         if isinstance(self.noise, RoundNoise):
             _check_noise_sources(self.design, self.noise, self.index)
-        self._transmitted = True
+        self.permission.open()
 
 
 def charge_round(
@@ -129,7 +136,7 @@ def charge_round(
     3. charge the ledger;
     4. draw the noise, seeded or secure, or make the grid of a secure sum.
     """
-    scenario, was_begun = plan.scenario, ledger.charged_ahead
+    scenario, was_begun, permission = plan.scenario, ledger.charged_ahead, Permission(round_index)
     channel = source.round_channel(round_index)
     known = round_estimate(scenario, channel, round_index)
     if design is not None:
@@ -141,11 +148,11 @@ def charge_round(
         made = plan.design(known, round_index, spent) if design is None else design
         grid = SumGrid.of(plan, made, known, round_index)
         seed = noise_seed(plan.scenario.seed, ledger.charge(grid.release()))
-        charged = replace(grid, noise_seed=seed)
-        return ChargedRound(plan, round_index, known, made, sum_grid=charged, was_begun=was_begun)
+        charged = replace(grid, noise_seed=seed, permission=permission)
+        return ChargedRound(plan, round_index, known, made, None, charged, was_begun, permission)
     made = plan.design(known, round_index, ledger.cost_of_run) if design is None else design
-    noise = _charged_noise(plan, ledger, made, known, round_index)
-    return ChargedRound(plan, round_index, channel, made, noise, was_begun=was_begun)
+    noise = replace(_charged_noise(plan, ledger, made, known, round_index), permission=permission)
+    return ChargedRound(plan, round_index, channel, made, noise, None, was_begun, permission)
 
 
 def _charged_noise(

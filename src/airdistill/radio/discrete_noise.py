@@ -10,7 +10,7 @@ Secure noise cannot be seeded or repeated. Seeded noise, for simulation, is in `
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -26,6 +26,7 @@ from airdistill.privacy.concentrated import sum_closeness
 from airdistill.privacy.release import Release
 from airdistill.privacy.targets import ROUNDING
 from airdistill.privacy.trust import trust_named
+from airdistill.radio.superposition import Permission
 
 LEAST_UNITS = 8.0  # grid units of noise from which a sum of discrete Gaussians is one to far below float precision
 MOST_UNITS = 2.0**48  # grid units of noise up to which every draw is an exact integer as a float
@@ -182,13 +183,26 @@ def release_on_grid(
 
 @dataclass(frozen=True)
 class SecureNoise:
-    """The noise of one round: devices draw theirs when they transmit; n `[row, slot]` is the receiver noise."""
+    """The noise of one round: devices draw theirs when they transmit; n `[row, slot]` is the receiver noise.
+
+    Noise of a charged round has a `permission`.
+    """
 
     grid: SecureGrid
     receiver: ComplexArray
+    permission: Permission | None = field(default=None, compare=False, repr=False)
 
     def transmit(self, design: RoundDesign, vectors: FloatArray, energy_slots: float) -> ComplexArray:  # noqa: ARG002
-        return transmit_on_grid(self.grid, vectors)
+        return self._transmit_on(self.grid, vectors)
+
+    def transmit_alone(self, device: int, vectors: FloatArray) -> ComplexArray:
+        """The signal of one device `[row, slot]`, from its vectors `[row, entry]`."""
+        return np.asarray(self._transmit_on(self.grid.only(device), vectors[None])[0])
+
+    def _transmit_on(self, grid: SecureGrid, vectors: FloatArray) -> ComplexArray:
+        if self.permission is not None:
+            self.permission.use()
+        return transmit_on_grid(grid, vectors)
 
 
 def transmit_on_grid(grid: SecureGrid, vectors: FloatArray) -> ComplexArray:

@@ -9,7 +9,7 @@ around, and so `largest` bounds the values of a device.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from airdistill.privacy.release import Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.trust import counted_by_trust
 from airdistill.radio.discrete_noise import LEAST_UNITS, SecureGrid, discrete_gaussian, rounded_on_grid, secure_grid
-from airdistill.radio.superposition import seeded_noise
+from airdistill.radio.superposition import Permission, seeded_noise
 from airdistill.streams import Seed
 
 # Standard deviations of noise that a value can hold: one in 10^55 draws would exceed it.
@@ -32,7 +32,8 @@ _NOISE_RANGE = 16.0
 class SumGrid:
     """The grid of one round. `grid` has the weights and the noise of every device, the same strength for all.
 
-    `noise_seed` is that of the ledger entry; without it, which is before the round is charged, there are no values.
+    `noise_seed` is that of the ledger entry, and `permission` that of its charge; before the round is charged there are
+    none, and no values.
     """
 
     grid: SecureGrid
@@ -41,6 +42,7 @@ class SumGrid:
     design: RoundDesign
     round_index: int
     noise_seed: Seed | None = None
+    permission: Permission | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, plan: Plan, design: RoundDesign, channel: ComplexArray, round_index: int) -> SumGrid:
@@ -87,8 +89,9 @@ class SumGrid:
 
     def values(self, device: int, vector: FloatArray) -> IntArray:
         """The flat values that a device submits: its vector `[row, entry]` plus its noise, on the grid."""
-        if self.noise_seed is None:
+        if self.noise_seed is None or self.permission is None:
             raise AirDistillError(f"round {self.round_index}: was not charged, and so it has no noise to submit with")
+        self.permission.use()
         own = self.grid.only(device)
         if self.plan.scenario.privacy.noise == "secure":
             units = own.deviation[0] / own.spacing

@@ -5,13 +5,14 @@ These functions compute; they charge no ledger. `radio.charged_round` is the onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray
+from airdistill.errors import AirDistillError
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.privacy.sensitivity import aggregation_weights
 from airdistill.radio.receivers import Estimate, Receiver
@@ -185,6 +186,38 @@ def _measured(
     )
 
 
+class Permission:
+    """The permission to transmit once that a charge gives. Copies of a round and of its noise share it.
+
+    The charged round opens it when it has checked the vectors; drawing or adding the noise uses it up. With noise that
+    was added twice, the difference of two receptions would be that of the vectors.
+    """
+
+    def __init__(self, round_index: int) -> None:
+        self.round_index = round_index
+        self._state: Literal["unused", "open", "used"] = "unused"
+
+    def open(self) -> None:
+        """Allow one use of the noise. Raise if there was one."""
+        if self._state != "unused":
+            rule = "its noise protects one transmission; send all rows in one call"
+            raise AirDistillError(f"round {self.round_index} was transmitted already: {rule}")
+        self._state = "open"
+
+    def use(self) -> None:
+        """Use it up. Raise unless the charged round has opened it."""
+        if self._state != "open":
+            rule = "noise is added by the charged round, once: use its transmit(vectors)"
+            raise AirDistillError(f"round {self.round_index}: {rule}")
+        self._state = "used"
+
+    def __deepcopy__(self, _: object) -> Permission:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise AirDistillError(f"round {self.round_index}: charged noise cannot be pickled: a copy could be sent again")
+
+
 class Noise(Protocol):
     """The noise of one round: what devices add to their signals, and the receiver noise."""
 
@@ -200,13 +233,16 @@ class RoundNoise:
     """Draws of one round: standard Gaussian m `[device, row, slot]`, and n `[row, slot]` of the receiver's noise power.
 
     m is complex if devices add noise on both axes; each part is then standard Gaussian. With TDMA n is
-    `[device, row, slot]`, with several antennas `[antenna, row, slot]`.
+    `[device, row, slot]`, with several antennas `[antenna, row, slot]`. Noise of a charged round has a `permission`.
     """
 
     artificial: FloatArray | ComplexArray
     receiver: ComplexArray
+    permission: Permission | None = field(default=None, compare=False, repr=False)
 
     def transmit(self, design: RoundDesign, vectors: FloatArray, energy_slots: float) -> ComplexArray:
+        if self.permission is not None:
+            self.permission.use()
         return transmit(design, vectors, self.artificial, energy_slots)
 
     @classmethod
