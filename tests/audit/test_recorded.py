@@ -165,7 +165,7 @@ DAMAGE = {
     "rounds": (_damaged("rounds.jsonl", 2), "rounds.jsonl: line 3: cannot be read; the file is damaged"),
     "last round": (_damaged("rounds.jsonl", -1), "rounds.jsonl: line 6: cannot be read; the file is damaged"),
     "ledger": (_damaged("ledger.jsonl", 3), "ledger.jsonl: line 4 is damaged; the ledger is rejected"),
-    "summary": (lambda folder: (folder / "summary.json").write_text("{"), "summary.json: cannot be read"),
+    "summary": (lambda folder: (folder / "summary.json").write_text("{"), "summary.json: was edited or damaged"),
     "certificate": (lambda folder: (folder / "certificate.json").write_text("{"), "certificate.json: cannot be read"),
     "audits": (lambda folder: (folder / "audits.jsonl").write_text("garbage\n"), "audits.jsonl: is damaged"),
     "run": (lambda folder: (folder / "run.json").unlink(), "is not a run folder: it has no run.json"),
@@ -215,6 +215,7 @@ def _edited(folder, round_index, **changes):
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     lines[round_index - 1] |= changes
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "digests.json").unlink(missing_ok=True)  # whoever edits records can remove their digests
     return audit_run(folder, RECORDED).violations
 
 

@@ -28,7 +28,8 @@ def radio_scenario(folder, *changes):
 
 @pytest.mark.parametrize(("axis", "scheme"), [("complex", "airdistill"), ("real", "ota_fd")])
 def test_the_loopback_radio_receives_the_same_as_the_simulator(tmp_path, axis, scheme):
-    scenario = radio_scenario(tmp_path, f"radio.noise={axis}")
+    # The receiver's own noise is new each time, and too weak here to be seen; the devices' noise is as simulated.
+    scenario = radio_scenario(tmp_path, f"radio.noise={axis}", "radio.noise_power=1e-30 W")
     server, devices = federation(tmp_path / "run", scenario, scheme, TRANSMITTER)
     calls = []
     devices.tamper = lambda _step, _t, _device, real: calls.append(real) or real
@@ -43,6 +44,25 @@ def test_the_loopback_radio_receives_the_same_as_the_simulator(tmp_path, axis, s
     certificate = certify(server)
     assert "emulated" not in " ".join(certificate.reasons)
     assert "simultaneous transmission" in [assumption.name for assumption in certificate.assumptions]
+
+
+@pytest.mark.parametrize("axis", ["complex", "real"])
+def test_the_loopback_radio_has_receiver_noise_of_its_own(tmp_path, monkeypatch, axis):
+    scenario, shape = radio_scenario(tmp_path, f"radio.noise={axis}", "radio.noise_power=2e-9 W"), (20, 200)
+    received = []
+    for _ in range(2):
+        monkeypatch.setenv(PORT, str(free_port()))
+        front_end = FrontEnd(scenario)
+        front_end.listen(1, shape)
+        received.append(front_end.received(1))
+        assert np.array_equal(front_end.received(1), received[-1])
+        front_end.close()
+    assert not np.isclose(received[0], received[1]).any()
+    # A complex sample has two real parts, and so half the relative error of a real one's power.
+    parts = 2 if axis == "complex" else 1
+    for noise in received:
+        assert np.mean(np.abs(noise) ** 2) == pytest.approx(2e-9, rel=5 * np.sqrt(2 / (parts * noise.size)))
+        assert (np.abs(noise.imag) > 0).any() == (axis == "complex")
 
 
 def test_an_absent_device_is_left_out_and_an_uncertain_one_invalidates_the_round(tmp_path):

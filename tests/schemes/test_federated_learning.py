@@ -16,7 +16,7 @@ from airdistill.runs.simulation import Simulation
 from airdistill.scenario.loading import for_scheme
 from airdistill.schemes import load_scheme
 from airdistill.schemes.planning import as_run_by, plan_scheme
-from airdistill.streams import stream
+from airdistill.streams import noise_seed, stream
 
 OPTIONS = RunOptions(dtype="float64", chunk_samples=7)
 CLIP = 0.9
@@ -77,13 +77,14 @@ def test_a_round_of_ota_fl_follows_its_equations(tmp_path, trust, sampling):
     channel = channel_source(scenario).round_channel(1)
     design = simulation.plan.design(channel, 1)
     scale = design.rx_scale[0]
-    drawn = stream(scenario.seed, "receiver-noise", 1).standard_normal((2, 1, size))
+    seed = noise_seed(scenario.seed, simulation.ledger.noise_keys[0])
+    drawn = stream(seed, "receiver-noise", 1).standard_normal((2, 1, size))
     y = math.sqrt(1e-9 / 2) * (drawn[0, 0] + 1j * drawn[1, 0])
     energy = 0.0
     for i in np.flatnonzero(participating):
         # x_i = P1 (√D/C) g_i + P2 m with P1 = w_i λ C h̄/(√D|h|²)
         p1 = weights[i] * scale * CLIP * channel[i].conj() / (math.sqrt(size) * abs(channel[i]) ** 2)
-        noise = stream(scenario.seed, "artificial-noise", 1, int(i)).standard_normal((1, size))[0]
+        noise = stream(seed, "artificial-noise", 1, int(i)).standard_normal((1, size))[0]
         x = p1 * math.sqrt(size) / CLIP * gradients[i] + design.noise_gain[i, 0] * noise
         energy += 3.6e-6 * (abs(x) ** 2).sum()
         y = y + channel[i] * x

@@ -25,7 +25,7 @@ from airdistill.privacy.trust import TRUST_MODELS
 from airdistill.runs.accounts import audits_in, note_audit, trusted_ledger
 from airdistill.runs.folder import RUN, existing_folder, read_sealed, simulated
 from airdistill.runs.options import RunOptions
-from airdistill.runs.record import RunRecord
+from airdistill.runs.record import undamaged_run
 from airdistill.runs.simulation import check_has_data, check_inputs
 from airdistill.scenario.loading import load
 from airdistill.scenario.model import Scenario
@@ -315,7 +315,7 @@ def subject_of(
         if given:
             raise InputError(option, str(given), f"{name} is a run and is audited as it was run; leave the option out")
     # Before anything is computed: what is damaged is named, and not audited.
-    RunRecord.read(simulated(folder))
+    undamaged_run(simulated(folder))
     trusted_ledger(folder)
     audits_in(folder)
     stored, planned = read_sealed(folder)

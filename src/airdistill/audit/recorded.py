@@ -35,7 +35,7 @@ from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.privacy.release import Release
 from airdistill.runs.accounts import trusted_ledger
 from airdistill.runs.folder import CERTIFICATE, RunError
-from airdistill.runs.record import RunRecord
+from airdistill.runs.record import RunRecord, undamaged_run
 
 _SAME_EPSILON = 1e-6  # relative
 _AT_THEIR_WORD = (
@@ -80,7 +80,7 @@ def audit_recorded(folder: Path, plan: Plan, own_gains: bool, on_progress: OnPro
     3. recompute ε;
     4. test the received class means for noise that is reused or not centred, in this run and along its chain.
     """
-    record = RunRecord.read(folder)  # before the ledger: a run in progress charges a round first and then records it
+    record = undamaged_run(folder)  # before the ledger: a run in progress charges a round first and then records it
     ledger = trusted_ledger(folder)
     charges, noise = Charges(plan, ledger, own_gains), RecordedNoise(own_gains)
     missing = _follow(plan, ledger, record, charges, noise, on_progress)

@@ -147,7 +147,7 @@ def audit_command(
     ] = 8,
     shadow_devices: Annotated[int, typer.Option("--shadow-devices", help="Most devices in a shadow fleet.")] = 10,
     parts: Annotated[
-        str, typer.Option("--parts", metavar="A,B", help="The parts to run; `recorded` reads a run's own folder.")
+        str, typer.Option("--parts", metavar="A,B", help="The parts to run; recorded reads a run's own folder.")
     ] = "recorded,exact,empirical,membership,labels",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the attacks.")] = 0,
     out: Annotated[

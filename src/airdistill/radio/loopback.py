@@ -1,12 +1,14 @@
 """A radio without hardware, for tests and first steps: devices send their symbols to a socket of this machine.
 
-The server's `FrontEnd` applies the scenario's channel and adds the signals; it keeps the sum only. The environment
-variable AIRDISTILL_LOOPBACK_PORT names the port, for devices and server alike.
+The server's `FrontEnd` applies the scenario's channel, and adds the signals and receiver noise, which is new in every
+process, as that of a real receiver is. It keeps the sum only. The environment variable AIRDISTILL_LOOPBACK_PORT names
+the port, for devices and server alike.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import socketserver
 import struct
@@ -47,7 +49,7 @@ class FrontEnd:
     """The server's radio, which also emulates the channel."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._scenario, self._source = scenario, channel_source(scenario)
+        self._scenario, self._source, self._seed = scenario, channel_source(scenario), secrets.token_hex(16)
         self._lock = threading.Lock()
         self._round, self._sum = 0, np.zeros((0, 0), dtype=np.complex128)
         self._server = _Listener((_HOST, _port()), self._add)
@@ -64,7 +66,7 @@ class FrontEnd:
                 raise AirDistillError(
                     f"round {round_index} was not received: the loopback radio is at round {self._round}"
                 )
-            noise = thermal_noise(self._scenario.seed, round_index, self._sum.shape, radio.noise_power, radio.noise)
+            noise = thermal_noise(self._seed, round_index, self._sum.shape, radio.noise_power, radio.noise)
             return np.asarray(self._sum + noise)
 
     def close(self) -> None:

@@ -55,6 +55,14 @@ class RunRecord:
         return next((line["accuracy"] for line in reversed(self.rounds) if "accuracy" in line), None)
 
 
+def undamaged_run(folder: Path) -> RunRecord:
+    """The record of a run, whether it has ended or not. Raise `RunError` if any of it is damaged."""
+    record = RunRecord.read(folder)
+    if record.damage:
+        raise RunError(record.damage[0])
+    return record
+
+
 def damage_in(folder: Path) -> tuple[str, ...]:
     """What is damaged of a run's records and summary; nothing of this concerns its ledger."""
     try:
