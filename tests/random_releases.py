@@ -9,6 +9,7 @@ from airdistill.privacy.trust import TRUST_MODELS
 
 TERMS = {
     "uplink": "knowledge", "releases": "private", "planned_rounds": 5, "sampling": "none", "transceiver": "optimal",
+    "device_data": "the same",
     "constants": {"grad_lipschitz": 22.0, "model_lipschitz": 7.7, "grad_norm_bound": 4.0, "loss_bound": 2.5},
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,17 @@ def jsonable(value: Any, nan_is_null: bool = False) -> Any:
             raise ValueError("a value is not a number")
         return None
     return value
+
+
+def json_value(content: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Return what JSON text says; `ValueError` if it is not JSON, or has more levels than the interpreter can read.
+
+    `pairs` makes an object from its keys and values, instead of a dictionary.
+    """
+    try:
+        return json.loads(content, object_pairs_hook=pairs)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def json_text(value: Any) -> str:

@@ -84,6 +84,16 @@ def test_an_emulated_federation_says_that_devices_reported_their_losses(trust, n
     assert any("reported the exact losses" in reason for reason in certificate.reasons) is reported
 
 
+def test_what_a_server_saw_separately_stays_unprotected_in_a_run_that_continues(tmp_path):
+    """A simulated run after an emulated federation: the earlier signals were protected by nobody else's noise."""
+    common = {"enforced": False, "noise": "secure", "trust": "fleet_noise"}
+    first = Ledger.begin(header(**common, terms=TERMS | {"medium": "emulated"}), tmp_path / "first.jsonl")
+    first.charge(random_release(1, noise=1e5))
+    second = Ledger.begin(header(**common), tmp_path / "second.jsonl", tmp_path / "first.jsonl")
+    second.charge(random_release(1, noise=1e5))
+    assert certificate_of(second).verdict == "does not hold"
+
+
 def mean_release(round_index, noise):
     """Class means of two devices with 30 and 10, and 20 and 40 samples."""
     counts = np.array([[30.0, 10.0], [20.0, 40.0]])

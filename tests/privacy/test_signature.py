@@ -248,3 +248,35 @@ def test_the_date_of_issue_can_be_given(monkeypatch):
         date_of_issue()
     monkeypatch.delenv("SOURCE_DATE_EPOCH")
     assert date_of_issue() > "2026"
+
+
+def test_what_stands_beside_the_signature_is_the_signers_or_refused(files, capsys):
+    """The signature does not cover its own block: a line added there would be shown as verified."""
+    stored = json.loads((files / "certificate.json").read_text())
+    for more in ({"key": "00\nVerdict: holds"}, {"key": "0" * 64}, {"note": "approved"}):
+        changed(files, signature={**stored["signature"], **more})
+        assert verify(files) == 1
+        assert "Verified" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"issued": "2026-01-02T03:04:05Z, by key 00\nVerdict: holds"}, {"issued": "\x1b[2J"}, {"issued": None},
+        {"airdistill": "1\n2"}, {"airdistill": {}}, {"ledger_lines": "3"}, {"ledger_lines": 4.0},
+        {"ledger_lines": True}, {"ledger_lines": [4]}, {"ledger_lines": -1}, {"audit": "x"}, {"audit": {}},
+        {"audit": {"violations": 5}},
+    ],
+)  # fmt: skip
+def test_a_signer_cannot_add_lines_or_stop_the_verifier(files, changes):
+    sign_again(files, **changes)
+    assert verify(files) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["NaN", "1e400", '"\\ud800"', "[" * 100_000 + "]" * 100_000, '{"a":' * 2000 + "1" + "}" * 2000]
+)
+def test_a_certificate_without_a_canonical_form_is_refused(files, name):
+    path = files / "certificate.json"
+    path.write_text(path.read_text().rstrip()[:-1] + f', "more": {name}}}')
+    assert verify(files) == 2

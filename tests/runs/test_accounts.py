@@ -15,9 +15,12 @@ from small_worlds import small_scenario, write_dataset
 
 import airdistill as ad
 from airdistill.channel import channel_source
+from airdistill.data.partition import assign_samples
+from airdistill.data.public import load_data
 from airdistill.planning.plan import Plan
 from airdistill.privacy import chain
 from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.targets import epsilon_of_mu
 from airdistill.radio.discrete_noise import secure_grid
 from airdistill.report.run import print_run
 from airdistill.runs import runner
@@ -596,3 +599,54 @@ def test_a_damaged_list_of_audits_is_rejected(tmp_path, content):
     (folder / "audits.jsonl").write_text(content)
     with pytest.raises(ad.AirDistillError, match=r"audits\.jsonl: is damaged"):
         ad.certify(folder)
+
+
+def test_a_record_that_moves_to_another_device_costs_what_all_its_runs_cost(tmp_path):
+    """Another seed gives the devices other records: row by row, the record's runs would be in several accounts."""
+    changes = [
+        "privacy.trust=own_noise", "privacy.sensitivity=class_mean", "learning.rounds=1", "data.partition=shards",
+        "data.classes_per_device=1",
+    ]  # fmt: skip
+    held, folder = [], None
+    for seed, epsilon in enumerate([4, 6, 8]):
+        scenario = small_scenario(tmp_path, *changes, f"seed={seed}", f"privacy.epsilon={epsilon}")
+        dataset, _ = load_data(scenario)
+        held.append(assign_samples(scenario, dataset.y_train).indices)
+        folder = ad.run(scenario, "ota_fd", out=tmp_path / str(seed), options=FAST, ledger=folder).folder
+    certificate, ledger = ad.certify(folder), Ledger.read(folder / "ledger.jsonl")
+    cost = [release.cost("class_mean", "own_noise") for _, release in ledger.history()]
+    labels, devices = dataset.y_train, range(len(held[0]))
+    of_record = [
+        sum(cost[run][device, label] for run in range(3) for device in devices if record in held[run][device])
+        for record, label in enumerate(labels)
+    ]
+    truth = float(epsilon_of_mu(np.sqrt([max(of_record)]), ledger.header.delta[:1], "seeded")[0])
+    assert max(account.evidence for account in certificate.devices) >= truth * (1 - 1e-9)
+    assert "data stay with their device" in certificate.verdict_in_words
+
+
+def test_runs_on_the_same_data_assume_nothing_of_where_they_are(tmp_path):
+    first = ad.run(small_scenario(tmp_path, "learning.rounds=1", "privacy.epsilon=4"), out=tmp_path / "a", options=FAST)
+    second = ad.run(
+        small_scenario(tmp_path, "learning.rounds=2"), out=tmp_path / "b", options=FAST, ledger=first.folder
+    )
+    assert "data stay with their device" not in ad.certify(second.folder).verdict_in_words
+
+
+SHARED_LAYERS = """
+from torch import nn
+
+LAYER = nn.Linear(4, 3)
+
+def model():
+    return nn.Sequential(nn.Flatten(), LAYER)
+"""
+
+
+def test_a_model_of_the_users_own_is_named_because_devices_may_share_its_weights(tmp_path, monkeypatch):
+    (tmp_path / "shared_layers.py").write_text(SHARED_LAYERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = small_scenario(tmp_path, "learning.rounds=1", "learning.model=shared_layers:model")
+    certificate = ad.certify(ad.run(scenario, out=tmp_path / "run", options=FAST).folder)
+    assert "user's own code" in certificate.fallible
+    assert any("(model)" in each.sentence and "share no weights" in each.sentence for each in certificate.assumptions)

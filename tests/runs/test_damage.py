@@ -1,6 +1,7 @@
 """Nothing that a run has finished is lost: ended runs are shown and never repeated, and damage is named."""
 
 import json
+import os
 import re
 import shutil
 
@@ -257,3 +258,28 @@ def test_a_record_of_a_run_that_has_not_ended_is_not_read_past_damage(copied):
     garbage_line(folder / "rounds.jsonl")
     with pytest.raises(RunError, match="line 3: cannot be read; the file is damaged"):
         RunRecord.read(folder)
+
+
+NESTED = b"[" * 100_000 + b"]" * 100_000 + b"\n"
+ENDLESS = b'{"round": 1e400, "measured_noise_var": [1e400], "run": 1e400}\n'
+
+
+@pytest.mark.parametrize("content", [NESTED, ENDLESS])
+@pytest.mark.parametrize(
+    "name", ["run.json", "ledger.jsonl", "ledger.head", "rounds.jsonl", "digests.json", "audits.jsonl"]
+)
+@pytest.mark.parametrize("command", ["resume", "certify", "report"])
+def test_json_that_no_program_writes_is_damage_and_no_traceback(copied, command, name, content):
+    folder = copied("ended-seeded")
+    (folder / name).write_bytes(content)
+    assert exit_code(command, folder) in (0, 2)
+    assert (folder / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["plan.json", "rounds.jsonl", "ledger.head"])
+def test_a_pipe_in_place_of_a_file_is_refused(copied, name):
+    """Nothing writes into it: to read it would wait for ever."""
+    folder = copied("ended-seeded")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert exit_code("certify", folder) == exit_code("resume", folder) == exit_code("report", folder) == 2

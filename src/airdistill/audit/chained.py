@@ -6,13 +6,13 @@ comparing them. The ledger that is continued names the folder of its successor.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from airdistill.audit.empirical import Correlation
 from airdistill.audit.received import WhitenedTable, correlation_between, whitened_table
 from airdistill.errors import AirDistillError
+from airdistill.files import json_value
 from airdistill.privacy.chain import digest_of_body
 from airdistill.privacy.ledger import Ledger
 from airdistill.runs.folder import LEDGER
@@ -73,7 +73,7 @@ def _predecessor(folder: Path, header_digest: str) -> Path | None:
     """The folder beside this one whose ledger ends with a note that this run continues it."""
     for path in sorted(folder.resolve().parent.glob(f"*/{LEDGER}")):
         try:
-            last = json.loads(path.read_bytes().splitlines()[-1])
+            last = json_value(path.read_bytes().splitlines()[-1])
             if last["kind"] == "continued" and last["by"] == header_digest:
                 return path.parent
         except (OSError, ValueError, KeyError, IndexError, TypeError):

@@ -125,13 +125,13 @@ class Charges:
 
     def _squared_mu(self, earlier: Sequence[tuple[str, Release]], model: str, of_this_run: bool = True) -> FloatArray:
         """μ² that this run and the given earlier releases have spent, `[device]`; earlier ones as they were charged."""
-        by_payload: dict[str, FloatArray] = {self._header.payload: self.spent} if of_this_run else {}
-        for payload, release in earlier:
+        by_rows: dict[str, FloatArray] = {self._header.rows: self.spent} if of_this_run else {}
+        for rows, release in earlier:
             trust = self._header.trust if self._header.trust in release.counted_noise_var else OwnNoise.name
             cost = _price(release.weights, release.sensitivity[model], release.counted_noise_var[trust])
-            by_payload[payload] = by_payload[payload] + cost if payload in by_payload else cost
+            by_rows[rows] = by_rows[rows] + cost if rows in by_rows else cost
         total = np.zeros(self._header.num_devices)
-        for cost in by_payload.values():
+        for cost in by_rows.values():
             total = total + _of_neighbour(cost, model, self._header.relabel)
         return total
 

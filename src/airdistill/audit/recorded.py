@@ -7,7 +7,6 @@ a folder in which ledger, records and plan contradict each other. Nothing is tra
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from airdistill.audit.received import (
 from airdistill.audit.redrawn import entry_keys
 from airdistill.audit.released import Replan
 from airdistill.channel.sources import channel_source
+from airdistill.files import json_value
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.privacy.release import Release
@@ -181,7 +181,7 @@ def _certified(path: Path, num_releases: int) -> float | None:
     if not path.exists():
         return None
     try:
-        stored = json.loads(path.read_bytes())
+        stored = json_value(path.read_bytes())
         if stored.get("releases", 0) + stored.get("earlier_releases", 0) != num_releases:
             return None
         return max(_infinite(device["spent"]) for device in stored["devices"])

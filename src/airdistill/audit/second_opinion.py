@@ -94,11 +94,11 @@ def opinion_in_words(folder: Path) -> str:
 
 def _costs_by_release(ledger: Ledger, device: int, model: str, trust: str) -> FloatArray:
     """μ² of every release, `[release]`."""
-    rows: dict[str, list[FloatArray]] = {}
-    for payload, release in ledger.history():
-        rows.setdefault(payload, []).append(release.cost(model, trust)[device])
-    by_payload = [_moved(np.stack(costs), model, ledger.header.relabel) for costs in rows.values()]
-    return np.concatenate([np.zeros(0), *by_payload])
+    by_rows: dict[str, list[FloatArray]] = {}
+    for rows, release in ledger.history():
+        by_rows.setdefault(rows, []).append(release.cost(model, trust)[device])
+    moved = [_moved(np.stack(costs), model, ledger.header.relabel) for costs in by_rows.values()]
+    return np.concatenate([np.zeros(0), *moved])
 
 
 def _moved(costs: FloatArray, model: str, relabel: bool) -> FloatArray:

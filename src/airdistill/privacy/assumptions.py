@@ -53,6 +53,10 @@ OTHER_RUNS = (
     "have spent, and so does a copy of this run's folder that was made before another run continued it, if the copy is "
     "continued too: no ledger can show either."
 )
+MOVED_DATA = (
+    "The earlier runs ({names}) had other data on the devices, or their ledger does not record which: no record has "
+    "moved from one device to another since. What a device spends is added up, whatever data it held."
+)
 SECURE_SUM = (
     "The signals were added by secure aggregation: the server saw sums of at least {least} of {all} devices if these "
     "have each other's keys from a party other than the server, and if fewer than {enough} of them collude with it. "
@@ -72,6 +76,7 @@ RADIO = (
     "The devices' signals were on the air at the same time in every round: a server that has them sent separately, or "
     "a round in which a device that adds noise was missing, hides less than is counted."
 )
+OWN_MODEL = " Its models share no weights or statistics between devices."
 OWN_CODE = (
     "The user's own code in this run ({parts}) is trusted to send and to learn from nothing but what it charges, and "
     "to state bounds and counted noise truthfully."

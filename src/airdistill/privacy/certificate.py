@@ -185,9 +185,10 @@ class Certificate:
 
     @property
     def _seen_separately(self) -> bool:
-        """Whether the server saw single signals that other parties' noise was meant to protect."""
+        """Whether the server of any run saw single signals that other parties' noise was meant to protect."""
         trust = trust_from(self.header.trust, self.header.terms)
-        return self.header.terms.get("medium") == "emulated" and not trust.counts_own_only
+        media = [self.header.terms.get("medium"), *(run.terms.get("medium") for run in self.runs)]
+        return "emulated" in media and not trust.counts_own_only
 
     @property
     def _audit_found_more(self) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from airdistill.errors import AirDistillError
-from airdistill.files import write_whole
+from airdistill.files import json_value, write_whole
 
 _START = hashlib.sha256(b"airdistill ledger").hexdigest()
 Body = dict[str, Any]
@@ -133,7 +133,7 @@ class Chain:
 def ends_with(path: Path, kind: str) -> bool:
     """Whether the last line of a file is of this kind; False if it cannot be read."""
     try:
-        return bool(json.loads(path.read_bytes().splitlines()[-1])["kind"] == kind)
+        return bool(json_value(path.read_bytes().splitlines()[-1])["kind"] == kind)
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return False
 
@@ -165,11 +165,11 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 def _parsed(path: Path, number: int, line: bytes) -> tuple[Body, str]:
     try:
-        body = json.loads(line)
+        body = json_value(line)
         digest = str(body.pop("digest"))
         if _text({**body, "digest": digest}).encode() != line:
             raise ValueError("not in canonical form")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise LedgerError(f"{path}: line {number} is damaged; the ledger is rejected") from None
     return body, digest
 
@@ -179,7 +179,7 @@ def _read_head(path: Path) -> tuple[int, str]:
     if not head.exists():
         raise LedgerError(f"{path}: its head, {head.name}, is missing; the ledger is rejected")
     try:
-        stored = json.loads(head.read_bytes())
+        stored = json_value(head.read_bytes())
         count, digest = stored["lines"], stored["digest"]
         if not (isinstance(count, int) and count >= 1 and isinstance(digest, str)):
             raise ValueError("invalid number of lines or digest")

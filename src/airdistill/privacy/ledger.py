@@ -124,7 +124,7 @@ class Ledger:
 
     def _take_in(self, release: Release, run: LedgerHeader, earlier: bool, recorded_rounds: int | None) -> None:
         if earlier:
-            self.spending = self._before_this_run = self.spending.after(release, run.payload)
+            self.spending = self._before_this_run = self.spending.after(release, run.rows)
             self.num_earlier += 1
             self.latest_round = max(self.latest_round, release.round_index)
             if not self.earlier_headers or self.earlier_headers[-1] is not run:
@@ -153,7 +153,7 @@ class Ledger:
             for _, charged in self._charged_before:
                 self._count(charged)
             self._charged_before.clear()
-        spending = self.spending.after(release, self.header.payload)
+        spending = self.spending.after(release, self.header.rows)
         self._check(release, spending)
         if self.chain is None:
             self._in_memory.append(release)
@@ -176,7 +176,7 @@ class Ledger:
         return f"{self._noise_origin}-{entry}" if self._noise_origin else ""
 
     def _count(self, release: Release, spending: Spending | None = None) -> None:
-        self.spending = spending or self.spending.after(release, self.header.payload)
+        self.spending = spending or self.spending.after(release, self.header.rows)
         self._subsampled = None if self._subsampled is None else self._subsampled.after(release)
         self.cost_of_run = self.cost_of_run + release.cost(self.header.sensitivity, self.header.trust)
         self.num_releases += 1
@@ -184,9 +184,9 @@ class Ledger:
         self.latest_round = max(self.latest_round, release.round_index)
 
     def history(self) -> Iterator[tuple[str, Release]]:
-        """Every release of these devices with its payload, this run's last, read from disk one by one."""
+        """Every release of these devices with what its rows stand for, this run's last, read from disk one by one."""
         if self.chain is None:
-            yield from ((self.header.payload, release) for release in self._in_memory)
+            yield from ((self.header.rows, release) for release in self._in_memory)
             return
         run, before = self.header, None
         for body in self.chain.bodies():
@@ -194,7 +194,7 @@ class Ledger:
                 run, before = LedgerHeader.from_dict(body), None
             elif body["kind"] == "release":
                 before = Release.from_dict(body, (run.num_devices, run.num_rows), before)
-                yield run.payload, before
+                yield run.rows, before
 
     @property
     def releases(self) -> list[Release]:

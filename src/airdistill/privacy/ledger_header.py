@@ -43,6 +43,14 @@ class LedgerHeader:
     def num_devices(self) -> int:
         return len(self.epsilon)
 
+    @property
+    def rows(self) -> str:
+        """What the rows stand for: only runs that agree in it move the same rows with the same record.
+
+        Costs of others are added device by device. Versions before 0.2 did not record which data each device holds.
+        """
+        return " ".join(filter(None, (self.payload, self.terms.get("device_data"))))
+
     def to_dict(self) -> dict[str, Any]:
         written: dict[str, Any] = jsonable({"kind": "opening", "format": FORMAT, **asdict(self)})
         return written

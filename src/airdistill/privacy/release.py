@@ -144,19 +144,20 @@ def _shrunk(array: FloatArray) -> FloatArray:
 class Spending:
     """The sum of (w s)²/c of every device and row over releases.
 
-    Rows of one payload stand for the same classes in every release and are added row by row. The costs of different
-    payloads (class means, gradients) are added device by device, which never underestimates.
+    `rows` names what the rows of a release stand for: rows of one payload, of devices that hold the same data, stand
+    for the same classes and are added row by row. The costs of others (class means and gradients, or a record that has
+    moved to another device or class) are added device by device, which never underestimates.
     """
 
     def __init__(self, num_devices: int, costs: Mapping[str, Cost] | None = None) -> None:
         self.num_devices = num_devices
         self._costs = dict(costs or {})
 
-    def after(self, release: Release, payload: str) -> Spending:
+    def after(self, release: Release, rows: str) -> Spending:
         """The spending with one more release."""
-        before = self._costs.get(payload, {})
+        before = self._costs.get(rows, {})
         now = {names: before.get(names, 0.0) + cost for names, cost in release.costs().items()}
-        return Spending(self.num_devices, {**self._costs, payload: now})
+        return Spending(self.num_devices, {**self._costs, rows: now})
 
     def squared_mu(self, model: str, trust: str, relabel: bool) -> FloatArray:
         """μ² of every device so far, `[device]`.

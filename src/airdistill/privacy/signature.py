@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from airdistill import __version__
 from airdistill.errors import AirDistillError, InputError
+from airdistill.files import json_value
 from airdistill.privacy.certificate import FORMAT, certificate_of
 from airdistill.privacy.chain import LedgerError
 from airdistill.privacy.ledger import Ledger
@@ -30,6 +32,11 @@ _CLOSE = 1e-9  # relative: what the arithmetic of two machines may differ by
 _NOT_COMPARED = ("issued", "airdistill", "signature")
 _LEDGER_FILE = "ledger.jsonl"
 _KEYS = {"airdistill", "format", "issued", "headline", "verdict_in_words", "audit", "ledger_digest", "ledger_lines"}
+_SIGNATURE_KEYS = {"algorithm", "key", "value"}
+_FORMS = (
+    ("issued", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a date, as 2026-01-02T03:04:05Z"),
+    ("airdistill", r"[0-9A-Za-z.+!-]{1,64}", "a version"),
+)
 Stored = dict[str, Any]
 
 
@@ -125,12 +132,13 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
 def read_certificate(path: Path) -> Stored:
     """The content of a certificate's file; `InputError` if it is not one."""
     try:
-        stored = json.loads(path.read_bytes(), object_pairs_hook=_without_repetition)
+        stored = json_value(path.read_bytes(), _without_repetition)
         if not isinstance(stored, dict) or _KEYS - set(stored):
             raise ValueError("it has not the keys of a certificate")
+        canonical(stored)  # NaN, infinities and halves of characters have no canonical form
     except OSError as error:
         raise InputError("FILE", str(path), f"cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError("FILE", str(path), f"is not a certificate, or is damaged: {error}") from None
     if stored["format"] != FORMAT:
         rule = f"is a certificate of format {stored['format']}; this version reads format {FORMAT}"
@@ -157,6 +165,8 @@ def check_signature(stored: Stored, key: Ed25519PublicKey) -> None:
         algorithm, signer, value = stated["algorithm"], stated["key"], base64.b64decode(stated["value"], validate=True)
     except (KeyError, TypeError, ValueError):
         raise NotVerified("the signature is damaged") from None
+    if set(stated) != _SIGNATURE_KEYS:
+        raise NotVerified("the signature is damaged: it must have algorithm, key and value, and nothing else")
     if algorithm != ALGORITHM:
         raise NotVerified(f"the signature is of an unknown kind, {algorithm}; only {ALGORITHM} is verified")
     try:
@@ -165,6 +175,17 @@ def check_signature(stored: Stored, key: Ed25519PublicKey) -> None:
         if signer != fingerprint(key):
             raise NotVerified(f"it was signed with another key: {signer}, not {fingerprint(key)}") from None
         raise NotVerified("it was changed after it was signed: the signature does not fit its content") from None
+    # The signature does not cover what stands beside it, which a reader may take for the signer's.
+    if signer != fingerprint(key):
+        raise NotVerified(f"the key that it names is not the one that signed it, {fingerprint(key)}")
+    _check_issue(stored)
+
+
+def _check_issue(stored: Stored) -> None:
+    """Raise `NotVerified` unless date and version, which no ledger confirms, are a date and a version."""
+    for name, form, rule in _FORMS:
+        if not (isinstance(stored[name], str) and re.fullmatch(form, stored[name])):
+            raise NotVerified(f"{name} is {str(stored[name])!r}: must be {rule}")
 
 
 def check_against_ledger(stored: Stored, given: Path) -> None:
@@ -181,7 +202,12 @@ def check_against_ledger(stored: Stored, given: Path) -> None:
     except LedgerError as error:
         raise NotVerified(str(error)) from None
     _check_same_ledger(stored, ledger)
-    difference = next(_differences(stored, certificate_of(ledger, stored["audit"]).to_dict()), None)
+    try:
+        recomputed = certificate_of(ledger, stored["audit"]).to_dict()
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise NotVerified(f"ledger and audit are not such that a certificate can be made of them: {what}") from None
+    difference = next(_differences(stored, recomputed), None)
     if difference is not None:
         by = stored["airdistill"]
         version = "" if by == __version__ else f" (made by airdistill {by}, recomputed by {__version__})"
@@ -191,7 +217,12 @@ def check_against_ledger(stored: Stored, given: Path) -> None:
 def _check_same_ledger(stored: Stored, ledger: Ledger) -> None:
     chain, lines = ledger.chain, stored["ledger_lines"]
     assert chain is not None
-    if lines is None or chain.num_lines < lines or chain.digest_at(lines) != stored["ledger_digest"]:
+    if (
+        type(lines) is not int
+        or lines < 1
+        or chain.num_lines < lines
+        or chain.digest_at(lines) != stored["ledger_digest"]
+    ):
         raise NotVerified(f"{chain.path}: is not the ledger of this certificate, whose digest is another")
     if chain.num_lines > lines:
         raise NotVerified(

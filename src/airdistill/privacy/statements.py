@@ -14,8 +14,10 @@ import numpy as np
 from airdistill.privacy.assumptions import (
     ANTENNAS,
     EMULATED,
+    MOVED_DATA,
     OTHER_RUNS,
     OWN_CODE,
+    OWN_MODEL,
     PILOT,
     PUBLIC,
     RADIO,
@@ -113,6 +115,7 @@ def assumptions_of(runs: Sequence[CertifiedRun], ledger: Ledger) -> tuple[Assump
     found = [each for run in runs if run.terms["releases"] != "bare" for each in _assumptions_behind(run)]
     if not runs:
         found += _own_code(ledger.header.terms)  # which may send without a charge
+    found += _moved_data(runs)
     earlier = ", ".join(dict.fromkeys(header.name for header in ledger.earlier_headers))
     others = f"the earlier runs in its ledger ({earlier})" if earlier else "no other"
     found.append(Assumption("no other runs", OTHER_RUNS.format(others=others), declared=True))
@@ -135,9 +138,18 @@ def _assumptions_behind(run: CertifiedRun) -> Iterator[Assumption]:
     yield Assumption("harmless pilot" if is_private else "public pilot", PILOT[source], declared=not is_private)
 
 
+def _moved_data(runs: Sequence[CertifiedRun]) -> Iterator[Assumption]:
+    """What is taken for granted if runs of a chain had other data on the devices: a record costs one device only."""
+    held = [run.terms.get("device_data") for run in runs]
+    names = [run.header.name for run, data in zip(runs, held, strict=True) if data is None or data != held[-1]]
+    if len(runs) > 1 and names:
+        yield Assumption("data stay with their device", MOVED_DATA.format(names=", ".join(dict.fromkeys(names))))
+
+
 def _own_code(terms: Mapping[str, Any]) -> Iterator[Assumption]:
     if own := terms.get("own_code"):
-        yield Assumption("user's own code", OWN_CODE.format(parts=" and ".join(own)))
+        shared = OWN_MODEL if "model" in own else ""
+        yield Assumption("user's own code", OWN_CODE.format(parts=" and ".join(own)) + shared)
 
 
 def _about_noise(run: CertifiedRun) -> Iterator[Assumption]:

@@ -15,6 +15,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
+from airdistill.files import json_value
 from airdistill.planning.fleet import reserved_delta
 from airdistill.planning.payloads import PAYLOADS
 from airdistill.planning.plan import Plan
@@ -42,7 +43,7 @@ from airdistill.scenario.model import Scenario
 
 @dataclass(frozen=True)
 class Inputs:
-    """Digests of what a run reads: all samples and labels; and these with every round's channel.
+    """Digests of what a run reads: all samples and labels; these with every round's channel; and who holds which.
 
     `compared` says what the public samples were compared with. The endpoints of a federation have none of these in
     common, because no endpoint has all data.
@@ -51,6 +52,7 @@ class Inputs:
     data_digest: str = ""
     digest: str = ""
     compared: Mapping[str, int] | None = None
+    device_data: str = ""
 
 
 NO_INPUTS = Inputs()
@@ -80,6 +82,7 @@ def ledger_header(
             **_own_code(plan, own_scheme),
             "inputs": inputs.digest,
             "noise_key": _noise_key(plan.scenario, scheme, inputs.data_digest),
+            **({"device_data": inputs.device_data} if inputs.device_data else {}),
             **({} if inputs.compared is None else {"public_comparison": dict(inputs.compared)}),
         },
     )
@@ -143,8 +146,10 @@ def _terms(plan: Plan, releases: str) -> dict[str, Any]:
 def _own_code(plan: Plan, own_scheme: bool) -> dict[str, Any]:
     """The parts of a run that are the user's own classes, which a certificate must name; nothing if there are none."""
     uplink = plan.uplink
+    # Devices may share weights of such a model, and one device's data then move the vectors of others.
     own = {
         "scheme": own_scheme,
+        "model": any(":" in name for name in plan.scenario.model_names),
         "payload": uplink.payload.kind not in PAYLOADS,
         "participation model": not type(uplink.participation).__module__.startswith("airdistill."),
         "trust model": uplink.trust not in TRUST_MODELS,
@@ -158,8 +163,8 @@ def begin_ledger(folder: Path, header: LedgerHeader, given: Path | None) -> Ledg
     path = folder / LEDGER
     if given is None:
         return Ledger.begin(header, path)
-    earlier = ledger_path(given)
-    if earlier.resolve() == path.resolve():
+    earlier = ledger_path(given).resolve()  # of a link, the lock of the folder that has the ledger
+    if earlier == path.resolve():
         raise InputError("--ledger", str(given), "is in the new run's own folder; choose another --out")
     try:
         with locked(earlier.parent):
@@ -171,7 +176,7 @@ def begin_ledger(folder: Path, header: LedgerHeader, given: Path | None) -> Ledg
 def _leftover(path: Path) -> LedgerHeader | None:
     """The header of a start that was killed before its first round; it has released nothing."""
     try:
-        stored = json.loads(path.read_bytes().splitlines()[-1])
+        stored = json_value(path.read_bytes().splitlines()[-1])
         return LedgerHeader.from_dict({name: value for name, value in stored.items() if name != "digest"})
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
@@ -212,10 +217,10 @@ def _last_round_sent(folder: Path) -> int:
     """The last recorded round that sent anything; lines that are incomplete or damaged do not count."""
     for line in reversed(_recorded_lines(folder)):
         try:
-            record = json.loads(line)
+            record = json_value(line)
             if "measured_noise_var" in record or "without_signal" in record:
                 return int(record["round"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue  # readers of the records name it
     return 0
 
@@ -265,7 +270,7 @@ def audits_in(folder: Path) -> dict[str, Any] | None:
     path = folder / AUDITS
     stored, _ = read_sealed(folder)
     try:
-        entries = [json.loads(line) for line in _whole_lines(path)]
+        entries = [json_value(line) for line in _whole_lines(path)]
         own = [entry for entry in entries if entry["run"] == stored["digest"]]
         violations = dict.fromkeys(sentence for entry in own for sentence in entry["violations"])
     except (ValueError, KeyError, TypeError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from airdistill.files import write_whole
+from airdistill.files import json_value, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,7 +120,7 @@ def _described(header: Path) -> dict[str, Any]:
     body, digest = header.read_text().splitlines()
     if hashlib.sha256(body.encode()).hexdigest() != digest:
         raise ValueError("the digest of its header does not match")
-    described: dict[str, Any] = json.loads(body)
+    described: dict[str, Any] = json_value(body)
     return described
 
 

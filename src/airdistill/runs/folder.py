@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from airdistill.errors import AirDistillError, InputError
-from airdistill.files import json_text, write_whole
+from airdistill.files import json_text, json_value, write_whole
 from airdistill.privacy.chain import counted_lines, ends_with
 
 SCENARIO, PLAN, RUN, ROUNDS = "scenario.toml", "plan.json", "run.json", "rounds.jsonl"
@@ -62,7 +62,7 @@ class RoundFile:
 
     def last(self) -> dict[str, Any]:
         """The last record of the file."""
-        record: dict[str, Any] = json.loads(self._path.read_bytes().splitlines()[-1])
+        record: dict[str, Any] = json_value(self._path.read_bytes().splitlines()[-1])
         return record
 
     def sync(self) -> None:
@@ -106,8 +106,12 @@ def _left_by_failed_start(path: Path) -> bool:
 
 
 def existing_folder(folder: Path) -> Path:
+    """The folder, which must be a run's, and have nothing in it that can be read without an end."""
     if not (folder / RUN).is_file():
         raise InputError("RUN", str(folder), f"is not a run folder: it has no {RUN}")
+    for path in folder.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise InputError("RUN", str(folder), f"has {path.name}, which is neither a file nor a folder; remove it")
     return folder
 
 
@@ -206,11 +210,11 @@ def read_digests(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        stored: dict[str, Any] = json.loads(path.read_bytes())
+        stored: dict[str, Any] = json_value(path.read_bytes())
         digest = stored.pop("digest")
         if digest != digest_of(json_text(stored).encode()):
             raise ValueError("its digest does not match")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RunError(f"{path}: was edited or damaged; summary and records are not compared with it") from None
     return stored
 
@@ -227,15 +231,15 @@ def simulated(folder: Path) -> Path:
 def read_sealed(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The contents of `run.json` and `plan.json`. Raise if they or the scenario changed since the run began."""
     try:
-        run = json.loads((folder / RUN).read_bytes())
+        run = json_value((folder / RUN).read_bytes())
         body = {name: value for name, value in run.items() if name != "digest"}
         if run["digest"] != digest_of(json_text(body).encode()):
             raise ValueError(f"{RUN} was edited or damaged")
         for name, digest in run["digests"].items():
             if digest_of((folder / name).read_bytes()) != digest:
                 raise ValueError(f"{name} was edited or damaged")
-        return run, json.loads((folder / PLAN).read_bytes())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return run, json_value((folder / PLAN).read_bytes())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{folder}: cannot be trusted: {error}") from None
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from airdistill.errors import InputError
+from airdistill.files import json_value
 from airdistill.runs.folder import ROUNDS, SUMMARY, RunError, digest_of, read_digests, simulated
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _unharmed(
 
 def _stored(content: bytes, where: str, rule: str) -> dict[str, Any]:
     try:
-        value = json.loads(content)
+        value = json_value(content)
     except ValueError:
         value = None
     if not isinstance(value, dict):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from airdistill.arrays import IntArray
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.data.datasets import Dataset
 from airdistill.data.partition import assign_samples
@@ -56,7 +57,7 @@ class Simulation:
         test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
-        inputs = _inputs(dataset, self._public, self._source, plan.num_rounds)
+        inputs = _inputs(dataset, self._public, self._source, plan.num_rounds, shares.indices)
         self.inputs_digest = inputs.digest
         self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme)))
         self._receiver = receiver_of(plan, self._public, engine)
@@ -261,13 +262,34 @@ def check_unchanged(folder: Path, inputs_digest: str, stored: dict[str, Any], to
         raise RunError(f"{folder}: cannot be {to_be}: its dataset or trace has changed since it began")
 
 
-def _inputs(dataset: Dataset, public: PublicSet | None, source: ChannelSource, num_rounds: int) -> Inputs:
-    """The digests of the data, and of the data and every round's channel, which a resumed run must find unchanged."""
+def _inputs(
+    dataset: Dataset,
+    public: PublicSet | None,
+    source: ChannelSource,
+    num_rounds: int,
+    held: Sequence[IntArray] = (),
+) -> Inputs:
+    """The digests of the data, and of the data and every round's channel, which a resumed run must find unchanged.
+
+    `held` are the positions of every device's samples.
+    """
     digest = _hashed(dataset, public)
     of_data = digest.hexdigest()
     for round_index in range(1, num_rounds + 1):
         digest.update(source.round_channel(round_index).tobytes())
-    return Inputs(of_data, digest.hexdigest(), None if public is None else _reported(public.comparison))
+    compared = None if public is None else _reported(public.comparison)
+    return Inputs(of_data, digest.hexdigest(), compared, _device_data(dataset, held))
+
+
+def _device_data(dataset: Dataset, held: Sequence[IntArray]) -> str:
+    """The digest of which samples and labels each device holds, whatever public set and channels a run has."""
+    digest = hashlib.sha256()
+    for positions in held:
+        of_device = np.sort(positions)
+        digest.update(f"{len(of_device)}".encode())
+        digest.update(np.ascontiguousarray(dataset.x_train[of_device]).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(dataset.y_train[of_device]).view(np.uint8).data)
+    return digest.hexdigest() if len(held) else ""
 
 
 def data_digest(dataset: Dataset, public: PublicSet | None) -> str:
