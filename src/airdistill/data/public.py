@@ -122,7 +122,10 @@ def _check_enough(requested: int, available: int, name: str, least_left: int = 0
 
 def _from_file(public: Public, dataset: Dataset) -> PublicSet:
     if not Path(public.source).exists():
-        rule = 'must be "test", "train", an existing folder of IDX files or an .npz file'
+        rule = (
+            'must be "test", "train", an existing folder of IDX or CIFAR files or with x_public.npy, an .npz, .npy or '
+            ".csv file, or an archive of CIFAR (.tar.gz)"
+        )
         raise InputError("public.source", public.source, rule)
     samples = read_samples(public.source)
     _check_same_format("public.source", public.source, "samples", samples, dataset)

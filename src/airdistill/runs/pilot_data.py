@@ -114,7 +114,7 @@ def pilot_data(scenario: Scenario, data: str, counts: IntArray) -> PilotData:
 
 def _public_from(data: str, scenario: Scenario, counts: IntArray, own: Dataset) -> Public:
     if data != "mnist" and not Path(data).exists():
-        rule = "must be synthetic, public, private, an existing folder of IDX files or an .npz file"
+        rule = "must be synthetic, public, private, or an existing file or folder that data.dataset could name"
         raise InputError("--data", data, rule)
     if data == scenario.data.dataset or Path(data).resolve() == Path(scenario.data.dataset).resolve():
         rule = "its training set is the devices' own data: use private, or public for its test set"

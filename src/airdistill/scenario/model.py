@@ -102,7 +102,11 @@ class Fleet(_Section):
 class Data(_Section):
     """The devices' training data."""
 
-    dataset: StrictStr = Field("mnist", description='"mnist" (embedded), a folder of IDX files, or an .npz file')
+    dataset: StrictStr = Field(
+        "mnist",
+        description='"mnist" (embedded), a folder of IDX, .npy, CSV or CIFAR files, an .npz file, an archive of CIFAR '
+        "(.tar.gz), or package.module:function, which returns such arrays",
+    )
     samples_per_device: SamplesPerDevice | None = Field(
         None, description="one count, a range, or a list; by default the training set is split evenly"
     )
@@ -135,7 +139,8 @@ class Public(_Section):
     source: StrictStr = Field(
         "test",
         description='the first samples of the "test" set or the last of the "train" set, which are held out; or a '
-        "folder of IDX files (its training images) or an .npz file (x_public); no copy of a private or test sample",
+        "folder or archive of IDX or CIFAR files (its training images), x_public of an .npz file or folder, a .npy or "
+        ".csv file; no copy of a private or test sample",
     )
     samples_per_round: StrictInt | None = Field(
         None, ge=1, description="samples predicted in a round, in turn over the rounds; by default all"
