@@ -11,7 +11,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.cifar import TAR_SUFFIXES, read_folder, read_tar
 from airdistill.data.formats import Arrays, decompress, parse_idx, read_csv, read_file, read_npy, read_npz
+from airdistill.data.labels import Label, as_classes, as_labels, label_map
 from airdistill.errors import DataError, InputError, described
 from airdistill.files import write_whole
 from airdistill.plugins import load_object
@@ -37,7 +38,6 @@ _MNIST_MD5 = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
-_LARGEST_LABEL = 9_999
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 _PUBLIC_NAME = "x_public"
 _NAMES_SHOWN = 4
@@ -50,13 +50,17 @@ _BRIGHT_ABOVE, _EDGE = 1.1, 0.2  # standard deviations
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples `[sample, ...]` as stored, and labels `[sample]` in 0..num_classes−1."""
+    """Samples `[sample, ...]` as stored, and labels `[sample]` in 0..num_classes−1.
+
+    `class_labels` has the stored label of every class; None if the stored labels are the classes.
+    """
 
     name: str
     x_train: NDArray[np.generic]
     y_train: IntArray
     x_test: NDArray[np.generic]
     y_test: IntArray
+    class_labels: tuple[Label, ...] | None = None
 
     @property
     def num_classes(self) -> int:
@@ -69,9 +73,13 @@ SOURCES = (
 )
 
 
-def load_dataset(source: str) -> Dataset:
-    """Load a dataset: "mnist", a folder or file in one of the known formats, or what a user's function returns."""
-    return _checked(source, *(arrays[name] for arrays in [_arrays_of(source)] for name in _NAMES))
+def load_dataset(source: str, class_labels: Sequence[Label] | None = None) -> Dataset:
+    """Load a dataset: "mnist", a folder or file in one of the known formats, or what a user's function returns.
+
+    `class_labels` are the sorted labels of the classes; by default those of the training samples. A part of a dataset
+    may lack some, and its labels must still mean the same classes.
+    """
+    return _checked(source, _arrays_of(source), class_labels)
 
 
 def _arrays_of(source: str) -> Arrays:
@@ -93,7 +101,7 @@ def _arrays_of(source: str) -> Arrays:
 def load_train_labels(source: str) -> IntArray:
     """Load the training labels `[sample]`; only of the embedded MNIST without loading and checking the samples."""
     if source == "mnist":
-        return _as_labels(_embedded("train-labels-idx1-ubyte"), "mnist")
+        return _embedded("train-labels-idx1-ubyte").astype(np.int64)
     return load_dataset(source).y_train
 
 
@@ -233,24 +241,22 @@ def _called(function: Callable[[], Any], reference: str) -> Arrays:
     return {name: np.asarray(given[name]) for name in _NAMES}
 
 
-def _checked(
-    name: str,
-    x_train: NDArray[np.generic],
-    y_train: NDArray[np.generic],
-    x_test: NDArray[np.generic],
-    y_test: NDArray[np.generic],
-) -> Dataset:
+def _checked(name: str, arrays: Arrays, class_labels: Sequence[Label] | None) -> Dataset:
     """The dataset, after a check that samples and labels are consistent."""
-    x_train, x_test = _as_samples(x_train, name), _as_samples(x_test, name)
-    dataset = Dataset(name, x_train, _as_labels(y_train, name), x_test, _as_labels(y_test, name))
-    for part, samples, labels in [("training", x_train, dataset.y_train), ("test", x_test, dataset.y_test)]:
+    x_train, x_test = _as_samples(arrays["x_train"], name), _as_samples(arrays["x_test"], name)
+    y_train, y_test = as_labels(arrays["y_train"], name), as_labels(arrays["y_test"], name)
+    for part, samples, labels in [("training", x_train, y_train), ("test", x_test, y_test)]:
         if samples.ndim < 2 or len(samples) != len(labels):
             raise DataError(f"{name}: {len(labels)} {part} labels for samples of shape {samples.shape}")
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(f"{name}: training samples {x_train.shape[1:]} and test samples {x_test.shape[1:]} differ")
-    if dataset.y_test.max() >= dataset.num_classes:
-        raise DataError(f"{name}: test label {dataset.y_test.max()} has no training sample")
-    return dataset
+    mapped = label_map(y_train, name) if class_labels is None else tuple(class_labels)
+    known = range(len(np.unique(y_train))) if mapped is None else mapped
+    train = as_classes(y_train, known, f"{name}: label", f"is none of the labels {', '.join(map(str, known))}")
+    test = as_classes(y_test, known, f"{name}: test label", "has no training sample")
+    if test.max() > train.max():
+        raise DataError(f"{name}: test label {y_test[test.argmax()]} has no training sample")
+    return Dataset(name, x_train, train, x_test, test, mapped)
 
 
 def _as_samples(array: NDArray[np.generic], name: str) -> NDArray[np.generic]:
@@ -262,18 +268,6 @@ def _as_samples(array: NDArray[np.generic], name: str) -> NDArray[np.generic]:
             raise DataError(f"{name}: has samples that are not finite")
         return array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32, copy=False)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _as_labels(array: NDArray[np.generic], name: str) -> IntArray:
-    """Labels as int64, from 0 to the largest that is supported."""
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise DataError(f"{name}: labels must be a list of whole numbers, not {array.dtype} of shape {array.shape}")
-    labels = array.astype(np.int64)
-    if labels.min() < 0:
-        raise DataError(f"{name}: label {labels.min()} is negative")
-    if labels.max() > _LARGEST_LABEL:
-        raise DataError(f"{name}: label {labels.max()}: must be at most {_LARGEST_LABEL}")
-    return labels
 
 
 def cache_folder() -> Path:

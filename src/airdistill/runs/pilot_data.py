@@ -119,7 +119,7 @@ def _public_from(data: str, scenario: Scenario, counts: IntArray, own: Dataset) 
     if data == scenario.data.dataset or Path(data).resolve() == Path(scenario.data.dataset).resolve():
         rule = "its training set is the devices' own data: use private, or public for its test set"
         raise InputError("--data", data, rule)
-    given = load_dataset(data)
+    given = load_dataset(data, own.class_labels or range(counts.shape[1]))
     kinds = [
         (input_shape(each.x_train), "bytes" if each.x_train.dtype == np.uint8 else "numbers") for each in (given, own)
     ]

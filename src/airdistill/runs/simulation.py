@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ class Simulation:
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
         inputs = _inputs(dataset, self._public, self._source, plan.num_rounds)
-        self.inputs_digest = inputs.digest
+        self.inputs_digest, self.class_labels = inputs.digest, dataset.class_labels
         self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme)))
         self._receiver = receiver_of(plan, self._public, engine)
         self._iterate: dict[str, Tensor] | None = None
@@ -281,6 +282,8 @@ def _hashed(dataset: Dataset, public: PublicSet | None) -> hashlib._Hash:
     for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test, *shared):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    if dataset.class_labels is not None:
+        digest.update(json.dumps(dataset.class_labels).encode())
     return digest
 
 
