@@ -291,7 +291,11 @@ class Privacy(_Section):
 class Learning(_Section):
     """Training."""
 
-    model: StrictStr = Field("paper_cnn", description="model of the devices that are not in a group")
+    model: StrictStr = Field(
+        "paper_cnn",
+        description="model of the devices that are not in a group: paper_cnn, mlp, softmax_regression, resnet8, "
+        "resnet14 or resnet20, with widths as in mlp-128-64 or resnet8-32, or package.module:factory",
+    )
     rounds: Rounds = Field("optimal", description="optimal: the exact optimum; paper: eq. (21); or a number")
     fixed_rounds: StrictInt = Field(
         400, ge=1, le=LARGEST_COUNT, description="T of schemes whose number of rounds is not optimised"
