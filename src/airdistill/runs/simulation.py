@@ -195,7 +195,8 @@ class Simulation:
     def restore(self, round_index: int, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Restore the state after that round."""
         try:
-            self.fleet.load_state({name: tensor for name, tensor in tensors.items() if name[0].isdigit()})
+            others = (_ITERATE, _RECEIVER)
+            self.fleet.load_state({name: tensor for name, tensor in tensors.items() if not name.startswith(others)})
         except RuntimeError as error:
             raise AirDistillError(f"the model is not the one that the run began with: {error}") from None
         self._iterate = _part_of(tensors, _ITERATE) or None

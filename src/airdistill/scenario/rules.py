@@ -45,6 +45,17 @@ def check_partition(scenario: Scenario) -> None:
         raise InputError("data.classes_per_device", NOT_GIVEN, 'partition "shards" needs a number of classes')
 
 
+def check_learning(scenario: Scenario) -> None:
+    """Check the schedule of the step size, and that the optimiser has the bound that privacy counts on."""
+    learning, sensitivity = scenario.learning, scenario.privacy.sensitivity
+    if learning.schedule == "cosine" and not isinstance(learning.rounds, int):
+        rule = f'falls to 0 over learning.rounds, which is "{learning.rounds}"; set learning.rounds to a number'
+        raise InputError("learning.schedule", "cosine", rule)
+    if learning.optimizer != "sgd" and sensitivity == "trajectory":
+        rule = 'privacy.sensitivity = "trajectory" bounds plain gradient steps only; use "sgd", or sensitivity "device"'
+        raise InputError("learning.optimizer", learning.optimizer, rule)
+
+
 def check_device_lists(scenario: Scenario) -> None:
     """Check that every list of values per device has as many entries as there are devices."""
     lists: dict[str, int] = {}
