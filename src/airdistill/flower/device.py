@@ -129,6 +129,9 @@ class Device:
             dataset, _ = load_data(scenario)
             return dataset, assign_samples(scenario, dataset.y_train).indices[self.number]
         planned = self.endpoint.plan.fleet.class_counts[self.number]
+        if scenario.data.normalization == "public":
+            rule = "a device with its own data has no public set: normalise its samples yourself, and set it to fixed"
+            raise InputError("data.normalization", "public", rule)
         # Its labels are the plan's classes, of which it may lack some.
         dataset = load_dataset(self._data, range(len(planned)))
         counts = np.bincount(dataset.y_train, minlength=len(planned))

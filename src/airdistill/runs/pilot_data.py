@@ -7,6 +7,7 @@ class counts are public.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from airdistill.arrays import IntArray
 from airdistill.data.datasets import Dataset, class_patterns, load_dataset, synthetic_samples
 from airdistill.data.partition import assign_samples
-from airdistill.data.public import check_not_private, load_data
+from airdistill.data.public import check_not_private, load_data, normalised
 from airdistill.errors import InputError
 from airdistill.learning.samples import input_shape
 from airdistill.runs.simulation import check_has_data
@@ -120,6 +121,7 @@ def _public_from(data: str, scenario: Scenario, counts: IntArray, own: Dataset) 
         rule = "its training set is the devices' own data: use private, or public for its test set"
         raise InputError("--data", data, rule)
     given = load_dataset(data, own.class_labels or range(counts.shape[1]))
+    given = replace(given, x_train=normalised(given.x_train, scenario))
     kinds = [
         (input_shape(each.x_train), "bytes" if each.x_train.dtype == np.uint8 else "numbers") for each in (given, own)
     ]

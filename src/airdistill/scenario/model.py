@@ -122,6 +122,11 @@ class Data(_Section):
         description='"mnist" (embedded), a folder of IDX, .npy, CSV or CIFAR files, an .npz file, an archive of CIFAR '
         "(.tar.gz), or package.module:function, which returns such arrays",
     )
+    normalization: Literal["fixed", "public"] = Field(
+        "fixed",
+        description="fixed: bytes by the mean and deviation of MNIST's pixels, other numbers as they are; public: each "
+        "channel of images, or feature of vectors, by the mean and deviation of the public samples",
+    )
     samples_per_device: SamplesPerDevice | None = Field(
         None, description="one count, a range, or a list; by default the training set is split evenly"
     )
@@ -131,6 +136,8 @@ class Data(_Section):
     class_counts: tuple[tuple[StrictInt, ...], ...] | None = Field(
         None, description="samples by device and class, to plan without data; replaces the fields above"
     )
+
+    _written_if_used: ClassVar[tuple[str, ...]] = ("normalization",)
 
     @field_validator("class_counts")
     @classmethod

@@ -34,6 +34,9 @@ def check_fleet(scenario: Scenario) -> None:
 def check_partition(scenario: Scenario) -> None:
     """Check how the data is split over devices."""
     data, counts = scenario.data, scenario.data.class_counts
+    if data.normalization == "public" and scenario.public is None:
+        rule = 'is fitted on public samples, and there are none; add a table [public], or use "fixed"'
+        raise InputError("data.normalization", "public", rule)
     if counts is not None:
         if len(counts) != scenario.num_devices:
             shape = Described(f"{len(counts)} rows × {len(counts[0])} columns")
