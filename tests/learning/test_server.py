@@ -125,3 +125,10 @@ def test_without_noise_the_more_accurate_model_is_always_preferred():
     held_out = HeldOutRows(np.arange(50), 0.2 * truth, 0.0)
     assert held_out.prefers(truth, worse)
     assert not held_out.prefers(worse, truth)
+
+
+def test_coloured_images_have_the_same_features_whichever_axis_has_the_colours():
+    images = np.random.default_rng(3).integers(0, 256, (30, 3, 16, 12)).astype(np.uint8)
+    rows, noise = votes(np.arange(30) % 10, 0.1), np.full(30, 0.01)
+    first, last = (server_of(each).read(rows, noise) for each in (images, images.transpose(0, 2, 3, 1)))
+    assert np.array_equal(first, last)

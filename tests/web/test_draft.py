@@ -55,6 +55,7 @@ def test_scenarios_that_name_files_or_code_are_rejected():
         "privacy.trust=mine:Trust",
         "fleet.sampling=mine:Draws",
         "public.server_model=mine:Net",
+        "data.dataset=mine:samples",
         "overrides.ota_fl.learning.model=mine:Net",
         'overrides.ota_fl.fleet.groups=[{count = 200, model = "mine:Net"}]',
         "overrides.airdistill_proxy.public.server_model=mine:Net",

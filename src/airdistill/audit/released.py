@@ -60,7 +60,9 @@ def _moved_on(drift: FloatArray, index: int, payload: ClassMeans) -> FloatArray:
     batch = samples if how.local_epochs == 0 else np.minimum(how.batch_size, samples)
     steps = np.ceil(samples / batch)
     last = samples - (steps - 1) * batch
-    lr = how.initial_lr / np.sqrt(index)
+    if how.optimizer != "sgd":
+        return np.full_like(drift, np.inf)  # no bound is known
+    lr = how.initial_lr / np.sqrt(index) if how.schedule == "inverse_sqrt" else how.initial_lr
     with np.errstate(over="ignore", invalid="ignore"):
         growth = 1 + lr * how.grad_lipschitz
         # The record is in one batch; in the last, smaller batch it weighs more, and no step follows.

@@ -1,11 +1,13 @@
-"""File formats of datasets: IDX, the format of MNIST (plain, gzip or xz), and NumPy's .npz archives.
+"""File formats of datasets: IDX, the format of MNIST (plain, gzip or xz), NumPy's .npz and .npy files, and CSV.
 
 Every error is one line that names the file.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import lzma
 import math
 import zlib
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from airdistill.errors import AirDistillError, DataError
 
 _MAX_AXES = 8
+_LABEL = "label"  # the column of labels in a CSV file
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -73,3 +76,55 @@ def read_npz(path: Path, choose: Callable[[list[str]], list[str]]) -> Arrays:
     except Exception as error:
         # A damaged archive can raise any exception of NumPy, zipfile and zlib.
         raise DataError(f"{path}: truncated, damaged or not an .npz file: {type(error).__name__}: {error}") from None
+
+
+def read_npy(path: Path) -> NDArray[np.generic]:
+    """Read a .npy file; objects are never unpickled."""
+    raw = read_file(path)
+    try:
+        return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
+    except Exception as error:  # a damaged header can raise any exception
+        raise DataError(f"{path}: truncated, damaged or not a .npy file: {type(error).__name__}: {error}") from None
+
+
+def read_csv(path: Path) -> tuple[NDArray[np.float64], list[str] | None]:
+    """Read samples `[sample, feature]` and the texts in the column `label`, if there is one.
+
+    The first line names the columns; all others but `label` hold numbers.
+    """
+    try:
+        lines = list(csv.reader(io.StringIO(read_file(path).decode("utf-8-sig"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: is not a CSV file in UTF-8: {error}") from None
+    rows = [(number, line) for number, line in enumerate(lines, start=1) if line]
+    if len(rows) < 2:
+        raise DataError(f"{path}: must have a first line with the columns' names, and samples below it")
+    names = [name.strip() for name in rows[0][1]]
+    if names.count(_LABEL) > 1 or names == [_LABEL] or all(map(_is_number, names)):
+        rule = f"its first line must name the columns, with at most one {_LABEL} and with features"
+        raise DataError(f"{path}: {rule}; it is {', '.join(names)[:80]}")
+    for number, line in rows[1:]:
+        if len(line) != len(names):
+            raise DataError(f"{path}, line {number}: has {len(line)} entries; the first line names {len(names)}")
+    features = [place for place, name in enumerate(names) if name != _LABEL]
+    samples = np.array([_numbers(line, features, names, path, number) for number, line in rows[1:]], dtype=np.float64)
+    if _LABEL not in names:
+        return samples, None
+    return samples, [line[names.index(_LABEL)].strip() for _, line in rows[1:]]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(line: list[str], places: list[int], names: list[str], path: Path, number: int) -> list[float]:
+    try:
+        return [float(line[place]) for place in places]
+    except ValueError:
+        place = next(place for place in places if not _is_number(line[place]))
+        rule = f"must be a number, not {line[place]!r}; only the column {_LABEL} may hold texts"
+        raise DataError(f"{path}, line {number}: column {names[place]} {rule}") from None

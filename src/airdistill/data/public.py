@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from airdistill.arrays import BoolArray, IntArray
 from airdistill.data.datasets import Dataset, load_dataset, load_train_labels, read_samples
+from airdistill.data.normalization import Normalization
 from airdistill.errors import InputError
 from airdistill.scenario.model import Public, Scenario
 
@@ -58,7 +59,26 @@ class PublicSet:
 
 
 def load_data(scenario: Scenario) -> tuple[Dataset, PublicSet | None]:
-    """Load training and test samples, and the public set, which has no copy of any of them."""
+    """Load training and test samples, and the public set, which has no copy of any of them; normalised, if the scenario
+    asks for it."""
+    dataset, public = _as_stored(scenario)
+    if public is None or scenario.data.normalization == "fixed":
+        return dataset, public
+    normalise = Normalization.of(public.samples)
+    dataset = replace(dataset, x_train=normalise(dataset.x_train), x_test=normalise(dataset.x_test))
+    return dataset, replace(public, samples=normalise(public.samples))
+
+
+def normalised(samples: NDArray[np.generic], scenario: Scenario) -> NDArray[np.generic]:
+    """Other samples, normalised as those of `load_data`."""
+    if scenario.data.normalization == "fixed":
+        return samples
+    _, public = _as_stored(scenario)
+    assert public is not None  # validated with the scenario
+    return Normalization.of(public.samples)(samples)
+
+
+def _as_stored(scenario: Scenario) -> tuple[Dataset, PublicSet | None]:
     dataset, public = load_dataset(scenario.data.dataset), scenario.public
     if public is None:
         return dataset, None
@@ -122,7 +142,10 @@ def _check_enough(requested: int, available: int, name: str, least_left: int = 0
 
 def _from_file(public: Public, dataset: Dataset) -> PublicSet:
     if not Path(public.source).exists():
-        rule = 'must be "test", "train", an existing folder of IDX files or an .npz file'
+        rule = (
+            'must be "test", "train", an existing folder of IDX or CIFAR files or with x_public.npy, an .npz, .npy or '
+            ".csv file, or an archive of CIFAR (.tar.gz)"
+        )
         raise InputError("public.source", public.source, rule)
     samples = read_samples(public.source)
     _check_same_format("public.source", public.source, "samples", samples, dataset)

@@ -30,7 +30,7 @@ from airdistill.radio.receivers import Estimate
 from airdistill.runs.accounts import check_repeatable, mark_of
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from airdistill.runs.folder import CERTIFICATE, ROUNDS, RUN, SUMMARY, RoundFile, write_json, write_summary
-from airdistill.schemes.payloads import receiver_of, step_size
+from airdistill.schemes.payloads import receiver_of
 
 logger = logging.getLogger(__name__)
 _LOSSES = ("training", "distillation")
@@ -155,7 +155,7 @@ class Coordinator:
         reports, failed = self._update_reports(charged.index, broadcast, evaluate, collected.missing)
         return {
             "round": charged.index,
-            "lr": step_size(plan.scenario, charged.index),
+            "lr": plan.scenario.learning.step_size(charged.index),
             **_mean_losses(reports, plan.scenario.learning.distill_weight, broadcast is not None),
             "predicted_noise_var": collected.noise_var,
             "knowledge": broadcast,

@@ -128,7 +128,12 @@ class Device:
         if not self._data:
             dataset, _ = load_data(scenario)
             return dataset, assign_samples(scenario, dataset.y_train).indices[self.number]
-        dataset, planned = load_dataset(self._data), self.endpoint.plan.fleet.class_counts[self.number]
+        planned = self.endpoint.plan.fleet.class_counts[self.number]
+        if scenario.data.normalization == "public":
+            rule = "a device with its own data has no public set: normalise its samples yourself, and set it to fixed"
+            raise InputError("data.normalization", "public", rule)
+        # Its labels are the plan's classes, of which it may lack some.
+        dataset = load_dataset(self._data, range(len(planned)))
         counts = np.bincount(dataset.y_train, minlength=len(planned))
         if not np.array_equal(counts, planned):
             rule = f"has {counts.tolist()} samples of each class; the plan requires {planned.tolist()}"

@@ -24,6 +24,7 @@ from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses, predictions_of
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.models import build_model, draws_at_random, num_parameters
+from airdistill.learning.optimisers import PLAIN
 from airdistill.learning.samples import channels_last, input_shape, to_tensor
 from airdistill.learning.stacked import StackedLearners
 from airdistill.learning.stacking import can_stack, can_stack_orders, same_code
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 CPU = torch.device("cpu")
+_OPTIMISER = "optimizer."  # a prefix of names in checkpoints
 _KEPT_BYTES, _KEPT_BYTES_FUSED = 4 << 30, 1 << 30
 # From malloc.h of the GNU C library.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -222,20 +224,30 @@ class LearningFleet:
             self._bytes_by_model[kind] = learner.kept_bytes_per_sample()
         return self._bytes_by_model[kind]
 
-    def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Sequence[Losses]:
-        """One full-batch step, eq. (4), on every device."""
+    def full_batch_step(
+        self, target: Target | None, lr: float, distill_weight: float, optimiser: str = PLAIN
+    ) -> Sequence[Losses]:
+        """One full-batch step, eq. (4), on every device; with another optimiser than plain SGD, a step of that one."""
         if self.stacked is not None:
-            return self.stacked.full_batch_step(target, lr, distill_weight)
-        return self.engine.for_each(lambda learner: learner.full_batch_step(target, lr, distill_weight), self.learners)
+            return self.stacked.full_batch_step(target, lr, distill_weight, optimiser)
+        return self.engine.for_each(
+            lambda learner: learner.full_batch_step(target, lr, distill_weight, optimiser), self.learners
+        )
 
     def local_epochs(
-        self, target: Target | None, lr: float, distill_weight: float, orders: list[list[IntArray]], batch_size: int
+        self,
+        target: Target | None,
+        lr: float,
+        distill_weight: float,
+        orders: list[list[IntArray]],
+        batch_size: int,
+        optimiser: str = PLAIN,
     ) -> Sequence[Losses]:
         """Minibatch epochs on every device; `orders[device]` has one order of its samples for each epoch."""
         if self.stacked is not None and can_stack_orders(orders):
-            return self.stacked.local_epochs(target, lr, distill_weight, orders, batch_size)
+            return self.stacked.local_epochs(target, lr, distill_weight, orders, batch_size, optimiser)
         return self.engine.for_each(
-            lambda learner, own: learner.local_epochs(target, lr, distill_weight, own, batch_size),
+            lambda learner, own: learner.local_epochs(target, lr, distill_weight, own, batch_size, optimiser),
             self.learners,
             orders,
         )
@@ -322,22 +334,41 @@ class LearningFleet:
         return [all(bool(torch.isfinite(each).all()) for each in model.parameters()) for model in self.models()]
 
     def state(self) -> dict[str, Tensor]:
-        """Every model's weights under `device.parameter`; with `one_model`, those of device 0."""
-        return {
+        """Every model's weights under `device.parameter`; with `one_model`, those of device 0. Then the state of the
+        optimisers that have one, under `optimizer.device.name.tensor`."""
+        weights = {
             f"{device}.{name}": tensor.detach()
             for device, learner in enumerate(self.learners[:1] if self.one_model else self.learners)
             for name, tensor in learner.model.state_dict().items()
         }
+        return weights | {
+            f"{_OPTIMISER}{device}.{learner.optimiser.name}.{name}": tensor
+            for device, learner in enumerate(self.learners)
+            if learner.optimiser is not None
+            for name, tensor in learner.optimiser.state.items()
+        }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load weights as `state` returned them."""
+        """Load weights and optimisers as `state` returned them."""
         for device, learner in enumerate(self.learners):
-            prefix = "0." if self.one_model else f"{device}."
-            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            learner.model.load_state_dict(own)
+            learner.model.load_state_dict(_under("0." if self.one_model else f"{device}.", state))
+            _load_optimiser(learner, _under(f"{_OPTIMISER}{device}.", state))
             learner.drop_cache()
         if self.stacked is not None:
             self.stacked.drop_cache()
+
+
+def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _load_optimiser(learner: Learner, stored: dict[str, Tensor]) -> None:
+    """Load an optimiser's state by `name.tensor`; nothing is stored before the first step."""
+    if stored:
+        name = next(iter(stored)).partition(".")[0]
+        learner.optimiser_named(name).load(_under(f"{name}.", stored))
+    elif learner.optimiser is not None:
+        learner.optimiser.load({})
 
 
 def check_finite(losses: Sequence[Losses], finite_weights: list[bool], round_index: int) -> None:

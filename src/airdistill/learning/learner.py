@@ -15,6 +15,7 @@ from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.clipping import clipped_sum, trainable
 from airdistill.learning.gradients import Target
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
+from airdistill.learning.optimisers import PLAIN, Optimiser
 from airdistill.learning.samples import channels_last
 
 # Samples per chunk for clipping: the per-sample gradients of a convolution stay in the processor's cache; measured.
@@ -64,6 +65,7 @@ class Learner:
         self._chunk_labels = torch.split(self._labels, chunk)
         self._class_counts = torch.bincount(self._labels, minlength=num_classes)
         self._kept: list[Tensor] | None = None
+        self.optimiser: Optimiser | None = None  # None before the first step with one
 
     @property
     def num_samples(self) -> int:
@@ -114,7 +116,15 @@ class Learner:
             logits = model(self._chunks[0])
         return sum(storages.values()) / len(logits)
 
-    def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Losses:
+    def optimiser_named(self, name: str) -> Optimiser:
+        """The optimiser of this name with the state that the device's steps have left it."""
+        if self.optimiser is None:
+            self.optimiser = Optimiser.fresh(name, trainable(self.model))
+        return self.optimiser
+
+    def full_batch_step(
+        self, target: Target | None, lr: float, distill_weight: float, optimiser: str = PLAIN
+    ) -> Losses:
         """Eq. (4): one gradient step on all samples, on the kept forward pass if there is one."""
         kept, self._kept = self._kept, None
         training = distillation = 0.0
@@ -126,11 +136,17 @@ class Learner:
             distillation += losses.distillation
             if kept is not None:
                 kept[position] = torch.empty(0)  # free the chunk's activations
-        self._descend(lr)
+        self._descend(lr, optimiser)
         return Losses(training, distillation)
 
     def local_epochs(
-        self, target: Target | None, lr: float, distill_weight: float, orders: list[IntArray], batch_size: int
+        self,
+        target: Target | None,
+        lr: float,
+        distill_weight: float,
+        orders: list[IntArray],
+        batch_size: int,
+        optimiser: str = PLAIN,
     ) -> Losses:
         """Epochs of minibatch steps, one for each order `[sample]`; the losses are means over all samples."""
         training = distillation = 0.0
@@ -141,7 +157,7 @@ class Learner:
                 losses = self._backward(self.model(samples), labels, target, distill_weight, 1.0)
                 training += share * losses.training
                 distillation += share * losses.distillation
-                self._descend(lr)
+                self._descend(lr, optimiser)
         return Losses(training, distillation)
 
     def mixed_steps(self, steps: MixedSteps, public: Tensor, target: Target) -> Losses:
@@ -156,8 +172,11 @@ class Learner:
             logits = self.model(channels_last(samples))
             losses = mixed_losses(logits, self._labels[own], target, shared)
             loss = steps.own_weight * losses[0] + steps.public_weight * losses[1]
-            gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
-            descend(weights, steps.clip(gradients, device_axis=False), velocities, lr, steps.momentum)
+            gradients = steps.clip(torch.autograd.grad(loss, weights, materialize_grads=True), device_axis=False)
+            if steps.optimiser == PLAIN:
+                descend(weights, gradients, velocities, lr, steps.momentum)
+            else:
+                self.optimiser_named(steps.optimiser).step(weights, gradients, lr)
             sums += losses.detach()
         training, distillation = (sums / max(len(steps.lr), 1)).tolist()
         return Losses(training, distillation)
@@ -175,7 +194,13 @@ class Learner:
         return Losses(float(training.detach()), float(distillation.detach()))
 
     @torch.no_grad()
-    def _descend(self, lr: float) -> None:
+    def _descend(self, lr: float, optimiser: str) -> None:
+        if optimiser != PLAIN:
+            weights = trainable(self.model)
+            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
+            self.optimiser_named(optimiser).step(weights, gradients, lr)
+            self.model.zero_grad(set_to_none=True)
+            return
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.sub_(parameter.grad, alpha=lr)

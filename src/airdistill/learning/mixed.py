@@ -12,6 +12,7 @@ from torch.nn.functional import log_softmax, nll_loss
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.gradients import Target
+from airdistill.learning.optimisers import PLAIN
 from airdistill.learning.samples import shifted
 
 
@@ -24,6 +25,8 @@ class MixedSteps:
 
     `offsets` `[step, own + public, 2]`, from 0 to 2 · `most_moved`, shift every image before the forward pass. The
     gradient is clipped to norm `clip_norm`, if given.
+
+    An `optimiser` other than plain SGD replaces momentum, and its state continues from the device's last steps.
     """
 
     own: IntArray
@@ -35,6 +38,7 @@ class MixedSteps:
     offsets: IntArray | None = None
     most_moved: int = 0
     clip_norm: float | None = None
+    optimiser: str = PLAIN
 
     @property
     def packed(self) -> IntArray:
@@ -53,8 +57,8 @@ class MixedSteps:
         return samples if self.offsets is None else shifted(samples, offsets, self.most_moved)
 
     @property
-    def _hyperparameters(self) -> tuple[float, float, float, int, float | None]:
-        return self.own_weight, self.public_weight, self.momentum, self.most_moved, self.clip_norm
+    def _hyperparameters(self) -> tuple[float, float, float, int, float | None, str]:
+        return self.own_weight, self.public_weight, self.momentum, self.most_moved, self.clip_norm, self.optimiser
 
     def clip(self, gradients: Sequence[Tensor], device_axis: bool) -> Sequence[Tensor]:
         """Clip the gradient to `clip_norm`; with a leading device axis, each device's gradient on its own."""

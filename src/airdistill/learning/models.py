@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from airdistill.errors import InputError
+from airdistill.learning.resnet import CHANNELS_IN_GROUP, ResNet
 from airdistill.plugins import load_object
 
 _FIELD = "learning.model"
@@ -46,10 +50,18 @@ def paper_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return PaperCnn(input_shape, num_classes)
 
 
-def mlp(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A multilayer perceptron with one hidden layer of 64 units."""
-    width = math.prod(input_shape)
-    return nn.Sequential(nn.Flatten(), nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, num_classes))
+def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: tuple[int, ...] = (64,)) -> nn.Module:
+    """A multilayer perceptron with hidden layers of these widths, by default one of 64 units."""
+    widths = [math.prod(input_shape), *hidden]
+    layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(widths[-1], num_classes))
+
+
+def resnet(input_shape: tuple[int, ...], num_classes: int, layers: int, width: int = 16) -> nn.Module:
+    """A residual network of 8, 14 or 20 layers, whose first stage has `width` channels."""
+    if len(input_shape) != 3:
+        raise InputError(_FIELD, f"resnet{layers}", f"needs images, not samples of shape {input_shape}")
+    return ResNet((layers - 2) // 6, width, input_shape[0], num_classes)
 
 
 def softmax_regression(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -57,11 +69,33 @@ def softmax_regression(input_shape: tuple[int, ...], num_classes: int) -> nn.Mod
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
 
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+Factory = Callable[[tuple[int, ...], int], nn.Module]
+_RESNETS = {f"resnet{layers}": layers for layers in (8, 14, 20)}
+MODELS: dict[str, Factory] = {
     "paper_cnn": paper_cnn,
     "mlp": mlp,
     "softmax_regression": softmax_regression,
+    **{name: partial(resnet, layers=layers) for name, layers in _RESNETS.items()},
 }
+_LARGEST_WIDTH = 4096
+
+
+def _built_in(name: str, field: str) -> Factory | None:
+    """The built-in model of this name, which may end in widths: `mlp-128-64`, `resnet8-32`."""
+    if name in MODELS:
+        return MODELS[name]
+    family, *texts = name.split("-")
+    if family != "mlp" and family not in _RESNETS:
+        return None
+    if not all(re.fullmatch(r"[1-9]\d{0,3}", text) and int(text) <= _LARGEST_WIDTH for text in texts):
+        raise InputError(field, name, f"widths must be whole numbers from 1 to {_LARGEST_WIDTH}, as in {family}-32")
+    widths = tuple(map(int, texts))
+    if family == "mlp":
+        return partial(mlp, hidden=widths)
+    if len(widths) > 1 or widths[0] % CHANNELS_IN_GROUP:
+        rule = f"takes one width, a multiple of {CHANNELS_IN_GROUP}: that of its first stage, as in {family}-32"
+        raise InputError(field, name, rule)
+    return partial(resnet, layers=_RESNETS[family], width=widths[0])
 
 
 def build_model(
@@ -88,11 +122,13 @@ def build_model(
 
 
 def _create(name: str, input_shape: tuple[int, ...], num_classes: int, field: str) -> nn.Module:
-    if name in MODELS:
-        return MODELS[name](input_shape, num_classes)
+    built_in = _built_in(name, field)
+    if built_in is not None:
+        return built_in(input_shape, num_classes)
     if ":" not in name:
         known = ", ".join(MODELS)
-        raise InputError(field, name, f"must be one of {known}, or your own as package.module:factory")
+        rule = f"must be one of {known}, with widths such as mlp-128-64, or your own as package.module:factory"
+        raise InputError(field, name, rule)
     factory = load_object(name, field)
     try:
         model = factory(**_accepted_arguments(factory, {"input_shape": input_shape, "num_classes": num_classes}))

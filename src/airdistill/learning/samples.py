@@ -21,12 +21,17 @@ def input_shape(samples: NDArray[np.generic]) -> tuple[int, ...]:
     return samples.shape[1:]
 
 
-def to_tensor(samples: NDArray[np.generic], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`[sample, channel, row, column]` or `[sample, feature]`; bytes are scaled and centred, floats unchanged."""
+def as_model_input(samples: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The samples in the shape of `input_shape`, with the same numbers."""
     shape = input_shape(samples)
     if samples.ndim == 4 and shape != samples.shape[1:]:
         samples = np.moveaxis(samples, 3, 1)
-    tensor = torch.tensor(samples, device=device).reshape(len(samples), *shape).to(dtype)
+    return samples.reshape(len(samples), *shape)
+
+
+def to_tensor(samples: NDArray[np.generic], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`[sample, channel, row, column]` or `[sample, feature]`; bytes are scaled and centred, floats unchanged."""
+    tensor = torch.tensor(as_model_input(samples), device=device).to(dtype)
     if samples.dtype == np.uint8:
         tensor = (tensor / 255 - _MNIST_MEAN) / _MNIST_STD
     return channels_last(tensor)

@@ -22,7 +22,7 @@ from airdistill.learning.learner import logits_of, predictions_of
 from airdistill.learning.mixed import descend, passes_in_batches, rise_and_fall
 from airdistill.learning.models import build_model
 from airdistill.learning.patches import GraphSpectrum, patch_features, smoothed
-from airdistill.learning.samples import channels_last, input_shape, random_affine, to_tensor
+from airdistill.learning.samples import as_model_input, channels_last, input_shape, random_affine, to_tensor
 from airdistill.scenario.model import Scenario
 from airdistill.stages import report_stage
 from airdistill.streams import stream
@@ -67,7 +67,7 @@ class Server:
 
     @cached_property
     def _features(self) -> FloatArray:
-        return patch_features(self.samples.reshape(len(self.samples), *input_shape(self.samples)))
+        return patch_features(as_model_input(self.samples))
 
     def read(self, rows: FloatArray, noise_var: FloatArray) -> FloatArray:
         """Denoised predictions `[sample, class]` from rows `[sample, class]` with noise variance `[sample]`.

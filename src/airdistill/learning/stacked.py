@@ -24,6 +24,7 @@ from airdistill.learning.fused.form import form_of
 from airdistill.learning.gradients import Target, parameter_gradients
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
+from airdistill.learning.optimisers import PLAIN, Optimiser
 from airdistill.learning.stacking import TorchLogits, contiguous, contiguous_stack, stacked_parameters
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,9 @@ class StackedLearners:
         self._current_pass: CudaGraphPass | None = None  # the pass that ran with the current weights, if any
         self._last_keep: bool | None = None  # of the last call of `knowledge`; None before the first
         self._last_losses: DeferredLosses | None = None  # of the step that led to the current weights
-        self._steps: dict[tuple[int, float | None], MinibatchStep] = {}
+        self._steps: dict[tuple[int, float | None, str], MinibatchStep] = {}
+        self._learners = learners
+        self._optimiser: Optimiser | None = None  # None before the first step with one
 
     def knowledge(self, keep: bool = False) -> FloatArray:
         """Eq. (2) of every device, `[device, class, class]`; NaN if a device has no samples of a class.
@@ -90,28 +93,37 @@ class StackedLearners:
                 sums += _class_sums(self._logits(self._parameters, samples), self._indicators(labels))
         return np.asarray((sums / self._class_counts[:, :, None]).cpu().numpy())
 
-    def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Sequence[Losses]:
+    def full_batch_step(
+        self, target: Target | None, lr: float, distill_weight: float, optimiser: str = PLAIN
+    ) -> Sequence[Losses]:
         """Eq. (4) on every device: one gradient step on all samples, on the kept forward pass if there is one."""
         forward = self._run_pass(keep=True)
         if forward is not None:
             target = target if distill_weight else None
-            step = self._step_after(forward, target, distill_weight)
+            step = self._step_after(forward, target, distill_weight, optimiser)
             step.begin(target, lr)
             step.run()
             return self._deferred(step.losses)
         gradients, losses = self._full_batch(target, distill_weight)
-        self._descend(gradients, lr)
+        self._update(gradients, lr, optimiser)
         return self._deferred(losses)
 
     def local_epochs(
-        self, target: Target | None, lr: float, distill_weight: float, orders: list[list[IntArray]], batch_size: int
+        self,
+        target: Target | None,
+        lr: float,
+        distill_weight: float,
+        orders: list[list[IntArray]],
+        batch_size: int,
+        optimiser: str = PLAIN,
     ) -> Sequence[Losses]:
         """Epochs of minibatch steps on every device; `orders[device]` has one order of its samples for each epoch."""
         # One transfer for all indices: [device, epoch, sample].
         epochs = torch.from_numpy(np.array(orders, np.int64)).to(self._labels.device)
         batches = [batch for order in epochs.unbind(dim=1) for batch in torch.split(order, batch_size, dim=1)]
         target = target if distill_weight else None
-        steps = {size: self._step_on(size, target, distill_weight) for size in {batch.shape[1] for batch in batches}}
+        sizes = {batch.shape[1] for batch in batches}
+        steps = {size: self._step_on(size, target, distill_weight, optimiser) for size in sizes}
         for step in steps.values():
             step.begin(target, lr)
         for batch in batches:
@@ -134,12 +146,15 @@ class StackedLearners:
             loss = first.own_weight * losses[0] + first.public_weight * losses[1]
             # A device's loss depends on its own weights only: the gradient of the sum over devices is that of each.
             gradients = torch.autograd.grad(loss.sum(), self._trained, materialize_grads=True)
-            descend(self._trained, first.clip(gradients, device_axis=True), velocities, lr, first.momentum)
+            clipped = first.clip(gradients, device_axis=True)
+            if first.optimiser == PLAIN:
+                descend(self._trained, clipped, velocities, lr, first.momentum)
+            else:
+                self._update(clipped, lr, first.optimiser)
             return losses.detach()
 
-        minibatch_step = MinibatchStep(
-            step, (len(self._labels), packed.shape[2]), target, [*self._trained, *velocities]
-        )
+        changed = [*self._changed_by(first.optimiser), *velocities]
+        minibatch_step = MinibatchStep(step, (len(self._labels), packed.shape[2]), target, changed)
         minibatch_step.begin(target, 0.0)
         for batch, lr in zip(packed, first.lr.tolist(), strict=True):
             minibatch_step.run(batch, lr)
@@ -260,17 +275,19 @@ class StackedLearners:
             self._current_pass = chosen if chosen.run() else None
         return self._current_pass
 
-    def _step_after(self, forward: CudaGraphPass, target: Target | None, distill_weight: float) -> MinibatchStep:
+    def _step_after(
+        self, forward: CudaGraphPass, target: Target | None, distill_weight: float, optimiser: str
+    ) -> MinibatchStep:
         """The step on all samples that backpropagates through this forward pass."""
-        kind = 0, None if target is None else distill_weight
+        kind = 0, None if target is None else distill_weight, optimiser
         if kind not in self._steps:
 
             def step(_: Tensor, target: Target | None, lr: Tensor) -> Tensor:
                 logit_gradients, losses = loss_gradients(forward.logits, self._labels, target, distill_weight)
-                self._descend(forward.gradients(logit_gradients), lr)
+                self._update(forward.gradients(logit_gradients), lr, optimiser)
                 return losses
 
-            self._steps[kind] = MinibatchStep(step, (len(self._labels), 0), target, self._trained)
+            self._steps[kind] = MinibatchStep(step, (len(self._labels), 0), target, self._changed_by(optimiser))
         return self._steps[kind]
 
     def _indicators(self, labels: Tensor) -> Tensor:
@@ -317,24 +334,40 @@ class StackedLearners:
         gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
         return gradients, torch.stack([training.detach(), distillation.detach()])
 
-    def _step_on(self, size: int, target: Target | None, distill_weight: float) -> MinibatchStep:
+    def _step_on(self, size: int, target: Target | None, distill_weight: float, optimiser: str) -> MinibatchStep:
         """The step on minibatches of that size, cached: capturing it takes longer than running it."""
-        kind = size, None if target is None else distill_weight
+        kind = size, None if target is None else distill_weight, optimiser
         if kind not in self._steps:
             every_device = self._every_device()
 
             def step(batch: Tensor, target: Target | None, lr: Tensor) -> Tensor:
                 samples, labels = self._samples[every_device, batch], self._labels[every_device, batch]
                 gradients, losses = self._gradients(self._forward(samples), labels, target, distill_weight)
-                self._descend(gradients, lr)
+                self._update(gradients, lr, optimiser)
                 return losses
 
-            self._steps[kind] = MinibatchStep(step, (len(self._labels), size), target, self._trained)
+            self._steps[kind] = MinibatchStep(step, (len(self._labels), size), target, self._changed_by(optimiser))
         return self._steps[kind]
 
     def _every_device(self) -> Tensor:
         """The device indices `[device, 1]`, to select samples of each device with indices `[device, sample]`."""
         return torch.arange(len(self._labels), device=self._labels.device)[:, None]
+
+    def _changed_by(self, optimiser: str) -> list[Tensor]:
+        """All tensors that a step with this optimiser changes."""
+        return [*self._trained, *(() if optimiser == PLAIN else self._optimiser_named(optimiser).state.values())]
+
+    def _optimiser_named(self, name: str) -> Optimiser:
+        """The optimiser of all devices, whose own ones share memory with it."""
+        if self._optimiser is None:
+            self._optimiser = Optimiser.stacked([learner.optimiser_named(name) for learner in self._learners])
+        return self._optimiser
+
+    def _update(self, gradients: Sequence[Tensor], lr: float | Tensor, optimiser: str) -> None:
+        if optimiser == PLAIN:
+            self._descend(gradients, lr)
+        else:
+            self._optimiser_named(optimiser).step(self._trained, gradients, lr)
 
     @torch.no_grad()
     def _descend(self, gradients: Sequence[Tensor], lr: float | Tensor) -> None:

@@ -57,6 +57,10 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
         lines.append(f"The gap is that of class means; for {payload.words} it only ranks rounds and thresholds.")
     elif scenario.learning.local_epochs > 0 and payload.is_knowledge:
         lines.append("The gap bounds one full-batch step a round; with local epochs it is a proxy.")
+    learning = scenario.learning
+    if payload.has_gap and (learning.optimizer, learning.schedule) != ("sgd", "inverse_sqrt"):
+        how = f'optimizer "{learning.optimizer}" and schedule "{learning.schedule}"'
+        lines.append(f"The gap is that of plain gradient steps of size η0/√t; with {how} it only ranks rounds.")
     return tuple(lines)
 
 
@@ -207,7 +211,7 @@ def _about_rounds(scenario: Scenario, uplink: Uplink, rounds: RoundsChoice) -> I
     if uplink.participation.is_secret or not uplink.participation.everyone:
         yield "The gap does not include the variance of the sampled devices' mean about the mean of all devices."
     limit = 1 / scenario.constants.grad_lipschitz
-    if scenario.learning.initial_lr > limit and uplink.payload.has_gap:
+    if scenario.learning.initial_lr > limit and uplink.payload.has_gap and scenario.learning.optimizer == "sgd":
         yield (
             f"The step size η0 = {scenario.learning.initial_lr:g} exceeds 1/L1 = {limit:.3g}: the convergence bound "
             "does not cover it, and the planned number of rounds is a rough guide."

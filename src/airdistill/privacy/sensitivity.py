@@ -38,6 +38,8 @@ class TrajectoryDynamics:
     grad_norm_bound: float
     local_epochs: int = 0
     batch_size: int = 1
+    schedule: str = "inverse_sqrt"
+    optimizer: str = "sgd"
 
     @classmethod
     def of(cls, given: Any) -> TrajectoryDynamics:
@@ -48,7 +50,8 @@ class TrajectoryDynamics:
         """D_1, D_2, …: the largest distance between two neighbours' parameters when round t starts, `[device]`.
 
         In an epoch of n steps the record is in one batch of b samples: D ← (1+ηL1)^n D + (1+ηL1)^(n−1)·2ηS/b. In a last
-        batch of only r samples a record weighs more, but no step follows: 2ηS/r. D may be infinite.
+        batch of only r samples a record weighs more, but no step follows: 2ηS/r. D may be infinite, and is for other
+        optimisers: the bound is that of plain gradient steps. All schedules stay below η0.
         """
         full_batch = self.local_epochs == 0
         batch = samples_per_device if full_batch else np.minimum(float(self.batch_size), samples_per_device)
@@ -57,7 +60,10 @@ class TrajectoryDynamics:
         drift = np.zeros(len(samples_per_device))
         for round_index in itertools.count(1):
             yield drift
-            lr = self.initial_lr / np.sqrt(round_index)
+            if self.optimizer != "sgd":
+                drift = np.full(len(samples_per_device), np.inf)
+                continue
+            lr = self.initial_lr / (np.sqrt(round_index) if self.schedule == "inverse_sqrt" else 1.0)
             with np.errstate(over="ignore", invalid="ignore"):
                 growth = (1 + lr * self.grad_lipschitz) ** num_steps
                 early = growth / (1 + lr * self.grad_lipschitz) / batch

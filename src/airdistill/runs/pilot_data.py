@@ -7,6 +7,7 @@ class counts are public.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from airdistill.arrays import IntArray
 from airdistill.data.datasets import Dataset, class_patterns, load_dataset, synthetic_samples
 from airdistill.data.partition import assign_samples
-from airdistill.data.public import check_not_private, load_data
+from airdistill.data.public import check_not_private, load_data, normalised
 from airdistill.errors import InputError
 from airdistill.learning.samples import input_shape
 from airdistill.runs.simulation import check_has_data
@@ -114,12 +115,13 @@ def pilot_data(scenario: Scenario, data: str, counts: IntArray) -> PilotData:
 
 def _public_from(data: str, scenario: Scenario, counts: IntArray, own: Dataset) -> Public:
     if data != "mnist" and not Path(data).exists():
-        rule = "must be synthetic, public, private, an existing folder of IDX files or an .npz file"
+        rule = "must be synthetic, public, private, or an existing file or folder that data.dataset could name"
         raise InputError("--data", data, rule)
     if data == scenario.data.dataset or Path(data).resolve() == Path(scenario.data.dataset).resolve():
         rule = "its training set is the devices' own data: use private, or public for its test set"
         raise InputError("--data", data, rule)
-    given = load_dataset(data)
+    given = load_dataset(data, own.class_labels or range(counts.shape[1]))
+    given = replace(given, x_train=normalised(given.x_train, scenario))
     kinds = [
         (input_shape(each.x_train), "bytes" if each.x_train.dtype == np.uint8 else "numbers") for each in (given, own)
     ]

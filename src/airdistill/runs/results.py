@@ -104,6 +104,7 @@ class RunSummary(TypedDict):
     sensitivity: str  # as declared
     link: NotRequired[LinkRecord | None]  # None: nothing is transmitted; absent in runs of older versions
     assumptions: list[str]
+    class_labels: NotRequired[list[int | str]]  # the stored label of every class, if it is not the class itself
 
 
 @dataclass(frozen=True)

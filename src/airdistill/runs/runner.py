@@ -189,6 +189,7 @@ def _summary(simulation: Simulation, last: dict[str, Any], ended_because: str | 
         "sensitivity": simulation.plan.scenario.privacy.sensitivity,
         "link": _link(simulation),
         "assumptions": list(simulation.plan.assumptions),
+        **({} if simulation.class_labels is None else {"class_labels": simulation.class_labels}),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ class Simulation:
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
         inputs = _inputs(dataset, self._public, self._source, plan.num_rounds, shares.indices)
-        self.inputs_digest = inputs.digest
+        self.inputs_digest, self.class_labels = inputs.digest, dataset.class_labels
         self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme)))
         self._receiver = receiver_of(plan, self._public, engine)
         self._iterate: dict[str, Tensor] | None = None
@@ -195,7 +196,8 @@ class Simulation:
     def restore(self, round_index: int, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Restore the state after that round."""
         try:
-            self.fleet.load_state({name: tensor for name, tensor in tensors.items() if name[0].isdigit()})
+            others = (_ITERATE, _RECEIVER)
+            self.fleet.load_state({name: tensor for name, tensor in tensors.items() if not name.startswith(others)})
         except RuntimeError as error:
             raise AirDistillError(f"the model is not the one that the run began with: {error}") from None
         self._iterate = _part_of(tensors, _ITERATE) or None
@@ -303,6 +305,8 @@ def _hashed(dataset: Dataset, public: PublicSet | None) -> hashlib._Hash:
     for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test, *shared):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    if dataset.class_labels is not None:
+        digest.update(json.dumps(dataset.class_labels).encode())
     return digest
 
 

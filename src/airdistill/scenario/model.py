@@ -6,16 +6,19 @@ noise counts (`fleet_noise`).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     StrictBool,
     StrictInt,
     StrictStr,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -44,6 +47,7 @@ from airdistill.scenario.rules import (
     check_antennas,
     check_device_lists,
     check_fleet,
+    check_learning,
     check_medium,
     check_noise,
     check_paper_transceiver,
@@ -58,6 +62,17 @@ NAME_PATTERN = r"^\w[\w.-]{0,99}$"
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+    # Written only if they are used: the plans, digests and ledgers of all other scenarios stay as older versions
+    # write and read them.
+    _written_if_used: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        unused = [
+            name for name in self._written_if_used if getattr(self, name) == type(self).model_fields[name].default
+        ]
+        return {name: value for name, value in written.items() if name not in unused}
 
 
 class Group(_Section):
@@ -102,7 +117,16 @@ class Fleet(_Section):
 class Data(_Section):
     """The devices' training data."""
 
-    dataset: StrictStr = Field("mnist", description='"mnist" (embedded), a folder of IDX files, or an .npz file')
+    dataset: StrictStr = Field(
+        "mnist",
+        description='"mnist" (embedded), a folder of IDX, .npy, CSV or CIFAR files, an .npz file, an archive of CIFAR '
+        "(.tar.gz), or package.module:function, which returns such arrays",
+    )
+    normalization: Literal["fixed", "public"] = Field(
+        "fixed",
+        description="fixed: bytes by the mean and deviation of MNIST's pixels, other numbers as they are; public: each "
+        "channel of images, or feature of vectors, by the mean and deviation of the public samples",
+    )
     samples_per_device: SamplesPerDevice | None = Field(
         None, description="one count, a range, or a list; by default the training set is split evenly"
     )
@@ -112,6 +136,8 @@ class Data(_Section):
     class_counts: tuple[tuple[StrictInt, ...], ...] | None = Field(
         None, description="samples by device and class, to plan without data; replaces the fields above"
     )
+
+    _written_if_used: ClassVar[tuple[str, ...]] = ("normalization",)
 
     @field_validator("class_counts")
     @classmethod
@@ -135,7 +161,8 @@ class Public(_Section):
     source: StrictStr = Field(
         "test",
         description='the first samples of the "test" set or the last of the "train" set, which are held out; or a '
-        "folder of IDX files (its training images) or an .npz file (x_public); no copy of a private or test sample",
+        "folder or archive of IDX or CIFAR files (its training images), x_public of an .npz file or folder, a .npy or "
+        ".csv file; no copy of a private or test sample",
     )
     samples_per_round: StrictInt | None = Field(
         None, ge=1, description="samples predicted in a round, in turn over the rounds; by default all"
@@ -286,7 +313,11 @@ class Privacy(_Section):
 class Learning(_Section):
     """Training."""
 
-    model: StrictStr = Field("paper_cnn", description="model of the devices that are not in a group")
+    model: StrictStr = Field(
+        "paper_cnn",
+        description="model of the devices that are not in a group: paper_cnn, mlp, softmax_regression, resnet8, "
+        "resnet14 or resnet20, with widths as in mlp-128-64 or resnet8-32, or package.module:factory",
+    )
     rounds: Rounds = Field("optimal", description="optimal: the exact optimum; paper: eq. (21); or a number")
     fixed_rounds: StrictInt = Field(
         400, ge=1, le=LARGEST_COUNT, description="T of schemes whose number of rounds is not optimised"
@@ -294,7 +325,18 @@ class Learning(_Section):
     max_rounds: StrictInt = Field(
         2000, ge=1, le=LARGEST_COUNT, description="largest number of rounds that the planner may choose"
     )
-    initial_lr: Positive = Field(0.01, description="η0; the step size of round t is η0/√t")
+    initial_lr: Positive = Field(0.01, description="η0; the step size of round t is η0/√t, or as the schedule says")
+    schedule: Literal["inverse_sqrt", "constant", "cosine"] = Field(
+        "inverse_sqrt",
+        description="step size of round t of T: η0/√t; η0; or η0 (1 + cos(π (t − 1)/T))/2, which needs a number of "
+        "rounds. The same factor applies to public.distill_lr",
+    )
+    optimizer: Literal["sgd", "momentum", "adamw"] = Field(
+        "sgd",
+        description="devices' optimiser: plain steps (on a public set with momentum, anew in every round), SGD with "
+        "momentum 0.9, or AdamW with weight decay 0.01; the state of the last two continues over rounds. Federated "
+        "learning has sgd only",
+    )
     distill_weight: NotNegative = Field(1.0, description="γ, weight of the distillation loss")
     local_epochs: StrictInt = Field(1, ge=0, description="epochs in a round; 0: one full-batch step")
     batch_size: StrictInt = Field(60, ge=1, description="samples in a minibatch")
@@ -308,6 +350,18 @@ class Learning(_Section):
         1e-3,
         description="tracking: initial drift of the average in a round, in proportion to which its components drift",
     )
+
+    _written_if_used: ClassVar[tuple[str, ...]] = ("schedule", "optimizer")
+
+    def step_size(self, round_index: int, peak: float | None = None) -> float:
+        """The step size η_t of a round, from η0 or from another largest step size."""
+        largest = self.initial_lr if peak is None else peak
+        if self.schedule == "constant":
+            return largest
+        if self.schedule == "cosine":
+            assert isinstance(self.rounds, int)  # validated with the scenario
+            return largest * 0.5 * (1 + math.cos(math.pi * (round_index - 1) / self.rounds))
+        return float(largest / math.sqrt(round_index))
 
 
 class Constants(_Section):
@@ -360,6 +414,7 @@ class Scenario(_Section):
         check_fleet(self)
         check_participation(self)
         check_partition(self)
+        check_learning(self)
         check_device_lists(self)
         check_paper_transceiver(self)
         check_noise(self)

@@ -34,6 +34,9 @@ def check_fleet(scenario: Scenario) -> None:
 def check_partition(scenario: Scenario) -> None:
     """Check how the data is split over devices."""
     data, counts = scenario.data, scenario.data.class_counts
+    if data.normalization == "public" and scenario.public is None:
+        rule = 'is fitted on public samples, and there are none; add a table [public], or use "fixed"'
+        raise InputError("data.normalization", "public", rule)
     if counts is not None:
         if len(counts) != scenario.num_devices:
             shape = Described(f"{len(counts)} rows × {len(counts[0])} columns")
@@ -43,6 +46,17 @@ def check_partition(scenario: Scenario) -> None:
         raise InputError("data.alpha", NOT_GIVEN, 'partition "dirichlet" needs a concentration')
     elif data.partition == "shards" and data.classes_per_device is None:
         raise InputError("data.classes_per_device", NOT_GIVEN, 'partition "shards" needs a number of classes')
+
+
+def check_learning(scenario: Scenario) -> None:
+    """Check the schedule of the step size, and that the optimiser has the bound that privacy counts on."""
+    learning, sensitivity = scenario.learning, scenario.privacy.sensitivity
+    if learning.schedule == "cosine" and not isinstance(learning.rounds, int):
+        rule = f'falls to 0 over learning.rounds, which is "{learning.rounds}"; set learning.rounds to a number'
+        raise InputError("learning.schedule", "cosine", rule)
+    if learning.optimizer != "sgd" and sensitivity == "trajectory":
+        rule = 'privacy.sensitivity = "trajectory" bounds plain gradient steps only; use "sgd", or sensitivity "device"'
+        raise InputError("learning.optimizer", learning.optimizer, rule)
 
 
 def check_device_lists(scenario: Scenario) -> None:

@@ -78,8 +78,8 @@ class Round:
 
     @property
     def lr(self) -> float:
-        """η_t = η0/√t."""
-        return float(self.scenario.learning.initial_lr / np.sqrt(self.index))
+        """η_t."""
+        return self.scenario.learning.step_size(self.index)
 
     @cached_property
     def protocol(self) -> PayloadProtocol:

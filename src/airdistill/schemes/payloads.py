@@ -165,7 +165,7 @@ class GradientProtocol(BaseProtocol):
         devices: Iterable[int],  # noqa: ARG002
     ) -> Sequence[Losses]:
         if broadcast is not None and np.isfinite(broadcast).all():  # else a device has no channel: nothing was sent
-            fleet.descend(broadcast[0], step_size(self.plan.scenario, round_index))
+            fleet.descend(broadcast[0], self.plan.scenario.learning.step_size(round_index))
         return []
 
 
@@ -258,12 +258,12 @@ class PublicPredictionProtocol(BaseProtocol):
         shared = stream(self.scenario.seed, "public-order", round_index, device)
         num_steps = learning.local_epochs * -(-learner.num_samples // learning.batch_size)
         batch = learning.batch_size if public_weight else 0
-        lr = np.full(num_steps, learning.initial_lr / np.sqrt(round_index))
+        lr = np.full(num_steps, learning.step_size(round_index))
         batches = (
             passes_in_batches(learner.num_samples, num_steps, learning.batch_size, own),
             passes_in_batches(self.public.samples, num_steps, batch, shared),
         )
-        steps = MixedSteps(*batches, 1.0, public_weight, lr, _MOMENTUM, clip_norm=self._clip_norm)
+        steps = self._steps(batches, (1.0, public_weight), lr)
         return self._translated(steps, _SHIFT_LOCAL, learner, own)
 
     def learn(
@@ -285,10 +285,13 @@ class PublicPredictionProtocol(BaseProtocol):
             passes_in_batches(learner.num_samples, num_steps, _OWN_BATCH if public.own_weight else 0, rng),
             passes_in_batches(public.samples, num_steps, _PUBLIC_BATCH, rng),
         )
-        lr = public.distill_lr / np.sqrt(round_index) * rise_and_fall(num_steps, _WARM_UP)
-        weights = (public.own_weight, learning.distill_weight)
-        steps = MixedSteps(*batches, *weights, lr, _MOMENTUM, clip_norm=self._clip_norm)
+        lr = learning.step_size(round_index, public.distill_lr) * rise_and_fall(num_steps, _WARM_UP)
+        steps = self._steps(batches, (public.own_weight, learning.distill_weight), lr)
         return self._translated(steps, _SHIFT_DISTILLING, learner, rng)
+
+    def _steps(self, batches: tuple[IntArray, IntArray], weights: tuple[float, float], lr: FloatArray) -> MixedSteps:
+        optimiser = self.scenario.learning.optimizer
+        return MixedSteps(*batches, *weights, lr, _MOMENTUM, clip_norm=self._clip_norm, optimiser=optimiser)
 
     @property
     def _clip_norm(self) -> float | None:
@@ -316,21 +319,16 @@ def learn_from(
 ) -> Sequence[Losses]:
     """Update every learner in a round; learner n takes its batches in the public order of device `devices[n]`."""
     learning, engine = scenario.learning, fleet.engine
-    lr = step_size(scenario, round_index)
+    lr = learning.step_size(round_index)
     target = None if received is None else Target.of(received, engine.dtype, engine.device)
     if learning.local_epochs == 0:
-        return fleet.full_batch_step(target, lr, learning.distill_weight)
+        return fleet.full_batch_step(target, lr, learning.distill_weight, learning.optimizer)
     sizes = [learner.num_samples for learner in fleet.learners]
     streams = [stream(scenario.seed, "batch-order", round_index, device) for device in devices]
     orders = [
         [rng.permutation(size) for _ in range(learning.local_epochs)] for rng, size in zip(streams, sizes, strict=True)
     ]
-    return fleet.local_epochs(target, lr, learning.distill_weight, orders, learning.batch_size)
-
-
-def step_size(scenario: Scenario, round_index: int) -> float:
-    """η_t = η0/√t."""
-    return float(scenario.learning.initial_lr / np.sqrt(round_index))
+    return fleet.local_epochs(target, lr, learning.distill_weight, orders, learning.batch_size, learning.optimizer)
 
 
 def _share_right(rows: FloatArray, labels: IntArray) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, Described, InputError, described
-from airdistill.planning.payloads import PublicPredictions, declared_public
+from airdistill.planning.payloads import Gradient, PublicPredictions, declared_public
 from airdistill.planning.plan import Plan, plan
 from airdistill.scenario.loading import changed, for_scheme
 from airdistill.scenario.model import Radio, Scenario
@@ -101,6 +101,12 @@ def _planned(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | 
         mixed = Described(" and ".join(sorted(set(scenario.model_names))))
         rule = f"{scheme.name} needs one model for all devices; only distillation works with different models"
         raise InputError("fleet.groups", mixed, rule)
+    if (scheme.one_model or scheme.uplink_kind == Gradient.kind) and scenario.learning.optimizer != "sgd":
+        rule = (
+            f"{scheme.name} makes one step for all devices, which has no state; set learning.optimizer = "
+            f'"sgd" in [overrides.{scheme.name}]'
+        )
+        raise InputError("learning.optimizer", scenario.learning.optimizer, rule)
     if scenario.public is not None and scheme.payload is PublicPredictions and scenario.data.class_counts is None:
         load_data(scenario)  # a public set that cannot be loaded is refused now
     length = num_parameters(scenario) if scheme.payload.needs_model_size else None

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -96,7 +97,9 @@ def check_names_no_code(scenario: Scenario) -> None:
 def _check_no_reference(name: str, value: Any, prefix: str) -> None:
     """Reject `package.module:Class` in any field, because any field may be one that is imported."""
     if isinstance(value, str):
-        if ":" in value and name not in _FILE_FIELDS:
+        # A dataset is a file, or else a function of the user's own.
+        is_file = name in _FILE_FIELDS and (name != "data.dataset" or Path(value).exists())
+        if ":" in value and not is_file:
             rule = "names code of your own, which the page does not run; use the command line"
             raise InputError(prefix + name, value, rule)
     elif isinstance(value, dict | list):

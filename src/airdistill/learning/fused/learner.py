@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from airdistill.arrays import FloatArray, IntArray
+from airdistill.learning.clipping import trainable
 from airdistill.learning.fused import kernels
 from airdistill.learning.fused.compiling import are_compiled
 from airdistill.learning.fused.form import NetworkForm
@@ -20,6 +21,7 @@ from airdistill.learning.fused.winograd import kernel_values
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps
+from airdistill.learning.optimisers import PLAIN
 
 logger = logging.getLogger(__name__)
 _Floats = NDArray[np.float32]
@@ -82,9 +84,17 @@ class FusedLearner(Learner):
         """Buffers for a single group."""
         return np.empty((1, self._net.saved), np.float32), np.empty((1, self._net.argmax), np.uint8)
 
-    def full_batch_step(self, target: Target | None, lr: float, distill_weight: float) -> Losses:
+    def full_batch_step(
+        self, target: Target | None, lr: float, distill_weight: float, optimiser: str = PLAIN
+    ) -> Losses:
         is_saved, self._is_saved = self._is_saved, False
         gradient, losses = self._gradient(target, distill_weight, is_saved)
+        if optimiser != PLAIN:
+            weights = trainable(self.model)
+            parts = torch.split(torch.from_numpy(gradient), [weight.numel() for weight in weights])
+            gradients = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
+            self.optimiser_named(optimiser).step(weights, gradients, lr)
+            return losses
         torch.from_numpy(self._weights[: self._net.num_parameters]).sub_(torch.from_numpy(gradient), alpha=lr)
         return losses
 
@@ -113,8 +123,17 @@ class FusedLearner(Learner):
         return gradient[: self._net.num_parameters], Losses(*losses.tolist())
 
     def local_epochs(
-        self, target: Target | None, lr: float, distill_weight: float, orders: list[IntArray], batch_size: int
+        self,
+        target: Target | None,
+        lr: float,
+        distill_weight: float,
+        orders: list[IntArray],
+        batch_size: int,
+        optimiser: str = PLAIN,
     ) -> Losses:
+        if optimiser != PLAIN:  # the kernels' minibatch steps are plain SGD
+            self._is_saved = False
+            return super().local_epochs(target, lr, distill_weight, orders, batch_size, optimiser)
         losses, (rows, known) = np.zeros(2), self._target_arrays(target)
         epochs = np.array(orders, dtype=np.int64).reshape(len(orders), -1)
         kernels.local_epochs(
@@ -131,6 +150,9 @@ class FusedLearner(Learner):
         return Losses(*losses.tolist())
 
     def mixed_steps(self, steps: MixedSteps, public: Tensor, target: Target) -> Losses:
+        if steps.optimiser != PLAIN:
+            self._is_saved = False
+            return super().mixed_steps(steps, public, target)
         losses, (rows, known) = np.zeros(2), self._target_arrays(target)
         offsets = np.zeros((0, 0, 2), dtype=np.int64) if steps.offsets is None else steps.offsets
         clip_norm = np.inf if steps.clip_norm is None else steps.clip_norm
