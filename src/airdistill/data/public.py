@@ -19,7 +19,8 @@ from airdistill.arrays import BoolArray, IntArray
 from airdistill.data.datasets import Dataset, load_dataset, load_train_labels, read_samples
 from airdistill.data.normalization import Normalization
 from airdistill.errors import InputError
-from airdistill.scenario.model import Public, Scenario
+from airdistill.scenario.model import Scenario
+from airdistill.scenario.sections import Public
 
 _DIGEST_BYTES = 16
 _ROWS_AT_ONCE = 4096  # converted to single precision; bounds the memory

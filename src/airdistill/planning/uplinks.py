@@ -52,6 +52,9 @@ def uplink_for(
     """
     payload = (ClassMeans if kind == TDMA_KIND else payload_named(kind)).for_scenario(scenario, fleet, vector_length)
     check_payload(payload)
+    if scenario.privacy.counts == "private" and not payload.hides_counts:
+        rule = f'{payload.words} need public class counts: set it to "public", or use feature means'
+        raise InputError("privacy.counts", "private", rule)
     if isinstance(payload, Gradient):
         return _gradient_uplink(scenario, payload)
     _refuse_sampling(scenario)

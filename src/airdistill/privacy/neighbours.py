@@ -43,6 +43,11 @@ _GRADIENT_BASIS = (
     "in every round."
 )
 
+_FEATURES_BASIS = (
+    "A device sends sums of features of its samples under an embedding that no private sample has influenced. Every "
+    "sample's features are clipped, and so is the whole vector: the bound is exact, in every round."
+)
+
 
 @dataclass(frozen=True)
 class Neighbours:
@@ -51,7 +56,8 @@ class Neighbours:
     `geometry` is the worst pair of two neighbours' vectors: opposite, or orthogonal if no entry is negative; the
     charged round checks that. `record_assumption` is what a guarantee for one record takes for granted, `declared` what
     every guarantee declares. `is_class_mean` marks the paper's payload: Lemma 1, relabelling and trajectories apply to
-    it.
+    it. `record_is_exact` says that the bound for one record holds for any number of rounds, because nothing private was
+    trained on it.
     """
 
     payload: str
@@ -61,6 +67,7 @@ class Neighbours:
     record_assumption: Assumption | None = None
     declared: Assumption | None = None
     is_class_mean: bool = False
+    record_is_exact: bool = False
 
     def __post_init__(self) -> None:
         if self.geometry not in (OPPOSITE, ORTHOGONAL):
@@ -106,7 +113,7 @@ class Neighbours:
 
     def assumptions(self, model: str, constants: Mapping[str, Any]) -> Iterator[Assumption]:
         """What the sensitivity bound takes for granted and can turn out false."""
-        if model == "device":
+        if model == "device" or self.record_is_exact:
             return
         if self.record_assumption is not None:
             yield self.record_assumption
@@ -156,7 +163,20 @@ GRADIENTS = Neighbours(
     dict.fromkeys(("paper", "class_mean", "trajectory"), _GRADIENT_BASIS),
     Assumption("separate samples", _GRADIENT_BASIS),
 )
-BUILT_IN = {each.payload: each for each in (CLASS_MEANS, PUBLIC_PREDICTIONS, GRADIENTS)}
+FEATURE_MEANS = Neighbours(
+    "feature means",
+    OPPOSITE,
+    dict.fromkeys(("paper", "class_mean", "trajectory"), "Neighbours differ in one record, its label included."),
+    dict.fromkeys(("paper", "class_mean", "trajectory", "device"), _FEATURES_BASIS),
+    declared=Assumption(
+        "public embedding",
+        "The embedding, the number of its features and the norms to which they are clipped were fixed from public data "
+        "and from class counts alone, before any private sample was looked at.",
+        declared=True,
+    ),
+    record_is_exact=True,
+)
+BUILT_IN = {each.payload: each for each in (CLASS_MEANS, PUBLIC_PREDICTIONS, FEATURE_MEANS, GRADIENTS)}
 
 
 def neighbours_from(payload: str, terms: Mapping[str, Any]) -> Neighbours:

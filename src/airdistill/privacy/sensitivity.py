@@ -141,6 +141,34 @@ def public_rows_sensitivity(most_answers: int) -> float:
     return float(np.sqrt(2.0 * most_answers))
 
 
+def feature_means_sensitivity(
+    class_counts: ArrayLike, model: str, norm_bound: float, sample_bound: float, count_norm: float = 0.0
+) -> FloatArray:
+    """L2 sensitivity of class means of public features, theory section 10, `[device]`.
+
+    The whole vector is clipped to ρ = `norm_bound` and every sample's features to ρ_s = `sample_bound`. A device:
+    2ρ. A record, with declared counts n: its features change within class k, 2ρ_s/√(n_k n), or it moves from k to l,
+    (ρ_s/√n)√(1/n_k + 1/n_l), which is never more than the former for the smallest class.
+
+    With private counts the weights τ√(n_k/n), τ = `count_norm`, are sent along, and all n are those that a device
+    holds. Two devices' weights have no negative entry and norm τ: they add 2τ². A record that stays in its class moves
+    the features by 2ρ_s/√n at most, for a class of one. One that leaves a class and enters another moves each class by
+    ρ_s/√n at most, and the weight of each by τ/√n at most.
+    """
+    if model not in SENSITIVITY_MODELS:
+        raise ValueError(f"sensitivity = {model!r}: must be one of {', '.join(SENSITIVITY_MODELS)}")
+    counts = _checked_counts(class_counts)
+    samples, widest = counts.sum(axis=1), 2 * norm_bound
+    if model == "device":
+        return np.full(len(counts), np.sqrt(widest**2 + 2 * count_norm**2))
+    if count_norm == 0:
+        smallest = np.where(counts > 0, counts, np.inf).min(axis=1)
+        return np.asarray(np.minimum(widest, 2 * sample_bound / np.sqrt(smallest * samples)))
+    same = np.minimum(widest**2, 4 * sample_bound**2 / samples)
+    moved = np.minimum(widest**2, 2 * sample_bound**2 / samples) + 2 * count_norm**2 / samples
+    return np.asarray(np.sqrt(np.maximum(same, moved)))
+
+
 class Shift(Protocol):
     """Σ_{t≤T} (w_i s_i,t)² as a function of T."""
 

@@ -246,3 +246,6 @@ def check_vectors(plan: Plan, design: RoundDesign, vectors: FloatArray, round_in
         first = int(np.argmax(((vectors < 0).any(axis=2) & sent).any(axis=1)))
         rule = f"the guarantee for {payload.words} holds for vectors without negative entries"
         raise AirDistillError(f"round {round_index}: device {first} would send a negative entry; {rule}")
+    problem = payload.problem(np.where(sent[..., None], vectors, 0.0))
+    if problem is not None:
+        raise AirDistillError(f"round {round_index}: {problem}; the guarantee for {payload.words} rests on it")

@@ -98,6 +98,13 @@ def _rounds(value: Any) -> int | str:
     return value  # type: ignore[no-any-return]
 
 
+def _features(value: Any) -> int | str:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_COUNT
+    if not is_count and value != "auto":
+        raise ValueError(f'must be "auto" or a whole number from 1 to {LARGEST_COUNT}')
+    return value  # type: ignore[no-any-return]
+
+
 def _truncation(value: Any) -> float | str:
     return "optimal" if value == "optimal" else _not_negative(_bounded(power_gain))(value)
 
@@ -157,6 +164,11 @@ _RECEIVERS = ("linear", "projected", "tracking", "learning")
 Sampling = Annotated[str, PlainValidator(_named(*_SAMPLING)), _own_or(*_SAMPLING)]
 Trust = Annotated[str, PlainValidator(_named(*_TRUST)), _own_or(*_TRUST)]
 Receiver = Annotated[str, PlainValidator(_named(*_RECEIVERS)), _own_or(*_RECEIVERS)]
+Features = Annotated[
+    Literal["auto"] | int,
+    PlainValidator(_features),
+    Kind('"auto" or a whole number, at least 1'),
+]
 Rounds = Annotated[
     Literal["optimal", "paper"] | int,
     PlainValidator(_rounds),

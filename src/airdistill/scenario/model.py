@@ -6,19 +6,14 @@ noise counts (`fleet_noise`).
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     StrictBool,
     StrictInt,
     StrictStr,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -33,8 +28,6 @@ from airdistill.scenario.fields import (
     Number,
     Positive,
     Power,
-    Receiver,
-    Rounds,
     SamplesPerDevice,
     Sampling,
     Time,
@@ -55,34 +48,20 @@ from airdistill.scenario.rules import (
     check_partition,
     check_threegpp,
 )
+from airdistill.scenario.sections import Constants, Learning, Public, Section
 
 MOST_DEVICES = 10**7
 NAME_PATTERN = r"^\w[\w.-]{0,99}$"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    # Written only if they are used: the plans, digests and ledgers of all other scenarios stay as older versions
-    # write and read them.
-    _written_if_used: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written: dict[str, Any] = write(self)
-        unused = [
-            name for name in self._written_if_used if getattr(self, name) == type(self).model_fields[name].default
-        ]
-        return {name: value for name, value in written.items() if name not in unused}
-
-
-class Group(_Section):
+class Group(Section):
     """Devices with the same model."""
 
     count: StrictInt = Field(ge=1, le=MOST_DEVICES, description="how many devices")
     model: StrictStr = Field(description="the model that they train")
 
 
-class Fleet(_Section):
+class Fleet(Section):
     """The devices, and which of them participate in a round."""
 
     devices: StrictInt | None = Field(None, ge=1, le=MOST_DEVICES, description="how many devices; or give groups")
@@ -114,7 +93,7 @@ class Fleet(_Section):
     )
 
 
-class Data(_Section):
+class Data(Section):
     """The devices' training data."""
 
     dataset: StrictStr = Field(
@@ -154,58 +133,7 @@ class Data(_Section):
         return counts
 
 
-class Public(_Section):
-    """Unlabelled samples that all devices have; schemes on a public set transmit and distil predictions on them."""
-
-    samples: StrictInt = Field(3000, ge=1, le=LARGEST_COUNT, description="number of samples")
-    source: StrictStr = Field(
-        "test",
-        description='the first samples of the "test" set or the last of the "train" set, which are held out; or a '
-        "folder or archive of IDX or CIFAR files (its training images), x_public of an .npz file or folder, a .npy or "
-        ".csv file; no copy of a private or test sample",
-    )
-    samples_per_round: StrictInt | None = Field(
-        None, ge=1, description="samples predicted in a round, in turn over the rounds; by default all"
-    )
-    answers_per_device: StrictInt | None = Field(
-        None,
-        ge=1,
-        description="most samples that a device predicts in a round, its most certain ones; noise is planned for "
-        "so many. By default in proportion to the classes that devices hold on average",
-    )
-    abstain: StrictBool | None = Field(
-        None,
-        description="devices are trained to be uncertain about unknown classes, and vote only if certain; by default "
-        "as the scheme defines it",
-    )
-    abstain_weight: NotNegative = Field(
-        1.0, description="abstain: β, weight of the uncertainty loss; not used if all samples are predicted"
-    )
-    confidence: Number = Field(0.0, ge=0, le=1, description="abstain: smallest predicted probability of a vote")
-    client_selector: Literal["none", "density"] = Field(
-        "none",
-        description="samples that a device predicts: all, or those that the density ratio of its data accepts",
-    )
-    server_selector: NotNegative | None = Field(
-        None,
-        le=2,
-        description="rows with a larger L1 distance from their nearest one-hot label are discarded",
-    )
-    temperature: Positive = Field(0.1, description="targets are softmax(row/temperature)")
-    distill_epochs: StrictInt = Field(5, ge=0, description="epochs on the public set after a broadcast")
-    distill_lr: Positive = Field(0.05, description="largest step size in them; it rises to this value and falls to 0")
-    own_weight: NotNegative = Field(0.2, description="weight of a device's own samples relative to public ones in them")
-    server_model: StrictStr | None = Field(
-        None, description="receiver learning: the server's own model; by default the fleet's (the first group's)"
-    )
-
-    @property
-    def rows_a_round(self) -> int:
-        """Samples predicted in a round."""
-        return self.samples if self.samples_per_round is None else min(self.samples_per_round, self.samples)
-
-
-class Radio(_Section):
+class Radio(Section):
     """The uplink."""
 
     peak_power: WattsPerDevice = Field(PerDevice("same", (1e-3,)), description="transmit power limit of a device, W")
@@ -275,7 +203,7 @@ class Radio(_Section):
     )
 
 
-class Air(_Section):
+class Air(Section):
     """What sums the signals in a federation of real devices; a simulation computes the radio channel itself."""
 
     medium: Literal["emulated", "secure_sum", "radio"] = Field(
@@ -285,7 +213,7 @@ class Air(_Section):
     )
 
 
-class Privacy(_Section):
+class Privacy(Section):
     """The privacy guarantee: targets, neighbouring relation, accountant, and whose noise counts."""
 
     epsilon: EpsilonPerDevice = Field(description="privacy target of a device for the whole run; inf: none")
@@ -308,75 +236,16 @@ class Privacy(_Section):
     class_budget: Literal["equal", "optimal"] = Field(
         "equal", description="joint models (trajectory, device): how a device's budget is divided among its classes"
     )
-
-
-class Learning(_Section):
-    """Training."""
-
-    model: StrictStr = Field(
-        "paper_cnn",
-        description="model of the devices that are not in a group: paper_cnn, mlp, softmax_regression, resnet8, "
-        "resnet14 or resnet20, with widths as in mlp-128-64 or resnet8-32, or package.module:factory",
-    )
-    rounds: Rounds = Field("optimal", description="optimal: the exact optimum; paper: eq. (21); or a number")
-    fixed_rounds: StrictInt = Field(
-        400, ge=1, le=LARGEST_COUNT, description="T of schemes whose number of rounds is not optimised"
-    )
-    max_rounds: StrictInt = Field(
-        2000, ge=1, le=LARGEST_COUNT, description="largest number of rounds that the planner may choose"
-    )
-    initial_lr: Positive = Field(0.01, description="η0; the step size of round t is η0/√t, or as the schedule says")
-    schedule: Literal["inverse_sqrt", "constant", "cosine"] = Field(
-        "inverse_sqrt",
-        description="step size of round t of T: η0/√t; η0; or η0 (1 + cos(π (t − 1)/T))/2, which needs a number of "
-        "rounds. The same factor applies to public.distill_lr",
-    )
-    optimizer: Literal["sgd", "momentum", "adamw"] = Field(
-        "sgd",
-        description="devices' optimiser: plain steps (on a public set with momentum, anew in every round), SGD with "
-        "momentum 0.9, or AdamW with weight decay 0.01; the state of the last two continues over rounds. Federated "
-        "learning has sgd only",
-    )
-    distill_weight: NotNegative = Field(1.0, description="γ, weight of the distillation loss")
-    local_epochs: StrictInt = Field(1, ge=0, description="epochs in a round; 0: one full-batch step")
-    batch_size: StrictInt = Field(60, ge=1, description="samples in a minibatch")
-    clip_norm: Positive = Field(1.0, description="per-sample gradient clip of federated learning")
-    receiver: Receiver = Field(
-        "linear",
-        description="how the server estimates the average: as received, projected on the simplex, filtered over "
-        "rounds, or, on a public set, with a model of its own",
-    )
-    knowledge_drift: Positive = Field(
-        1e-3,
-        description="tracking: initial drift of the average in a round, in proportion to which its components drift",
+    counts: Literal["public", "private"] = Field(
+        "public",
+        description="feature means: class counts are public, and a neighbour has the same ones; private: the server "
+        "receives noisy weights in their place, charged with the features",
     )
 
-    _written_if_used: ClassVar[tuple[str, ...]] = ("schedule", "optimizer")
-
-    def step_size(self, round_index: int, peak: float | None = None) -> float:
-        """The step size η_t of a round, from η0 or from another largest step size."""
-        largest = self.initial_lr if peak is None else peak
-        if self.schedule == "constant":
-            return largest
-        if self.schedule == "cosine":
-            assert isinstance(self.rounds, int)  # validated with the scenario
-            return largest * 0.5 * (1 + math.cos(math.pi * (round_index - 1) / self.rounds))
-        return float(largest / math.sqrt(round_index))
+    _written_if_used: ClassVar[tuple[str, ...]] = ("counts",)
 
 
-class Constants(_Section):
-    """Constants of the convergence bound; the defaults fit the paper's network on MNIST."""
-
-    grad_lipschitz: Positive = Field(22.0, description="L1, Lipschitz constant of the loss gradient")
-    model_lipschitz: Positive = Field(7.7, description="L2, Lipschitz constant of the model's output")
-    grad_norm_bound: Positive = Field(4.0, description="S, bound of the per-sample gradient norm")
-    loss_bound: Positive = Field(2.5, description="f_max, bound of the local loss")
-    source: Literal["declared", "synthetic", "public", "private"] = Field(
-        "declared", description="their source: declared, or the data of the pilot that measured them"
-    )
-
-
-class Scenario(_Section):
+class Scenario(Section):
     """A scenario."""
 
     name: StrictStr = Field("scenario", pattern=NAME_PATTERN, description="name of the run and its folder")

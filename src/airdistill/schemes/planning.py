@@ -9,7 +9,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, Described, InputError, described
-from airdistill.planning.payloads import Gradient, PublicPredictions, declared_public
+from airdistill.planning.payloads import Gradient, declared_public
 from airdistill.planning.plan import Plan, plan
 from airdistill.scenario.loading import changed, for_scheme
 from airdistill.scenario.model import Radio, Scenario
@@ -107,7 +107,7 @@ def _planned(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | 
             f'"sgd" in [overrides.{scheme.name}]'
         )
         raise InputError("learning.optimizer", scenario.learning.optimizer, rule)
-    if scenario.public is not None and scheme.payload is PublicPredictions and scenario.data.class_counts is None:
+    if scenario.public is not None and scheme.payload.needs_public_set and scenario.data.class_counts is None:
         load_data(scenario)  # a public set that cannot be loaded is refused now
     length = num_parameters(scenario) if scheme.payload.needs_model_size else None
     made = plan(scenario, scheme.uplink_kind, length, spent_squared_mu if scheme.releases == "private" else None)

@@ -19,7 +19,7 @@ from airdistill.planning.payloads import ClassMeans, PublicPredictions, declared
 from airdistill.planning.plan import Plan
 from airdistill.plugins import load_object
 from airdistill.radio.receivers import Estimate, PooledRows, Receiver, TrackedRows, project_on_simplex
-from airdistill.scenario.model import Public
+from airdistill.scenario.sections import Public
 
 # From the pooled rows `[sample, class]` and their noise variances `[sample]` to what is broadcast.
 Reading = Callable[[FloatArray, FloatArray], FloatArray]

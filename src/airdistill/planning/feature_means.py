@@ -1,0 +1,173 @@
+"""Class means of public features, theory section 10: what a device sends without having trained anything.
+
+The embedding φ is fixed before any private sample is looked at, and so one record moves the payload by a known amount:
+the paper's own argument, in a setting where it is true.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from airdistill.arrays import FloatArray, IntArray, divide_or
+from airdistill.errors import InputError
+from airdistill.planning.fleet import RealisedFleet
+from airdistill.planning.payload import OneVector, declared_public
+from airdistill.planning.transceiver.required_noise import VectorRequiredNoise
+from airdistill.privacy.neighbours import FEATURE_MEANS
+from airdistill.privacy.sensitivity import ConstantShift, feature_means_sensitivity
+from airdistill.scenario.model import Scenario
+from airdistill.scenario.sections import Public
+
+MOST_FEATURES = 256  # of "auto": beyond it the noise grows faster than what the features tell
+_SAMPLES_PER_FEATURE = 4  # public samples: a covariance of fewer is mostly noise
+_COUNT_SHARE = 0.5  # τ/ρ of private counts: costs 6 % more noise (theory section 10)
+# Whitened class means have Σ_k π_k ‖m_k‖² ≤ K − 1; patch features of images reach about this share of it.
+_BETWEEN_CLASSES = 2 / 3
+
+
+@dataclass(frozen=True)
+class FeatureMeans(OneVector):
+    """F_i^k = (1/√(n_ik n_i)) Σ φ(x): one vector of K·d entries, every device's weight 1/M.
+
+    Every φ(x) is clipped to `sample_bound` and the whole vector to `norm_bound`. With private counts K entries follow,
+    τ·√(n_ik/n_i) with τ = `count_norm`; otherwise `count_norm` is 0. The planned noise protects whole devices under the
+    model "device", and one record under "class_mean".
+    """
+
+    dimensions: int
+    norm_bound: float
+    sample_bound: float
+    count_norm: float = 0.0
+    model: str = "device"
+
+    kind = "feature_means"
+    neighbours = FEATURE_MEANS
+    receivers = ("linear", "learning")
+    needs_public_set = True
+    hides_counts = True
+    error_label = "Error of a feature"
+    words = "feature means"
+
+    @classmethod
+    def for_scenario(cls, scenario: Scenario, fleet: RealisedFleet, vector_length: int | None) -> FeatureMeans:
+        del vector_length
+        model, public = scenario.privacy.sensitivity, declared_public(scenario)
+        if model not in ("device", "class_mean"):
+            rule = 'feature means protect whole devices, "device", or one record, "class_mean"'
+            raise InputError("privacy.sensitivity", model, rule)
+        _check_public_set(public, fleet.num_classes)
+        dimensions = num_features(public)
+        is_private = scenario.privacy.counts == "private"
+        if is_private and scenario.fleet.participation_hidden:
+            rule = 'the amplified guarantee is for the features alone: set it to "public"'
+            raise InputError("privacy.counts", "private", rule)
+        bound = public.feature_norm or default_norm_bound(fleet.class_counts, dimensions)
+        sample_bound = public.sample_norm or math.sqrt(dimensions)
+        return cls(fleet, dimensions, bound, sample_bound, _COUNT_SHARE * bound if is_private else 0.0, model)
+
+    @property
+    def vector_length(self) -> int:
+        return self.fleet.num_classes * (self.dimensions + (1 if self.has_private_counts else 0))
+
+    @property
+    def has_private_counts(self) -> bool:
+        return self.count_norm > 0
+
+    @property
+    def largest_norm(self) -> float:
+        return math.hypot(self.norm_bound, self.count_norm)
+
+    @property
+    def diameter(self) -> float:
+        return float(self.sensitivity("device").max())
+
+    def sensitivity(self, model: str) -> FloatArray:
+        """How far one device's vector moves, `[device]`: of another device's data, or of one changed record."""
+        counts = self.fleet.class_counts
+        return feature_means_sensitivity(counts, model, self.norm_bound, self.sample_bound, self.count_norm)
+
+    def shift(self, model: str) -> ConstantShift:
+        return ConstantShift((self.nominal_weights * self.sensitivity(model)[:, None]) ** 2)
+
+    def required_noise(self, split: bool, alone: bool, floor: FloatArray | None) -> VectorRequiredNoise:  # noqa: ARG002
+        return VectorRequiredNoise(self.shift(self.model), self.fleet.mu)
+
+    def over_fleet(self, of_row: FloatArray) -> FloatArray:
+        return np.asarray(self.fleet.num_devices * of_row[..., 0])
+
+    @property
+    def class_weights(self) -> FloatArray:
+        """a_ik = √(n_ik/n_i) of the declared counts, `[device, class]`."""
+        return class_weights(self.fleet.class_counts)
+
+    @property
+    def sampling_error(self) -> FloatArray:
+        """a_ik²/n_ik = 1/n_i of the classes that a device holds: the variance of F_i^k per unit of S_w."""
+        counts = self.fleet.class_counts
+        return np.where(counts > 0, 1.0 / counts.sum(axis=1, keepdims=True), 0.0)
+
+    def split(self, vectors: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The features `[..., class, feature]` and the weights `[..., class]` in vectors `[..., entry]`.
+
+        The weights are τ·a, without any entry if counts are public.
+        """
+        num_classes = self.fleet.num_classes
+        features, weights = np.split(vectors, [num_classes * self.dimensions], axis=-1)
+        return features.reshape(*vectors.shape[:-1], num_classes, self.dimensions), weights
+
+    def problem(self, vectors: FloatArray) -> str | None:
+        """Features and weights have a bound each: their sum alone would allow a longer one of either."""
+        if not self.has_private_counts:
+            return None
+        features, weights = self.split(vectors[:, 0])
+        norms = np.linalg.norm(features.reshape(len(features), -1), axis=1)
+        if (norms > self.norm_bound * (1 + 1e-4)).any():
+            return f"device {int(norms.argmax())} would send features of norm {norms.max():.6g}: {self.norm_bound:.6g}"
+        lengths = np.linalg.norm(weights, axis=1)
+        if (weights < 0).any() or (lengths > self.count_norm * (1 + 1e-4)).any():
+            return f"weights must not be negative, and of norm {self.count_norm:.6g} at most: it is {lengths.max():.6g}"
+        return None
+
+    def reference_bounds(self, device: int) -> dict[str, FloatArray]:
+        return {"one record, theory section 10": self.sensitivity("class_mean")[[device]]}
+
+    def header(self) -> dict[str, Any]:
+        sizes = {"dimensions": self.dimensions, "norm": self.norm_bound, "sample_norm": self.sample_bound}
+        return {"features": {**sizes, "count_norm": self.count_norm}}
+
+
+def class_weights(class_counts: IntArray | FloatArray) -> FloatArray:
+    """a_ik = √(n_ik/n_i), `[device, class]`: every device's squares sum to 1."""
+    return np.asarray(np.sqrt(class_counts / class_counts.sum(axis=1, keepdims=True)))
+
+
+def num_features(public: Public) -> int:
+    """d: as given, or the most that the public samples can whiten up to 256."""
+    most = public.samples // _SAMPLES_PER_FEATURE
+    if public.features == "auto":
+        return min(MOST_FEATURES, most)
+    if public.features > most:
+        rule = (
+            f"{public.samples} public samples can whiten at most {most} features, a quarter of them; set it to {most} "
+            "or less, or raise public.samples"
+        )
+        raise InputError("public.features", public.features, rule)
+    return public.features
+
+
+def default_norm_bound(class_counts: IntArray, dimensions: int) -> float:
+    """ρ ≈ √(‖m‖² + d·K_held/n_i) of the median device: the length of its class means, and of their sampling error."""
+    held = np.count_nonzero(class_counts, axis=1)
+    sampling = float(np.median(divide_or(held, class_counts.sum(axis=1), 0.0)))
+    return float(np.sqrt(_BETWEEN_CLASSES * max(class_counts.shape[1] - 1, 1) + dimensions * sampling))
+
+
+def _check_public_set(public: Public, num_classes: int) -> None:
+    least = max(num_classes, _SAMPLES_PER_FEATURE)
+    if public.samples < least:
+        rule = f"feature means of {num_classes} classes need at least {least} public samples"
+        raise InputError("public.samples", public.samples, rule)
