@@ -11,7 +11,8 @@ import airdistill as ad
 from airdistill.data.public import Comparison, PublicSet
 from airdistill.radio.superposition import Reception
 from airdistill.runs.options import RunOptions
-from airdistill.schemes.payloads import MOST_CLASSES, payload_protocol
+from airdistill.schemes.payloads import payload_protocol
+from airdistill.schemes.protocol import MOST_CLASSES
 
 
 def reception(ideal, received=None):

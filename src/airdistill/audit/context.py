@@ -30,7 +30,7 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.trust import trust_named
 from airdistill.radio.charged_round import charge_round
 from airdistill.radio.discrete_noise import SecureNoise, secure_grid
-from airdistill.radio.receivers import Receiver
+from airdistill.radio.receivers import Receiver, estimate_by
 from airdistill.radio.superposition import (
     Noise,
     RoundNoise,
@@ -44,7 +44,8 @@ from airdistill.runs.accounts import Inputs, ledger_header
 from airdistill.runs.simulation import data_digest, seed_torch
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Scheme
-from airdistill.schemes.payloads import PayloadProtocol, payload_protocol, receiver_of
+from airdistill.schemes.payloads import payload_protocol, receiver_of
+from airdistill.schemes.protocol import PayloadProtocol
 from airdistill.streams import Seed
 
 # (seed, round, design) to the noise of that round: artificial and the receiver's.
@@ -285,7 +286,9 @@ def replay(
 
 def broadcast_of(receiver: Receiver | None, received: FloatArray, design: RoundDesign) -> FloatArray:
     """What the server broadcasts, `[row, entry]`."""
-    return received if receiver is None else receiver.estimate(received, design.effective_noise_var).knowledge
+    if receiver is None:
+        return received
+    return estimate_by(receiver, received, design.effective_noise_var, design.weights).knowledge
 
 
 def _sum_of_others(

@@ -8,7 +8,7 @@ it costs no privacy (theory section 3).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,11 +27,14 @@ class Estimate:
     """Class means `[class, entry]` to broadcast; NaN for a class that was never received.
 
     `expected_error` `[class]` is the receiver's own estimate of its squared error per entry before projection, if it
-    has one.
+    has one. `predictions` `[sample, class]` are those of the public samples that it broadcasts or has a model for, and
+    `reading` says how it came by them, for the record of the round.
     """
 
     knowledge: FloatArray
     expected_error: FloatArray | None = None
+    predictions: FloatArray | None = None
+    reading: dict[str, str | int | float] | None = None
 
 
 class Receiver(Protocol):
@@ -43,6 +46,20 @@ class Receiver(Protocol):
     def state(self) -> dict[str, FloatArray]: ...
 
     def restore(self, state: dict[str, FloatArray]) -> None: ...
+
+
+@runtime_checkable
+class WeightedReceiver(Protocol):
+    """A receiver that looks at the weights `[device, row]` with which a round's devices were received."""
+
+    def estimate_weighted(self, received: FloatArray, noise_var: FloatArray, weights: FloatArray) -> Estimate: ...
+
+
+def estimate_by(receiver: Receiver, received: FloatArray, noise_var: FloatArray, weights: FloatArray) -> Estimate:
+    """A receiver's estimate from what was received, and from the weights of the round if it looks at them."""
+    if isinstance(receiver, WeightedReceiver):
+        return receiver.estimate_weighted(received, noise_var, weights)
+    return receiver.estimate(received, noise_var)
 
 
 def make_receiver(name: str, num_classes: int, drift: float) -> Receiver | None:

@@ -15,7 +15,7 @@ from airdistill.arrays import BoolArray, ComplexArray, FloatArray
 from airdistill.errors import AirDistillError
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.privacy.sensitivity import aggregation_weights
-from airdistill.radio.receivers import Estimate, Receiver
+from airdistill.radio.receivers import Estimate, Receiver, estimate_by
 from airdistill.streams import Seed, stream
 
 
@@ -103,7 +103,9 @@ class Reception:
         """Add a receiver's estimate, if there is a receiver."""
         if receiver is None:
             return self
-        return replace(self, estimate=receiver.estimate(self.received, self.predicted_noise_var))
+        assert self.design is not None  # an exchange without privacy has no receiver
+        estimate = estimate_by(receiver, self.received, self.predicted_noise_var, self.design.weights)
+        return replace(self, estimate=estimate)
 
     def estimate_error(self) -> FloatArray:
         """Mean squared error per entry of the broadcast against the ideal sum, `[row]`."""

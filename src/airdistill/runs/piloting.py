@@ -27,7 +27,7 @@ from airdistill.runs.pilot_data import PilotData, Source, pilot_data
 from airdistill.runs.simulation import seed_torch
 from airdistill.scenario.loading import ScenarioLike, as_scenario, as_toml, changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.payloads import learn_from
+from airdistill.schemes.protocol import learn_from
 from airdistill.streams import stream
 
 SYMBOLS = {"grad_lipschitz": "L1", "model_lipschitz": "L2", "grad_norm_bound": "S", "loss_bound": "f_max"}

@@ -27,7 +27,7 @@ from airdistill.scenario.model import Scenario
 if TYPE_CHECKING:  # PyTorch is loaded when a round is played: a plan needs schemes too, and must not wait for it
     from airdistill.learning.fleet import LearningFleet
     from airdistill.learning.learner import Losses
-    from airdistill.schemes.payloads import PayloadProtocol
+    from airdistill.schemes.protocol import PayloadProtocol
 
 
 Releases = Literal["private", "bare", "nothing"]
@@ -144,7 +144,7 @@ class Round:
 
         From class means it is one full-batch step (eq. 4), or the scenario's local epochs.
         """
-        from airdistill.schemes.payloads import learn_from
+        from airdistill.schemes.protocol import learn_from
 
         devices = range(len(self.fleet.learners))
         if broadcast is None:

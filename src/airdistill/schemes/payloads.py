@@ -7,8 +7,8 @@ that a run has.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,46 +18,19 @@ from airdistill.errors import InputError
 from airdistill.learning.fleet import Engine, LearningFleet, check_finite
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses
-from airdistill.learning.mixed import MixedSteps, passes_in_batches, rise_and_fall
-from airdistill.learning.public_predictions import ClientSelector, check_answers, sharpened, surest_answers, votes
-from airdistill.planning.payloads import Gradient, PublicPredictions, declared_public, rows_of_round
+from airdistill.learning.mixed import MixedSteps, passes_in_batches
+from airdistill.learning.public_predictions import ClientSelector, check_answers, surest_answers, votes
+from airdistill.planning.payloads import Gradient, PublicPredictions, rows_of_round
 from airdistill.planning.plan import Plan
 from airdistill.radio.receivers import Receiver, make_receiver
 from airdistill.radio.superposition import Reception
-from airdistill.scenario.model import Scenario
+from airdistill.schemes.protocol import BaseProtocol as BaseProtocol  # for protocols of your own, as the next one
+from airdistill.schemes.protocol import PayloadProtocol, PublicDistillation, kept_tables, mean_by_label, share_right
+from airdistill.schemes.protocol import learn_from as learn_from
 from airdistill.schemes.receivers import OwnReceiver, public_receiver
 from airdistill.streams import stream
 
-# Tuned on MNIST, docs/results.md.
-_MOMENTUM = 0.9
-_CLIP_NORM = 4.0
-_SHIFT_LOCAL, _SHIFT_DISTILLING = 1, 2  # pixels of random translation, in local training and in distillation
-_PUBLIC_BATCH, _OWN_BATCH, _WARM_UP = 50, 10, 30
-MOST_CLASSES = 100  # larger tables are not recorded: they are long to write and too large to read
-_DIGITS = 6
-
-
-class PayloadProtocol(Protocol):
-    """The device side of a payload. Learner n of the fleet is device `devices[n]`: it takes its batches in that
-    device's
-    public order."""
-
-    def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
-        """What every learner sends, `[learner, row, entry]`, after any training that the payload needs first."""
-
-    def learn(
-        self, fleet: LearningFleet, round_index: int, broadcast: FloatArray | None, devices: Iterable[int]
-    ) -> Sequence[Losses]:
-        """Update every learner from the server's broadcast, or on its own samples without one."""
-
-    def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:
-        """The server's receiver at the start of a run; None if the received sum is broadcast as it is."""
-
-    def record(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:
-        """What the record of a round keeps of the quality of what was received."""
-
-    def tables(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:
-        """What the record of an evaluated round keeps of the payload itself, for figures."""
+_SHIFT_LOCAL = 1  # pixels of random translation in local training; tuned on MNIST, docs/results.md
 
 
 def payload_protocol(plan: Plan) -> PayloadProtocol:
@@ -91,19 +64,6 @@ def receiver_of(plan: Plan, public: PublicSet | None, engine: Engine) -> Receive
         )
         raise InputError("learning.receiver", name, rule)
     return payload_protocol(plan).receiver(public, engine)
-
-
-class BaseProtocol:
-    """A protocol that records nothing and has no receiver, for payloads that need neither."""
-
-    def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:  # noqa: ARG002
-        return None
-
-    def record(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
-    def tables(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:  # noqa: ARG002
-        return {}
 
 
 @dataclass(frozen=True)
@@ -143,7 +103,7 @@ class ClassMeanProtocol(BaseProtocol):
         tables = {"ideal": reception.ideal, "received": reception.received, "broadcast": reception.broadcast}
         if any(table.shape != (num_classes, num_classes) for table in tables.values()):
             return {}
-        return _kept(tables, num_classes)
+        return kept_tables(tables, num_classes)
 
 
 @dataclass(frozen=True)
@@ -169,7 +129,7 @@ class GradientProtocol(BaseProtocol):
         return []
 
 
-class PublicPredictionProtocol(BaseProtocol):
+class PublicPredictionProtocol(PublicDistillation):
     """Each round a device trains on its own samples, answers the round's public samples, and learns from the broadcast.
 
     With abstention it also learns in training to be uncertain on public samples, most of which are not of its classes;
@@ -182,7 +142,7 @@ class PublicPredictionProtocol(BaseProtocol):
         if plan.scenario.learning.local_epochs == 0:
             rule = "devices train in passes over their samples before they answer a public set: at least 1"
             raise InputError("learning.local_epochs", 0, rule)
-        self.plan, self.scenario, self.public = plan, plan.scenario, declared_public(plan.scenario)
+        super().__init__(plan)
         self.most_answers, self.num_classes = payload.most_answers, plan.fleet.num_classes
 
     def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:
@@ -196,8 +156,8 @@ class PublicPredictionProtocol(BaseProtocol):
         labels = public.hidden_labels
         asked = labels[rows_of_round(self.public, round_index)]
         sums = {"ideal": reception.ideal, "received": reception.received}
-        right = {name: _share_right(rows.reshape(-1, self.num_classes), asked) for name, rows in sums.items()}
-        return {"labels_right": {**right, "broadcast": _share_right(reception.broadcast, labels)}}
+        right = {name: share_right(rows.reshape(-1, self.num_classes), asked) for name, rows in sums.items()}
+        return {"labels_right": {**right, "broadcast": share_right(reception.broadcast, labels)}}
 
     def tables(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:
         """If the labels are known: row k is the mean over the public samples of class k."""
@@ -206,11 +166,11 @@ class PublicPredictionProtocol(BaseProtocol):
         labels, num_classes = public.hidden_labels, self.num_classes
         asked = labels[rows_of_round(self.public, round_index)]
         tables = {
-            "ideal": _mean_by_label(reception.ideal.reshape(-1, num_classes), asked, num_classes),
-            "received": _mean_by_label(reception.received.reshape(-1, num_classes), asked, num_classes),
-            "broadcast": _mean_by_label(reception.broadcast, labels, num_classes),
+            "ideal": mean_by_label(reception.ideal.reshape(-1, num_classes), asked, num_classes),
+            "received": mean_by_label(reception.received.reshape(-1, num_classes), asked, num_classes),
+            "broadcast": mean_by_label(reception.broadcast, labels, num_classes),
         }
-        return _kept(tables, num_classes)
+        return kept_tables(tables, num_classes)
 
     def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
         places = list(devices)
@@ -263,48 +223,8 @@ class PublicPredictionProtocol(BaseProtocol):
             passes_in_batches(learner.num_samples, num_steps, learning.batch_size, own),
             passes_in_batches(self.public.samples, num_steps, batch, shared),
         )
-        steps = self._steps(batches, (1.0, public_weight), lr)
-        return self._translated(steps, _SHIFT_LOCAL, learner, own)
-
-    def learn(
-        self, fleet: LearningFleet, round_index: int, broadcast: FloatArray | None, devices: Iterable[int]
-    ) -> Sequence[Losses]:
-        assert broadcast is not None  # a scheme on a public set always broadcasts
-        target = Target.of(sharpened(broadcast, self.public.temperature), fleet.engine.dtype, fleet.engine.device)
-        steps = [
-            self._distilling_steps(learner, round_index, device)
-            for device, learner in zip(devices, fleet.learners, strict=True)
-        ]
-        return fleet.mixed_steps(steps, target, "devices taught")
-
-    def _distilling_steps(self, learner: Learner, round_index: int, device: int) -> MixedSteps:
-        learning, public = self.scenario.learning, self.public
-        rng = stream(self.scenario.seed, "distilling-order", round_index, device)
-        num_steps = public.distill_epochs * -(-public.samples // _PUBLIC_BATCH)
-        batches = (
-            passes_in_batches(learner.num_samples, num_steps, _OWN_BATCH if public.own_weight else 0, rng),
-            passes_in_batches(public.samples, num_steps, _PUBLIC_BATCH, rng),
-        )
-        lr = learning.step_size(round_index, public.distill_lr) * rise_and_fall(num_steps, _WARM_UP)
-        steps = self._steps(batches, (public.own_weight, learning.distill_weight), lr)
-        return self._translated(steps, _SHIFT_DISTILLING, learner, rng)
-
-    def _steps(self, batches: tuple[IntArray, IntArray], weights: tuple[float, float], lr: FloatArray) -> MixedSteps:
-        optimiser = self.scenario.learning.optimizer
-        return MixedSteps(*batches, *weights, lr, _MOMENTUM, clip_norm=self._clip_norm, optimiser=optimiser)
-
-    @property
-    def _clip_norm(self) -> float | None:
-        """Without abstention a device is overconfident, and its first distillation steps can diverge: clip them."""
-        return None if self.public.abstain else _CLIP_NORM
-
-    def _translated(self, steps: MixedSteps, most: int, learner: Learner, rng: np.random.Generator) -> MixedSteps:
-        """The same steps with every image translated by a few pixels; other samples stay."""
-        if learner.samples_and_labels()[0].ndim != 4:
-            return steps
-        num_samples = steps.own.shape[1] + steps.public.shape[1]
-        offsets = rng.integers(0, 2 * most, (len(steps.lr), num_samples, 2), endpoint=True)
-        return replace(steps, offsets=offsets, most_moved=most)
+        steps = self.steps(batches, (1.0, public_weight), lr)
+        return self.translated(steps, _SHIFT_LOCAL, learner, own)
 
 
 _BUILT_IN: dict[str, Any] = {
@@ -312,46 +232,3 @@ _BUILT_IN: dict[str, Any] = {
     "public_knowledge": PublicPredictionProtocol,
     "gradient": GradientProtocol,
 }
-
-
-def learn_from(
-    fleet: LearningFleet, scenario: Scenario, round_index: int, received: FloatArray | None, devices: Iterable[int]
-) -> Sequence[Losses]:
-    """Update every learner in a round; learner n takes its batches in the public order of device `devices[n]`."""
-    learning, engine = scenario.learning, fleet.engine
-    lr = learning.step_size(round_index)
-    target = None if received is None else Target.of(received, engine.dtype, engine.device)
-    if learning.local_epochs == 0:
-        return fleet.full_batch_step(target, lr, learning.distill_weight, learning.optimizer)
-    sizes = [learner.num_samples for learner in fleet.learners]
-    streams = [stream(scenario.seed, "batch-order", round_index, device) for device in devices]
-    orders = [
-        [rng.permutation(size) for _ in range(learning.local_epochs)] for rng, size in zip(streams, sizes, strict=True)
-    ]
-    return fleet.local_epochs(target, lr, learning.distill_weight, orders, learning.batch_size, learning.optimizer)
-
-
-def _share_right(rows: FloatArray, labels: IntArray) -> float:
-    """The share of the known rows `[row, class]` whose largest entry is that of the label."""
-    known = np.isfinite(rows).all(axis=1) & rows.any(axis=1)
-    return float((rows[known].argmax(axis=1) == labels[known]).mean()) if known.any() else 0.0
-
-
-def _mean_by_label(rows: FloatArray, labels: IntArray, num_classes: int) -> FloatArray:
-    means = np.full((num_classes, num_classes), np.nan)
-    for label in np.unique(labels):
-        known = rows[(labels == label) & np.isfinite(rows).all(axis=1)]
-        if len(known):
-            means[label] = known.mean(axis=0)
-    return means
-
-
-def _kept(tables: dict[str, FloatArray], num_classes: int) -> dict[str, Any]:
-    if num_classes > MOST_CLASSES:
-        return {}
-    return {"knowledge": {name: _rounded(table) for name, table in tables.items()}}
-
-
-def _rounded(table: FloatArray) -> list[list[float | None]]:
-    """The table with six digits; null for unknown entries."""
-    return [[float(f"{x:.{_DIGITS}g}") if np.isfinite(x) else None for x in row] for row in table.tolist()]
