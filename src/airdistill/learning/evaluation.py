@@ -39,10 +39,11 @@ class TestSet:
 
     def evaluate(self, fleet: LearningFleet, class_counts: IntArray) -> Accuracy:
         """Accuracy over devices; a device's own classes are those with samples in `class_counts` `[device, class]`."""
-        if fleet.stacked is not None and not fleet.one_model:
+        are_equal = fleet.are_equal()
+        if fleet.stacked is not None and not are_equal:
             correct = fleet.stacked.correct_by_class(self.chunks, self.labels)
         else:
-            distinct = fleet.learners[:1] if fleet.one_model else fleet.learners
+            distinct = fleet.learners[:1] if are_equal else fleet.learners
             counted = np.stack(fleet.engine.for_each(self._correct_by_class, distinct))
             correct = np.broadcast_to(counted, (len(fleet.learners), self.num_classes))
         size = np.bincount(self.labels, minlength=self.num_classes)

@@ -23,7 +23,7 @@ from airdistill.learning.fused.form import NetworkForm, form_of
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses, predictions_of
 from airdistill.learning.mixed import MixedSteps
-from airdistill.learning.models import build_model, draws_at_random, num_parameters
+from airdistill.learning.models import build_model, draws_at_random, num_parameters, set_flat_weights
 from airdistill.learning.optimisers import PLAIN
 from airdistill.learning.samples import channels_last, input_shape, to_tensor
 from airdistill.learning.stacked import StackedLearners
@@ -322,6 +322,28 @@ class LearningFleet:
                 mean = sum(w * state[name].to(torch.float64) for w, state in zip(weights, states, strict=True))
                 for state in states:
                     state[name].copy_(mean)
+
+    def use_model(self, weights: FloatArray) -> Sequence[Losses]:
+        """Give every device these weights, and return the cross-entropy of this model on every device's samples."""
+        for learner in self.learners:
+            set_flat_weights(learner.model, weights)
+            learner.drop_cache()
+        if self.stacked is not None:
+            self.stacked.drop_cache()
+        return self.engine.for_each(lambda learner: Losses(learner.cross_entropy(), 0.0), self.learners)
+
+    def are_equal(self) -> bool:
+        """Whether all devices hold the same weights now, as after the broadcast of a model."""
+        if self.one_model:
+            return True
+        first, *others = (learner.model.state_dict() for learner in self.learners)
+
+        def as_first(state: dict[str, Tensor]) -> bool:
+            return state.keys() == first.keys() and all(
+                tensor.shape == first[name].shape and torch.equal(tensor, first[name]) for name, tensor in state.items()
+            )
+
+        return all(map(as_first, others))
 
     def models(self) -> list[nn.Module]:
         """Every device's model, in order; with `one_model`, that of device 0 each time."""

@@ -98,6 +98,10 @@ class Learner:
         self._kept = kept if keep else None
         return np.asarray((sums / self._class_counts[:, None]).cpu().numpy())
 
+    def cross_entropy(self) -> float:
+        """The mean cross-entropy of the present model on the device's samples."""
+        return float(cross_entropy(self.logits(self._chunks), self._labels))
+
     def drop_cache(self) -> None:
         """Drop a kept forward pass, because the weights have changed."""
         self._kept = None

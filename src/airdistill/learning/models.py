@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from airdistill.arrays import FloatArray
 from airdistill.errors import InputError
 from airdistill.learning.resnet import CHANNELS_IN_GROUP, ResNet
 from airdistill.plugins import load_object
@@ -166,6 +167,21 @@ def count_parameters(name: str, input_shape: tuple[int, ...], num_classes: int) 
     """The number of trainable parameters of the model with this name."""
     model = build_model(name, input_shape, num_classes, np.random.default_rng(0), torch.float32)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def flat_weights(model: nn.Module) -> FloatArray:
+    """All numbers of a model's state in the order of its names: what a broadcast of the model sends."""
+    state = model.state_dict().values()
+    return np.concatenate([tensor.detach().to("cpu", torch.float64).numpy().ravel() for tensor in state])
+
+
+@torch.no_grad()
+def set_flat_weights(model: nn.Module, weights: FloatArray) -> None:
+    """Load what `flat_weights` returned into a model of the same architecture."""
+    state = model.state_dict()
+    ends = np.cumsum([tensor.numel() for tensor in state.values()])
+    for tensor, part in zip(state.values(), np.split(weights, ends[:-1]), strict=True):
+        tensor.copy_(torch.from_numpy(part.reshape(tensor.shape)))
 
 
 def num_parameters(model: nn.Module) -> int:

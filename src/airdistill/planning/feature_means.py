@@ -65,7 +65,10 @@ class FeatureMeans(OneVector):
         if is_private and scenario.fleet.participation_hidden:
             rule = 'the amplified guarantee is for the features alone: set it to "public"'
             raise InputError("privacy.counts", "private", rule)
-        bound = public.feature_norm or default_norm_bound(fleet.class_counts, dimensions)
+        held = np.count_nonzero(fleet.class_counts, axis=1)
+        if is_private:  # nothing may follow from the true ones
+            held = np.full(fleet.num_devices, scenario.data.classes_per_device or fleet.num_classes)
+        bound = public.feature_norm or default_norm_bound(fleet.class_counts, held, dimensions)
         sample_bound = public.sample_norm or math.sqrt(dimensions)
         return cls(fleet, dimensions, bound, sample_bound, _COUNT_SHARE * bound if is_private else 0.0, model)
 
@@ -159,9 +162,11 @@ def num_features(public: Public) -> int:
     return public.features
 
 
-def default_norm_bound(class_counts: IntArray, dimensions: int) -> float:
-    """ρ ≈ √(‖m‖² + d·K_held/n_i) of the median device: the length of its class means, and of their sampling error."""
-    held = np.count_nonzero(class_counts, axis=1)
+def default_norm_bound(class_counts: IntArray, held: IntArray, dimensions: int) -> float:
+    """ρ ≈ √(‖m‖² + d·K_held/n_i) of the median device: the length of its class means, and of their sampling error.
+
+    `held` is the number of classes of every device.
+    """
     sampling = float(np.median(divide_or(held, class_counts.sum(axis=1), 0.0)))
     return float(np.sqrt(_BETWEEN_CLASSES * max(class_counts.shape[1] - 1, 1) + dimensions * sampling))
 

@@ -27,14 +27,15 @@ class Estimate:
     """Class means `[class, entry]` to broadcast; NaN for a class that was never received.
 
     `expected_error` `[class]` is the receiver's own estimate of its squared error per entry before projection, if it
-    has one. `predictions` `[sample, class]` are those of the public samples that it broadcasts or has a model for, and
-    `reading` says how it came by them, for the record of the round.
+    has one. For the record of a round, a receiver of feature means adds the class probabilities of the public samples
+    that it read, `labels` `[sample, class]`, how it read them, `facts`, and what its model predicts, `predictions`.
     """
 
     knowledge: FloatArray
     expected_error: FloatArray | None = None
     predictions: FloatArray | None = None
-    reading: dict[str, str | int | float] | None = None
+    labels: FloatArray | None = None
+    facts: dict[str, str | int | float] | None = None
 
 
 class Receiver(Protocol):

@@ -24,6 +24,7 @@ from airdistill.planning.payloads import Gradient, PublicPredictions, rows_of_ro
 from airdistill.planning.plan import Plan
 from airdistill.radio.receivers import Receiver, make_receiver
 from airdistill.radio.superposition import Reception
+from airdistill.schemes.feature_means import FeatureMeansProtocol
 from airdistill.schemes.protocol import BaseProtocol as BaseProtocol  # for protocols of your own, as the next one
 from airdistill.schemes.protocol import PayloadProtocol, PublicDistillation, kept_tables, mean_by_label, share_right
 from airdistill.schemes.protocol import learn_from as learn_from
@@ -230,5 +231,6 @@ class PublicPredictionProtocol(PublicDistillation):
 _BUILT_IN: dict[str, Any] = {
     "knowledge": ClassMeanProtocol,
     "public_knowledge": PublicPredictionProtocol,
+    "feature_means": FeatureMeansProtocol,
     "gradient": GradientProtocol,
 }

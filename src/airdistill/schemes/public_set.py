@@ -1,4 +1,4 @@
-"""Schemes on a public set: devices send predictions on public samples instead of class means."""
+"""Schemes on a public set: devices send predictions on public samples, or class means of public features."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.payloads import PublicPredictions, declared_public, rows_of_round
 from airdistill.radio.receivers import Estimate
 from airdistill.radio.superposition import mean_of_answers
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import BLUE, ORANGE, PURPLE, SKY, Look, Outcome, Round, Scheme
+from airdistill.schemes.base import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, Outcome, Round, Scheme
 from airdistill.schemes.distillation import OtaFd
 from airdistill.schemes.planning import for_public_set, refuse_server_selector, truncation_threshold
 
@@ -86,6 +87,48 @@ class AirDistillProxy(OtaProxyFd):
         refuse_server_selector(scenario)
         return changed(
             for_public_set(scenario, abstain=True),
+            {
+                "privacy": {"accountant": "exact", "carry_over": not scenario.fleet.participation_hidden},
+                "radio": {"transceiver": "optimal", "truncation": truncation_threshold(radio)},
+                "learning": {"receiver": "learning" if learning.receiver == "linear" else learning.receiver},
+            },
+        )
+
+
+class FeatureMeansScheme(OtaFd):
+    """Class means of public features over the air: one transmission with an exact guarantee for whole devices and for
+    single records; the server labels the public samples by linear discriminant analysis."""
+
+    name = "feature_means"
+    payload = FeatureMeans
+    look = Look(SKY, "-", "X")
+
+    def adapt(self, scenario: Scenario) -> Scenario:
+        """Protect whole devices unless the scenario asks for one record; transmit once unless it gives rounds."""
+        declared_public(scenario)
+        model, rounds = scenario.privacy.sensitivity, scenario.learning.rounds
+        return changed(
+            scenario,
+            {
+                "privacy": {"sensitivity": "class_mean" if model == "class_mean" else "device"},
+                "learning": {"rounds": rounds if isinstance(rounds, int) else 1},
+            },
+        )
+
+
+class AirDistillFeatures(FeatureMeansScheme):
+    """This project's own for hard data: feature means, read with the help of the unlabelled public samples, teach a
+    model of the server, which devices learn from or take over."""
+
+    name = "airdistill_features"
+    inherits = ("feature_means",)
+    look = Look(GREEN, "-", "X")
+
+    def adapt(self, scenario: Scenario) -> Scenario:
+        """Take every step; a truncation threshold and a receiver that the scenario chooses stay."""
+        radio, learning = scenario.radio, scenario.learning
+        return changed(
+            super().adapt(scenario),
             {
                 "privacy": {"accountant": "exact", "carry_over": not scenario.fleet.participation_hidden},
                 "radio": {"transceiver": "optimal", "truncation": truncation_threshold(radio)},

@@ -26,7 +26,14 @@ from airdistill.schemes.distillation import (
 )
 from airdistill.schemes.federated import FedAvg, FedSgd, OtaFl, OtaFlFixed, OtaFlSampled
 from airdistill.schemes.planning import as_run_by, plan_scheme
-from airdistill.schemes.public_set import AirDistillProxy, OtaProxyFd, ProxyFd, SelectiveFd
+from airdistill.schemes.public_set import (
+    AirDistillFeatures,
+    AirDistillProxy,
+    FeatureMeansScheme,
+    OtaProxyFd,
+    ProxyFd,
+    SelectiveFd,
+)
 
 SCHEMES: dict[str, type[Scheme]] = {
     scheme.name: scheme
@@ -36,6 +43,8 @@ SCHEMES: dict[str, type[Scheme]] = {
         OtaFdFixed,
         OtaFdAntennas,
         OrthogonalFd,
+        AirDistillFeatures,
+        FeatureMeansScheme,
         AirDistillProxy,
         OtaProxyFd,
         FdErrorFree,

@@ -1,0 +1,213 @@
+"""Feature means (theory section 10): what a device sends, how the server reads it, and how devices learn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from airdistill.arrays import FloatArray, IntArray
+from airdistill.data.public import PublicSet
+from airdistill.errors import InputError
+from airdistill.learning.class_features import ReceivedMeans, lda, read_class_features
+from airdistill.learning.embeddings import Embedding, fit_embedding
+from airdistill.learning.fleet import Engine, LearningFleet
+from airdistill.learning.learner import Learner, Losses
+from airdistill.learning.models import flat_weights
+from airdistill.learning.samples import to_tensor
+from airdistill.learning.student import Student
+from airdistill.planning.feature_means import FeatureMeans, class_weights
+from airdistill.planning.payloads import declared_public
+from airdistill.planning.plan import Plan
+from airdistill.radio.receivers import Estimate, Receiver
+from airdistill.radio.superposition import Reception
+from airdistill.schemes.protocol import PublicDistillation, share_right
+
+EMBEDDING_SEED = 0  # one embedding of a public set, for all seeds and schemes of a comparison
+
+
+class FeatureMeansProtocol(PublicDistillation):
+    """Devices embed their samples, and learn from the server's predictions or take its model over."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        payload = plan.uplink.payload
+        assert isinstance(payload, FeatureMeans)
+        self._payload = payload
+        self._embedding: Embedding | None = None
+
+    def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:  # noqa: ARG002
+        embedding = self._fitted(fleet)
+
+        def of_one(learner: Learner, device: int) -> FloatArray:
+            samples, labels = learner.samples_and_labels()
+            counts = self._payload.fleet.class_counts[device]
+            return device_vector(self._payload, _as_features(embedding, samples), labels.cpu().numpy(), counts)
+
+        vectors = fleet.engine.for_each(of_one, fleet.learners, devices, stage="devices embedded")
+        return np.stack(vectors)[:, None]
+
+    def _fitted(self, fleet: LearningFleet) -> Embedding:
+        if self._embedding is None:
+            public = fleet.public_samples()
+            name, dimensions = self.public.embedding, self._payload.dimensions
+            self._embedding = fit_embedding(name, public, dimensions, engine=fleet.engine, seed=EMBEDDING_SEED)
+        return self._embedding
+
+    def learn(
+        self, fleet: LearningFleet, round_index: int, broadcast: FloatArray | None, devices: Iterable[int]
+    ) -> Sequence[Losses]:
+        assert broadcast is not None  # a scheme on a public set always broadcasts
+        if self.public.broadcast == "predictions":
+            return super().learn(fleet, round_index, broadcast, devices)
+        return fleet.use_model(broadcast[0]) if np.isfinite(broadcast).all() else []
+
+    def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:
+        assert public is not None  # the scenario declares one, or there would be no such plan
+        return FeatureReceiver(self.plan, public, engine)
+
+    def record(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:  # noqa: ARG002
+        """How the server read what it received; if the labels are known, the share of right ones before and after its
+        model learned them."""
+        estimate = reception.estimate
+        if estimate is None or estimate.facts is None:
+            return {}
+        kept: dict[str, Any] = {"features": estimate.facts}
+        if public is not None and public.hidden_labels is not None:
+            rows = {"received": estimate.labels, "broadcast": estimate.predictions}
+            right = {name: share_right(each, public.hidden_labels) for name, each in rows.items() if each is not None}
+            kept["labels_right"] = right
+        return kept
+
+
+def device_vector(payload: FeatureMeans, features: FloatArray, labels: IntArray, counts: IntArray) -> FloatArray:
+    """F of one device, `[entry]`, from its features `[sample, feature]`, labels and declared class counts `[class]`.
+
+    F^k = (1/√(n_k n)) Σ clip(φ(x), ρ_s), then the whole vector is clipped to ρ. Declared counts divide, whatever the
+    device holds; with private counts those that it holds, and τ·√(n_k/n) follows.
+    """
+    num_classes = payload.fleet.num_classes
+    if payload.has_private_counts:
+        counts = np.bincount(labels, minlength=num_classes)
+    norms = np.linalg.norm(features, axis=1, keepdims=True)
+    clipped = features * np.minimum(1.0, payload.sample_bound / np.maximum(norms, 1e-300))
+    sums = np.zeros((num_classes, features.shape[1]))
+    np.add.at(sums, labels, clipped)
+    scale = np.sqrt(counts * counts.sum(), dtype=np.float64)
+    sums = np.where(counts[:, None] > 0, sums / np.maximum(scale, 1.0)[:, None], 0.0)
+    sums *= min(1.0, payload.norm_bound / max(float(np.linalg.norm(sums)), 1e-300))
+    if not payload.has_private_counts:
+        return sums.ravel()
+    return np.concatenate([sums.ravel(), payload.count_norm * class_weights(counts[None])[0]])
+
+
+class FeatureReceiver:
+    """Pools what was received over rounds, reads it, and broadcasts predictions or a model.
+
+    `linear` reads by linear discriminant analysis and broadcasts the class probabilities. `learning` also uses the
+    unlabelled public samples, and teaches a model.
+    """
+
+    def __init__(self, plan: Plan, public: PublicSet, engine: Engine) -> None:
+        payload, declared = plan.uplink.payload, declared_public(plan.scenario)
+        assert isinstance(payload, FeatureMeans)
+        self._plan, self._payload = plan, payload
+        samples = to_tensor(public.samples, engine.dtype, engine.device)
+        embedding = fit_embedding(declared.embedding, samples, payload.dimensions, engine=engine, seed=EMBEDDING_SEED)
+        self._facts = {"embedding": embedding.digest, "embedding_bytes": embedding.num_bytes}
+        self._features = _as_features(embedding, samples)
+        self._student = _student_of(plan, public, engine) if plan.scenario.learning.receiver == "learning" else None
+        self._sends_model = declared.broadcast == "model"
+        if self._sends_model:
+            _check_model_broadcast(plan, self._student)
+        num_classes = payload.fleet.num_classes
+        self._pooled = np.zeros(payload.vector_length)
+        self._weights = np.zeros(num_classes)
+        self._sampling = np.zeros(num_classes)
+        self._information = 0.0
+
+    def estimate(self, received: FloatArray, noise_var: FloatArray) -> Estimate:
+        return self.estimate_weighted(received, noise_var, self._payload.nominal_weights)
+
+    def estimate_weighted(self, received: FloatArray, noise_var: FloatArray, weights: FloatArray) -> Estimate:
+        """From the sum `[1, entry]` of vectors with these weights `[device, 1]` to what is broadcast."""
+        if np.isfinite(received).all():
+            self._add(received[0], float(noise_var[0]), weights[:, 0])
+        num_samples, num_classes = len(self._features), self._payload.fleet.num_classes
+        if self._information == 0:
+            return Estimate(np.full((num_samples, num_classes), np.nan))
+        means = self._received_means()
+        if self._student is None:
+            labels = lda(means, self._features)
+            return Estimate(labels, predictions=labels, labels=labels, facts={**self._facts, "reading": "lda"})
+        rng = np.random.default_rng(0)
+        reading = read_class_features(means, self._features, rng)
+        model = self._student.taught(reading.probabilities)
+        predictions = self._student.predictions(model)
+        return Estimate(
+            flat_weights(model)[None] if self._sends_model else predictions,
+            predictions=predictions,
+            labels=reading.probabilities,
+            facts={**self._facts, "reading": reading.method, "read_dimensions": reading.dimensions},
+        )
+
+    def _add(self, received: FloatArray, noise_var: float, weights: FloatArray) -> None:
+        """Pool a round by the inverse of its noise, in units of the sum over all devices."""
+        payload = self._payload
+        relative = weights / payload.nominal_weights[:, 0]
+        information = 1.0 / max(noise_var, 1e-30)
+        self._pooled += information * received
+        self._weights += information * (relative @ payload.class_weights)
+        self._sampling += information * (relative**2 @ payload.sampling_error)
+        self._information += information
+
+    def _received_means(self) -> ReceivedMeans:
+        """What was received so far, as the sum over all devices."""
+        payload, num_devices = self._payload, self._payload.fleet.num_devices
+        rows, noisy_weights = payload.split(num_devices * self._pooled / self._information)
+        noise_var = num_devices**2 / self._information
+        counts = payload.fleet.class_counts.sum(axis=0)
+        weights, shares, weights_var = self._weights / self._information, counts / counts.sum(), 0.0
+        sampling = self._sampling / self._information
+        if payload.has_private_counts:
+            # Nothing of the true counts may be used here: the noisy weights take their place.
+            weights_var = noise_var / payload.count_norm**2
+            weights = np.maximum(noisy_weights / payload.count_norm, 0.0)
+            shares = np.maximum(weights, 1e-3 * weights.max()) / np.maximum(weights, 1e-3 * weights.max()).sum()
+            sampling = weights / np.median(payload.fleet.class_counts.sum(axis=1))
+        return ReceivedMeans(rows, weights, noise_var, sampling, shares, weights_var)
+
+    def state(self) -> dict[str, FloatArray]:
+        information = np.array(self._information)
+        return {
+            "pooled": self._pooled,
+            "weights": self._weights,
+            "sampling": self._sampling,
+            "information": information,
+        }
+
+    def restore(self, state: dict[str, FloatArray]) -> None:
+        self._pooled, self._weights, self._sampling = (state[name].copy() for name in ("pooled", "weights", "sampling"))
+        self._information = float(state["information"])
+
+
+def _as_features(embedding: Embedding, samples: Any) -> FloatArray:
+    return np.asarray(embedding.features(samples).cpu().numpy(), dtype=np.float64)
+
+
+def _student_of(plan: Plan, public: PublicSet, engine: Engine) -> Student:
+    name = declared_public(plan.scenario).server_model or plan.scenario.model_names[0]
+    return Student(name, public.samples, plan.fleet.num_classes, engine, plan.scenario.seed)
+
+
+def _check_model_broadcast(plan: Plan, student: Student | None) -> None:
+    if student is None:
+        rule = 'needs learning.receiver = "learning": a linear receiver has no model'
+        raise InputError("public.broadcast", "model", rule)
+    others = sorted({name for name in plan.scenario.model_names if name != student.model})
+    if others:
+        rule = (
+            f"devices with another model ({', '.join(others)}) than the server's ({student.model}) cannot take it over"
+        )
+        raise InputError("public.broadcast", "model", f'{rule}; set it to "predictions"')
