@@ -5,7 +5,7 @@ Two random views of one image are to have similar features, compared with the vi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,8 +46,17 @@ class Encoder(nn.Module):
         self.third_residual = nn.Sequential(_Layer(4 * width, 4 * width), _Layer(4 * width, 4 * width))
         self.num_features = 4 * width
 
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> Encoder:
+        """The trained encoder of a state, in evaluation mode."""
+        width, channels = state["stem.convolution.weight"].shape[:2]
+        with torch.random.fork_rng(devices=[]):
+            encoder = cls(channels, width)
+        encoder.load_state_dict(dict(state))
+        return encoder.requires_grad_(False).eval()
+
     def forward(self, images: Tensor) -> Tensor:
-        features = self.second(self.stem(images), halve=True)
+        features: Tensor = self.second(self.stem(images), halve=True)
         features = features + self.second_residual(features)
         features = self.third(features, halve=True)
         features = features + self.third_residual(features)
@@ -92,7 +101,7 @@ class Recipe:
 def _multiplications(channels: int, rows: int, columns: int, width: int) -> float:
     """Multiplications of one forward pass of one image."""
     weights = (9 * width * (channels + 2 * width), 9 * 4 * width**2 * (1 + 2), 9 * 16 * width**2 * 2)
-    return sum(each * rows * columns / 4**stage for stage, each in enumerate(weights))
+    return float(sum(each * rows * columns / 4**stage for stage, each in enumerate(weights)))
 
 
 def train_encoder(images: Tensor, recipe: Recipe, seed: int, progress: OnStage = report_stage) -> Encoder:
