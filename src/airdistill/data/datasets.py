@@ -273,14 +273,21 @@ def _as_samples(array: NDArray[np.generic], name: str) -> NDArray[np.generic]:
 def cache_folder() -> Path:
     """The folder of all cached files."""
     chosen = os.environ.get("AIRDISTILL_CACHE")
-    if chosen:
+    if chosen and not caching_is_off():
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "airdistill"
 
 
+def caching_is_off() -> bool:
+    """Whether data and what is fitted to them are not to be stored. Compiled kernels, which show none, always are."""
+    return os.environ.get("AIRDISTILL_CACHE") == "off"
+
+
 def cached_decode(source: bytes, decode: Callable[[], NDArray[np.generic]], part: str = "") -> NDArray[np.generic]:
     """The result of `decode` for a file's content `source`, or for a named part of it, from the cache if possible."""
+    if caching_is_off():
+        return decode()
     entry = cache_folder() / f"{hashlib.sha256(source).hexdigest()}{part}.npy"
     cached = _read(entry)
     if cached is not None:

@@ -132,7 +132,7 @@ def _create(name: str, input_shape: tuple[int, ...], num_classes: int, field: st
         raise InputError(field, name, rule)
     factory = load_object(name, field)
     try:
-        model = factory(**_accepted_arguments(factory, {"input_shape": input_shape, "num_classes": num_classes}))
+        model = factory(**accepted_arguments(factory, {"input_shape": input_shape, "num_classes": num_classes}))
     except Exception as error:  # a user's factory may raise anything
         raise InputError(field, name, f"failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
@@ -140,7 +140,8 @@ def _create(name: str, input_shape: tuple[int, ...], num_classes: int, field: st
     return model
 
 
-def _accepted_arguments(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+def accepted_arguments(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    """Those of the offered arguments that a user's function takes, by their names."""
     parameters = inspect.signature(factory).parameters
     # A class that inherits its constructor shows the **kwargs of nn.Module, which accepts no arguments.
     takes_all = inspect.isfunction(factory) and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
