@@ -64,7 +64,7 @@ class Student:
             order = torch.randperm(len(inputs), generator=draws, device=device)
             # The last batch is filled up from the start: some models cannot take a single sample.
             order = torch.cat([order, order[: per_epoch * batch - len(order)]])
-            for step, chosen in enumerate(order.split(batch), start=epoch * per_epoch):
+            for step, chosen in enumerate(torch.split(order, batch), start=epoch * per_epoch):
                 self._step(model, optimiser, float(rates[step]), _moved(inputs[chosen], draws), targets[chosen])
             report_stage("server's model taught", epoch + 1, _EPOCHS)
         return model

@@ -167,7 +167,7 @@ def default_norm_bound(class_counts: IntArray, held: IntArray, dimensions: int) 
 
     `held` is the number of classes of every device.
     """
-    sampling = float(np.median(divide_or(held, class_counts.sum(axis=1), 0.0)))
+    sampling = float(np.median(divide_or(held.astype(np.float64), class_counts.sum(axis=1), 0.0)))
     return float(np.sqrt(_BETWEEN_CLASSES * max(class_counts.shape[1] - 1, 1) + dimensions * sampling))
 
 

@@ -18,7 +18,7 @@ from airdistill.planning.fleet import (
 )
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.uplink import Uplink
-from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, PUBLIC, channels_statement
+from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts
 from airdistill.privacy.neighbours import RELABEL
 from airdistill.privacy.participation import KnownPoisson
 from airdistill.privacy.targets import target_mu
@@ -51,7 +51,7 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
     if scenario.radio.antennas > 1 and not trust.counts_own_only:
         lines.append(ANTENNAS.format(count=scenario.radio.antennas))
     limit, excess = ChannelError.of(scenario).limit, channel_excess_delta(scenario, num_rounds)
-    lines += [PUBLIC, PILOT[scenario.constants.source]]
+    lines += [public_facts(uplink.payload.header()), PILOT[scenario.constants.source]]
     lines += [channels_statement(limit, trust.counts_own_only, excess), NOISE[privacy.noise]]
     if not payload.has_gap:
         lines.append(f"The gap is that of class means; for {payload.words} it only ranks rounds and thresholds.")

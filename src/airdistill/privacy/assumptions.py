@@ -13,6 +13,25 @@ from typing import Any, Protocol
 from airdistill.units import rounded_up
 
 PUBLIC = "Class counts, weights, gains, scales, the number of rounds, initial weights and batch order are public."
+PUBLIC_SIZES = (
+    "The number of samples of every device, weights, gains, scales, the number of rounds, initial weights and batch "
+    "order are public. Class counts are not: noisy weights are sent in their place, charged with the features."
+)
+DISCLOSED_COUNTS = (
+    "Class counts are public by declaration: how many samples of each class a device holds is disclosed, not protected."
+)
+
+
+def public_facts(terms: Mapping[str, Any]) -> str:
+    """What is public by declaration, from a ledger's terms."""
+    return PUBLIC_SIZES if counts_are_private(terms) else PUBLIC
+
+
+def counts_are_private(terms: Mapping[str, Any]) -> bool:
+    """Whether a payload sends noisy weights in place of class counts."""
+    return float(terms.get("features", {}).get("count_norm", 0.0)) > 0
+
+
 EXACT_CHANNELS = "Channels are known exactly when a round starts."
 _NEARLY_KNOWN = (
     "Channels are known up to a relative error of {limit} when a round starts; a larger error would reveal more. "

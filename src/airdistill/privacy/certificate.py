@@ -16,12 +16,14 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.statements import (
+    RECORD_VOID,
     CertifiedRun,
     assumptions_of,
     facts_about,
     guarantees_of,
     judged_by_class_mean,
     neighbours_in_words,
+    record_figure,
     runs_of,
 )
 from airdistill.privacy.targets import TOLERANCE, paper_epsilon, without_rounding
@@ -122,6 +124,29 @@ class Certificate:
         return f"{self.num_releases} release{'' if self.num_releases == 1 else 's'}{earlier}"
 
     @property
+    def record_epsilon(self) -> float | None:
+        """ε of the worst device for one of its records, label included, beside the guarantee for whole devices.
+
+        None unless every payload of the ledger has an exact bound for records: one that was made after training on the
+        records moves as far as that of a whole device.
+        """
+        if not record_figure(self.runs) or self.header.sensitivity != "device" or self.verdict == FAILS:
+            return None
+        return self.worst("class_mean", self.header.trust)
+
+    @property
+    def record_line(self) -> str | None:
+        """The second guarantee in one sentence, or why there is none; None if no payload could have one."""
+        if record_figure(self.runs) is False:
+            return RECORD_VOID
+        if self.record_epsilon is None:
+            return None
+        delta = rounded_up(max(account.delta_in_all for account in self.devices))
+        numbers = f"(ε = {rounded_up(self.record_epsilon)}, δ = {delta})"
+        condition = "simulated; with secret noise it would be " if self.is_simulation else ""
+        return f"For one record of any device, its label included: {condition}{numbers}, by an exact bound as well."
+
+    @property
     def trust_names(self) -> tuple[str, ...]:
         """The trust models that releases are counted under."""
         return tuple(next(iter(self.devices[0].by_model.values())))
@@ -144,6 +169,7 @@ class Certificate:
                 "verdict_in_words": self.verdict_in_words,
                 "reasons": self.reasons,
                 "statement": self.statement,
+                **({} if self.record_epsilon is None else {"record_epsilon": self.record_epsilon}),
                 "assumptions": [vars(assumption) for assumption in self.assumptions],
                 "declared": {
                     name: getattr(terms, name)
@@ -223,7 +249,9 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None, issued: 
     # The worst verdict of any device is the verdict of the run.
     order = (FAILS, SIMULATION, UNDER_ASSUMPTIONS, HOLDS, NOTHING_ASKED)
     verdict = next(word for word in order if word in verdicts)
-    return replace(draft, verdict=verdict, reasons=tuple(_reasons(ledger, runs, accounts, audit)))
+    decided = replace(draft, verdict=verdict, reasons=tuple(_reasons(ledger, runs, accounts, audit)))
+    second = decided.record_line
+    return decided if second is None else replace(decided, statement=(second, *decided.statement))
 
 
 NO_GUARANTEE = ("Nothing is guaranteed.",)

@@ -13,13 +13,13 @@ import numpy as np
 
 from airdistill.privacy.assumptions import (
     ANTENNAS,
+    DISCLOSED_COUNTS,
     EMULATED,
     MOVED_DATA,
     OTHER_RUNS,
     OWN_CODE,
     OWN_MODEL,
     PILOT,
-    PUBLIC,
     RADIO,
     SECURE_SUM,
     UPDATE_REPORTS,
@@ -27,8 +27,10 @@ from airdistill.privacy.assumptions import (
     answers_statement,
     channels_statement,
     comparison_statement,
+    counts_are_private,
     noise_statement,
     pilot_source,
+    public_facts,
 )
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
@@ -131,7 +133,7 @@ def _assumptions_behind(run: CertifiedRun) -> Iterator[Assumption]:
     if neighbours.declared is not None:
         yield neighbours.declared
     yield from _own_code(terms)
-    yield Assumption("public counts and batch order", PUBLIC, declared=True)
+    yield Assumption("public counts and batch order", public_facts(terms), declared=True)
     source = pilot_source(terms)
     # No declaration makes private data public: that its pilot revealed nothing can turn out false.
     is_private = source == "private"
@@ -182,6 +184,7 @@ def guarantees_of(runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption
         lines += [
             *neighbours.statement(header.sensitivity, header.relabel, run.trained),
             *answers_statement(run.terms),
+            *([DISCLOSED_COUNTS] if "features" in run.terms and not counts_are_private(run.terms) else []),
             *comparison_statement(run.terms),
             trust_from(header.trust, run.terms).statement(run.uses_tdma),
             *participation_statements(run.terms),
@@ -189,6 +192,18 @@ def guarantees_of(runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption
         ]
     stated = {assumption.sentence for assumption in assumptions}
     return tuple(line for line in dict.fromkeys(lines) if line not in stated)
+
+
+RECORD_VOID = (
+    "Feature means alone would also protect single records, with a smaller ε. Other payloads of this ledger were made "
+    "after training on the records, and so there is no separate figure for one record."
+)
+
+
+def record_figure(runs: Sequence[CertifiedRun]) -> bool | None:
+    """Whether every run's bound for one record is exact; None if no run's is."""
+    private = [neighbours_from(run.header.payload, run.terms).record_is_exact for run in runs if run.is_private]
+    return all(private) if any(private) and len(private) == len(runs) else (False if any(private) else None)
 
 
 def facts_about(ledger: Ledger, runs: Sequence[CertifiedRun]) -> Iterator[str]:

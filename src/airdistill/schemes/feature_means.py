@@ -115,7 +115,10 @@ class FeatureReceiver:
         self._plan, self._payload = plan, payload
         samples = to_tensor(public.samples, engine.dtype, engine.device)
         embedding = fit_embedding(declared.embedding, samples, payload.dimensions, engine=engine, seed=EMBEDDING_SEED)
-        self._facts = {"embedding": embedding.digest, "embedding_bytes": embedding.num_bytes}
+        self._facts: dict[str, str | int | float] = {
+            "embedding": embedding.digest,
+            "embedding_bytes": embedding.num_bytes,
+        }
         self._features = _as_features(embedding, samples)
         self._student = _student_of(plan, public, engine) if plan.scenario.learning.receiver == "learning" else None
         self._sends_model = declared.broadcast == "model"
