@@ -100,7 +100,8 @@ class Learner:
 
     def cross_entropy(self) -> float:
         """The mean cross-entropy of the present model on the device's samples."""
-        return float(cross_entropy(self.logits(self._chunks), self._labels))
+        samples, labels = self.samples_and_labels()
+        return float(cross_entropy(self.logits(torch.split(samples, _CLIPPING_CHUNK)), labels))
 
     def drop_cache(self) -> None:
         """Drop a kept forward pass, because the weights have changed."""

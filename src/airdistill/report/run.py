@@ -133,8 +133,10 @@ def _label_facts(record: RunRecord) -> list[tuple[str, str]]:
     right = record.rounds[-1].get("labels_right") if record.rounds else None
     if right is None:
         return []
-    shares = f"{right['ideal']:.1%} in the sum without noise, {right['received']:.1%} as received"
-    return [("Correct labels", f"{shares}, {right['broadcast']:.1%} as broadcast (public samples, last round)")]
+    words = {"ideal": "in the sum without noise", "received": "as received", "broadcast": "as broadcast"}
+    known = cast("dict[str, float]", right)
+    shares = [f"{known[name]:.1%} {text}" for name, text in words.items() if name in known]
+    return [("Correct labels", f"{', '.join(shares)} (public samples, last round)")]
 
 
 def _drawings(record: RunRecord) -> tuple[Drawing, ...]:

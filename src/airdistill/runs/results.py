@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -38,9 +38,9 @@ class KnowledgeTables(TypedDict):
 class LabelsRight(TypedDict):
     """Share of public samples whose largest entry is at the true label, 0 to 1."""
 
-    ideal: float  # of the sum without noise
-    received: float
-    broadcast: float
+    ideal: NotRequired[float]  # of the sum without noise; not of feature means, which are no labels yet
+    received: NotRequired[float]  # of feature means: as the server read them
+    broadcast: NotRequired[float]  # of feature means: as its model predicts
 
 
 class RoundRecord(TypedDict):
@@ -67,6 +67,7 @@ class RoundRecord(TypedDict):
     estimate_error: NotRequired[list[float | None]]  # per row: mean squared error of an entry, as broadcast
     expected_error: NotRequired[list[float | None] | None]  # the same, as the receiver expects it
     labels_right: NotRequired[LabelsRight]  # public predictions, if labels are known
+    features: NotRequired[dict[str, Any]]  # feature means: the embedding's digest and bytes, and how they were read
     knowledge: NotRequired[KnowledgeTables]  # in evaluated rounds, up to 100 classes
     accuracy: NotRequired[AccuracyRecord]  # in evaluated rounds
 

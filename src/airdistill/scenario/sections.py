@@ -84,10 +84,10 @@ class Public(Section):
         "samples, from which they learn, or its model, which they take over",
     )
     embedding: StrictStr = Field(
-        "patches",
+        "auto",
         description="feature means: patches, contrastive or patches+contrastive (images), raw or random; or a frozen "
         "network of your own: a TorchScript file, package.module:function, or package.module:function@weights."
-        "safetensors",
+        "safetensors. auto: patches for images, raw for vectors",
     )
     features: Features = Field(
         "auto",

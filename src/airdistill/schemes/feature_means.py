@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.public import PublicSet
@@ -51,8 +52,7 @@ class FeatureMeansProtocol(PublicDistillation):
     def _fitted(self, fleet: LearningFleet) -> Embedding:
         if self._embedding is None:
             public = fleet.public_samples()
-            name, dimensions = self.public.embedding, self._payload.dimensions
-            self._embedding = fit_embedding(name, public, dimensions, engine=fleet.engine, seed=EMBEDDING_SEED)
+            self._embedding = embedding_of(self.plan, public, fleet.engine)
         return self._embedding
 
     def learn(
@@ -79,6 +79,15 @@ class FeatureMeansProtocol(PublicDistillation):
             right = {name: share_right(each, public.hidden_labels) for name, each in rows.items() if each is not None}
             kept["labels_right"] = right
         return kept
+
+
+def embedding_of(plan: Plan, samples: Tensor, engine: Engine) -> Embedding:
+    """The embedding that a plan names, fitted on the public samples; a second call remembers the first."""
+    payload, name = plan.uplink.payload, declared_public(plan.scenario).embedding
+    assert isinstance(payload, FeatureMeans)
+    if name == "auto":
+        name = "patches" if samples.ndim == 4 else "raw"
+    return fit_embedding(name, samples, payload.dimensions, engine=engine, seed=EMBEDDING_SEED)
 
 
 def device_vector(payload: FeatureMeans, features: FloatArray, labels: IntArray, counts: IntArray) -> FloatArray:
@@ -114,11 +123,9 @@ class FeatureReceiver:
         assert isinstance(payload, FeatureMeans)
         self._plan, self._payload = plan, payload
         samples = to_tensor(public.samples, engine.dtype, engine.device)
-        embedding = fit_embedding(declared.embedding, samples, payload.dimensions, engine=engine, seed=EMBEDDING_SEED)
-        self._facts: dict[str, str | int | float] = {
-            "embedding": embedding.digest,
-            "embedding_bytes": embedding.num_bytes,
-        }
+        embedding = embedding_of(plan, samples, engine)
+        self._facts: dict[str, str | int | float] = {"embedding": embedding.digest}
+        self._facts["embedding_bytes"] = embedding.num_bytes
         self._features = _as_features(embedding, samples)
         self._student = _student_of(plan, public, engine) if plan.scenario.learning.receiver == "learning" else None
         self._sends_model = declared.broadcast == "model"
