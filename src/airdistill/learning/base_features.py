@@ -135,7 +135,8 @@ def _drawn_patches(images: Tensor, count: int, generator: torch.Generator) -> Te
 
 def _normalised(patches: Tensor) -> Tensor:
     centred = patches - patches.mean(dim=1, keepdim=True)
-    return centred / (torch.linalg.vector_norm(centred, dim=1, keepdim=True) + _NORM_OFFSET)
+    norms: Tensor = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+    return centred / (norms + _NORM_OFFSET)
 
 
 def _zca(patches: Tensor) -> tuple[Tensor, Tensor]:
