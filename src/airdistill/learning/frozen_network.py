@@ -22,7 +22,7 @@ def load_network(name: str, shape: torch.Size, seed: int) -> nn.Module:
     """The network that a name refers to: a TorchScript file, `module:function`, or `module:function@weights`.
 
     A function is called with `input_shape`, if it has such a parameter; weights are a safetensors file of its state.
-    The network is put into evaluation mode. Loading a network runs its code: it must be trusted, as a model of one's own.
+    The network is put into evaluation mode. Loading it runs its code: it must be trusted, as a model of one's own.
     """
     reference, _, weights = name.partition("@")
     with torch.random.fork_rng(devices=[]):
