@@ -217,7 +217,7 @@ def coupled(logits: FloatArray, graph: csr_array, settings: Settings) -> FloatAr
 
 def _softmax(logits: FloatArray) -> FloatArray:
     """The softmax over classes."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    powers: FloatArray = np.exp(logits - logits.max(axis=1, keepdims=True))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers
 
@@ -296,7 +296,7 @@ def _inverse(within: FloatArray) -> FloatArray:
 
 
 def map_means(assigned: FloatArray, public: FloatArray, inverse: FloatArray, prior: Prior, weight: float) -> FloatArray:
-    """The likeliest means: (t·Σ_n r_nk S⁻¹ + V_k⁻¹) m_k = t·S⁻¹ Σ_n r_nk z_n + V_k⁻¹ m⁰_k, t the weight, S⁻¹ inverse."""
+    """The likeliest means, (t·Σ_n r_nk S⁻¹ + V_k⁻¹) m_k = t·S⁻¹ Σ_n r_nk z_n + V_k⁻¹ m⁰_k; t weight, S⁻¹ inverse."""
     counts, sums = assigned.sum(axis=0), assigned.T @ public
     matrices = weight * counts[:, None, None] * inverse
     diagonal = np.arange(len(inverse))
