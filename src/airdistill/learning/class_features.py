@@ -1,30 +1,38 @@
 """Labels of public samples from received class sums of their whitened features (theory section 10, Receiver).
 
-1. `lda`: linear discriminant analysis with the received class means.
-2. `map_em`: a mixture of Gaussians on the unlabelled public features; the received means are the prior of its means.
-3. `read_class_features`: chooses between both, and among numbers of features, by received rows held out of the fit.
+1. `PublicFeatures`: a nearest-neighbour graph of the public samples. Neighbours mostly have the same class, and so
+   class means lie in directions in which neighbours agree. Rows and features are rotated to these directions.
+2. `lda`: linear discriminant analysis with the received class means, each direction shrunk by its signal share.
+3. `map_em`: a mixture of Gaussians on the unlabelled public features; the received means are the prior of its means.
+4. `read_class_features`: couples the probabilities of neighbours, and chooses the method, the shrinkage and the
+   strength of the coupling by received rows held out of the fit.
 
 Everything is a function of received rows and public samples, and so it costs no privacy. No label is read.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import logsumexp, softmax
+from scipy.linalg import eigh
+from scipy.sparse import csr_array
 
 from airdistill.arrays import FloatArray, IntArray
+from airdistill.learning.patches import neighbour_graph
 
+_NEIGHBOURS = 10
+_GRAPH_FEATURES = 48  # leading features that find the neighbours; the later ones are mostly noise
+_MIN_CORRELATION = 1e-3  # of neighbours, so that no direction is ruled out
 _FLOOR = 0.05  # smallest eigenvalue of the covariance within classes; the total covariance is I
-_SCALES = np.geomspace(0.5, 1.3, 15)  # candidates for s: clipping shrinks the rows, noisy weights may enlarge them
-_DECAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # candidates for the decay of the means' variance over the features
-_SIGNALS = np.geomspace(1e-4, 4.0, 37)  # candidates for the means' average variance per feature
-_TEMPER = 0.3  # weight of a public sample: features of one class are not Gaussian, and their likelihood is too sure
-_BALANCE = 0.1  # weight of the foreseen class shares, in public samples per public sample
-_ITERATIONS = 30
-_METHODS = ("lda", "map_em")
-_DIMENSIONS = (32, 64, 128, 256)  # leading features, beside all
+_TINY = 1e-12  # smallest variance of a received mean
+_SCALES = np.geomspace(0.05, 1.3, 28)  # candidates for s: clipping shrinks the rows
+_SIGNALS = np.geomspace(1e-4, 8.0, 37)  # candidates for the means' variance where neighbours agree entirely
+_PASSES = 15  # of the coupling
+_ITERATIONS, _WEIGHT = 5, 0.05  # of EM; of a public sample, because features of one class are not Gaussian
+_BALANCE = 0.1  # weight of the given class shares, in public samples per public sample
 _SPLITS = 4
 _SPLIT = 0.5  # standard deviation of the noise added before the fit, over that of the received rows
 
@@ -58,8 +66,56 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Settings:
+    """How received rows are read: the method, the shrinkage, and the coupling of neighbours.
+
+    A class mean has variance c·g^decay along a direction in which neighbours have correlation g. Logits are multiplied
+    by `temper`; `coupling` times the neighbours' mean probabilities is added to them.
+    """
+
+    method: str
+    decay: float
+    temper: float = 1.0
+    coupling: float = 0.0
+
+
+_CANDIDATES = (
+    *(
+        Settings("lda", decay, *pair)
+        for decay, pair in itertools.product((0.5, 1.0, 2.0, 4.0), ((1, 4), (0.3, 4), (1, 8)))
+    ),
+    *(Settings("map_em", decay, 0.3, 4) for decay in (1.0, 2.0, 4.0)),
+)
+
+
+@dataclass(frozen=True)
+class PublicFeatures:
+    """Whitened features `[sample, direction]` along directions of decreasing correlation between neighbours.
+
+    `rotation` `[feature, direction]` is orthogonal, `correlation` `[direction]` is that of neighbours, and `graph` is
+    the normalised weight of neighbours `[sample, sample]`.
+    """
+
+    features: FloatArray
+    rotation: FloatArray
+    correlation: FloatArray
+    graph: csr_array
+
+    @classmethod
+    def of(cls, features: FloatArray) -> PublicFeatures:
+        """The directions and the graph of whitened features `[sample, feature]`, leading features first."""
+        neighbours = min(_NEIGHBOURS, len(features) - 1)
+        graph = neighbour_graph(features[:, :_GRAPH_FEATURES], neighbours)
+        values, vectors = eigh(features.T @ (graph @ features) / len(features))
+        correlation = np.clip(values[::-1], _MIN_CORRELATION, 1.0)
+        rotated = features @ vectors[:, ::-1]
+        # Distances count where neighbours agree; this graph finds more neighbours of the same class than the first one.
+        return cls(rotated, vectors[:, ::-1], correlation, neighbour_graph(rotated * np.sqrt(correlation), neighbours))
+
+
+@dataclass(frozen=True)
 class Prior:
-    """Gaussian beliefs about class means: mean and variance `[class, feature]`, and class shares `[class]`."""
+    """Gaussian beliefs about class means: mean and variance `[class, direction]`, and class shares `[class]`."""
 
     mean: FloatArray
     var: FloatArray
@@ -68,29 +124,27 @@ class Prior:
 
 def lda(received: ReceivedMeans, features: FloatArray, dimensions: int | None = None) -> FloatArray:
     """Class probabilities `[sample, class]` by linear discriminant analysis of features `[sample, feature]`."""
-    return _read("lda", dimensions or features.shape[1], received, features)
+    return read_with(Settings("lda", 1.0), received, PublicFeatures.of(features[:, :dimensions]))
 
 
 def map_em(received: ReceivedMeans, features: FloatArray, dimensions: int | None = None) -> FloatArray:
     """Class probabilities `[sample, class]` by a mixture whose means have the received rows as prior."""
-    return _read("map_em", dimensions or features.shape[1], received, features)
+    return read_with(Settings("map_em", 1.0, temper=0.3), received, PublicFeatures.of(features[:, :dimensions]))
 
 
 def read_class_features(received: ReceivedMeans, features: FloatArray, rng: np.random.Generator) -> Reading:
-    """The reading, among both methods and several numbers of features, that predicts held-out rows best."""
-    candidates = [(method, used) for method in _METHODS for used in _dimensions(features.shape[1])]
-    scores = np.zeros(len(candidates))
+    """The reading, among several settings of both methods, that predicts held-out rows best.
+
+    `features` `[sample, feature]` are whitened (mean 0, covariance I), with the leading principal components first.
+    """
+    public = PublicFeatures.of(features)
+    scores = np.zeros(len(_CANDIDATES))
     for _ in range(_SPLITS):
         fit, held_out = split(received, rng)
-        scores += [evidence(_read(*candidate, fit, features), held_out, features) for candidate in candidates]
+        scores += [evidence(found, held_out, features) for found in _readings(_CANDIDATES, fit, public)]
     best = int(scores.argmax())
-    probabilities = _read(*candidates[best], received, features)
-    return Reading(probabilities, *candidates[best], float(scores[best]) / _SPLITS)
-
-
-def _dimensions(available: int) -> list[int]:
-    """Numbers of features to try, in increasing order."""
-    return [used for used in _DIMENSIONS if used < available] + [available]
+    probabilities = read_with(_CANDIDATES[best], received, public)
+    return Reading(probabilities, _CANDIDATES[best].method, features.shape[1], float(scores[best]) / _SPLITS)
 
 
 def split(received: ReceivedMeans, rng: np.random.Generator) -> tuple[ReceivedMeans, ReceivedMeans]:
@@ -116,19 +170,29 @@ def evidence(probabilities: FloatArray, held_out: ReceivedMeans, features: Float
     held = _held(held_out)
     mass = np.maximum(probabilities[:, held].sum(axis=0), 1e-9)
     predicted = held_out.weights[held, None] * (probabilities[:, held].T @ features) / mass[:, None]
-    precision = 1 / np.maximum(held_out.noise_var + held_out.sampling[held, None], 1e-12)
-    match = float((held_out.rows[held] * predicted * precision).sum())
-    power = float((predicted**2 * precision).sum())
+    precision = 1 / np.maximum(held_out.noise_var + held_out.sampling[held, None], _TINY)
+    rows = held_out.rows[held, : features.shape[1]]
+    match, power = float((rows * predicted * precision).sum()), float((predicted**2 * precision).sum())
     return 0.5 * max(match, 0.0) ** 2 / max(power, 1e-30)
 
 
-def _read(method: str, used: int, received: ReceivedMeans, features: FloatArray) -> FloatArray:
-    held, public = _held(received), features[:, :used]
-    prior = prior_of(received, held, public)
-    found = _mixture(prior, public) if method == "map_em" else _discriminants(prior.mean, prior.shares, public)[0]
-    probabilities = np.zeros((len(public), len(received.weights)))
-    probabilities[:, held] = softmax(found, axis=1)
-    return probabilities
+def read_with(settings: Settings, received: ReceivedMeans, public: PublicFeatures) -> FloatArray:
+    """Class probabilities `[sample, class]` with the given settings; 0 for a class that no device holds."""
+    return next(_readings((settings,), received, public))
+
+
+def _readings(several: Sequence[Settings], received: ReceivedMeans, public: PublicFeatures) -> Iterator[FloatArray]:
+    """Class probabilities `[sample, class]` with each of several settings; those of equal decay share their prior."""
+    held = _held(received)
+    priors = {decay: prior_of(received, held, public, decay) for decay in {settings.decay for settings in several}}
+    for settings in several:
+        prior = priors[settings.decay]
+        found = coupled(_discriminants(prior.mean, prior.shares, public.features), public.graph, settings)
+        if settings.method == "map_em":
+            found = _mixture(prior, public, settings, found)
+        probabilities = np.zeros((len(found), len(received.weights)))
+        probabilities[:, held] = found
+        yield probabilities
 
 
 def _held(received: ReceivedMeans) -> IntArray:
@@ -136,96 +200,112 @@ def _held(received: ReceivedMeans) -> IntArray:
     held = np.flatnonzero((received.weights > np.sqrt(received.weights_var)) & (received.shares > 0))
     if len(held) == 0:
         raise ValueError(
-            f"weights = {received.weights.tolist()}: no class has a weight above its noise; at least one device must "
-            "hold a class. Add devices, or use public counts"
+            f"weights = {received.weights.tolist()}: no class has a positive share and a weight above its noise; at "
+            "least one must. Add devices, or use public counts"
         )
     return held
 
 
-def prior_of(received: ReceivedMeans, held: IntArray, public: FloatArray) -> Prior:
-    """The beliefs about the means of the held classes that follow from the received rows.
+def coupled(logits: FloatArray, graph: csr_array, settings: Settings) -> FloatArray:
+    """Probabilities p ∝ exp(temper · logits + coupling · graph p), by repeated substitution: a mean field."""
+    logits = settings.temper * logits
+    probabilities = _softmax(logits)
+    for _ in range(_PASSES if settings.coupling else 0):
+        probabilities = _softmax(logits + settings.coupling * (graph @ probabilities))
+    return probabilities
 
-    The means of feature j have variance g_j a priori, which the rows tell (`signal_var`).
-    """
-    weights, used = received.weights[held, None], public.shape[1]
-    rows = received.rows[held, :used] / weights
+
+def _softmax(logits: FloatArray) -> FloatArray:
+    """The softmax over classes."""
+    powers: FloatArray = np.exp(logits - logits.max(axis=1, keepdims=True))
+    powers /= powers.sum(axis=1, keepdims=True)
+    return powers
+
+
+def prior_of(received: ReceivedMeans, held: IntArray, public: PublicFeatures, decay: float) -> Prior:
+    """The beliefs about the means of the held classes that follow from the received rows."""
+    weights = received.weights[held, None]
+    rows = received.rows[held, : len(public.rotation)] @ public.rotation / weights
     # The covariance within classes is below I. A wrong weight scales the mean, whose direction then is right.
     var = (received.noise_var + received.sampling[held, None] + received.weights_var * (rows**2).mean()) / weights**2
-    var = np.maximum(var, 1e-12)
-    shrink = (signal := signal_var(rows, var)) / (signal + var)
+    var = np.maximum(var, _TINY)
+    signal = signal_var(rows, var, public.correlation**decay)
+    shrink = signal / (signal + var)
     shares = received.shares[held] / received.shares[held].sum()
-    scale = _fitted_scale(shrink * rows, shares, public)
+    scale = _fitted_scale(shrink * rows, shares, public.features)
     return Prior(shrink * rows / scale, shrink * var / scale**2, shares)
 
 
-def signal_var(rows: FloatArray, var: FloatArray) -> FloatArray:
-    """The likeliest variance `[feature]` of the means in rows `[class, feature]` with noise of variance `[class, 1]`.
+def signal_var(rows: FloatArray, var: FloatArray, shape: FloatArray) -> FloatArray:
+    """c·shape, the variance of the means in rows `[class, direction]`, with the likeliest c; noise `[class, 1]`."""
 
-    It decays like a power of the feature's rank: leading features vary with the class more than later ones do.
-    """
-    rank = np.arange(1, rows.shape[1] + 1) + 4.0
-    shapes = [rank**-decay / (rank**-decay).mean() for decay in _DECAYS]
-    candidates = [level * shape for shape in shapes for level in _SIGNALS]
-
-    def log_likelihood(signal: FloatArray) -> float:
-        total = signal + var
+    def log_likelihood(level: float) -> float:
+        total = level * shape + var
         return -float((np.log(total) + rows**2 / total).sum())
 
-    return max(candidates, key=log_likelihood)
+    return float(max(_SIGNALS, key=log_likelihood)) * shape
 
 
-def _fitted_scale(means: FloatArray, shares: FloatArray, public: FloatArray) -> float:
-    """The scale s of means s·m under which the public features are likeliest."""
+def _fitted_scale(means: FloatArray, shares: FloatArray, features: FloatArray) -> float:
+    """The scale s of means s·m under which the public features are likeliest, as a mixture of Gaussians.
+
+    The mixture differs from N(0, I) only in the space of the means.
+    """
+    _, singular, basis = np.linalg.svd(np.sqrt(shares)[:, None] * means, full_matrices=False)
+    low, points = means @ basis.T, features @ basis.T
 
     def log_likelihood(scale: float) -> float:
-        joint, rest = _discriminants(means / scale, shares, public)
-        return float((logsumexp(joint, axis=1) + rest).mean())
+        within = np.maximum(1 - (singular / scale) ** 2, _FLOOR)
+        slopes = low / scale / within
+        joint = points @ slopes.T - 0.5 * (slopes * low / scale).sum(axis=1) + np.log(shares)
+        highest = joint.max(axis=1)
+        mixed = highest + np.log(np.exp(joint - highest[:, None]).sum(axis=1))
+        return float((mixed + 0.5 * (points**2 @ (1 - 1 / within))).mean() - 0.5 * np.log(within).sum())
 
     return float(max(_SCALES, key=log_likelihood))
 
 
-def _discriminants(means: FloatArray, shares: FloatArray, public: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """ln(π_k N(z; m_k, S_w)), `[sample, class]` and what is common to all classes `[sample]`, up to a constant.
+def _discriminants(means: FloatArray, shares: FloatArray, features: FloatArray) -> FloatArray:
+    """ln(π_k N(z; m_k, S_w)) `[sample, class]`, up to what is common to all classes.
 
     The total covariance is I, and so S_w = I − Σ π_k m_k m_kᵀ. If the means are posterior means, their uncertainty is
-    part of this S_w. It differs from I only in the space of the means.
+    part of this S_w.
     """
     _, singular, basis = np.linalg.svd(np.sqrt(shares)[:, None] * means, full_matrices=False)
-    within = np.maximum(1 - singular**2, _FLOOR)
-    low, points = means @ basis.T, public @ basis.T
-    joint = points @ (low / within).T - 0.5 * (low**2 / within).sum(axis=1) + np.log(shares)
-    rest = 0.5 * (points**2 * (1 - 1 / within)).sum(axis=1) - 0.5 * np.log(within).sum()
-    return joint, rest
+    low = means @ basis.T
+    slopes = low / np.maximum(1 - singular**2, _FLOOR)
+    return np.asarray(features @ basis.T @ slopes.T - 0.5 * (slopes * low).sum(axis=1) + np.log(shares))
 
 
-def _mixture(prior: Prior, public: FloatArray) -> FloatArray:
-    """Logits `[sample, class]` of a mixture of Gaussians with one covariance, by expectation maximisation."""
-    means, shares = prior.mean, prior.shares
-    within = np.eye(public.shape[1]) - (means.T * shares) @ means
+def _mixture(prior: Prior, public: PublicFeatures, settings: Settings, assigned: FloatArray) -> FloatArray:
+    """Probabilities `[sample, class]` of a mixture of Gaussians with one covariance, by EM from `assigned`."""
+    within = np.eye(public.features.shape[1]) - (prior.mean.T * prior.shares) @ prior.mean
     for _ in range(_ITERATIONS):
-        values, basis = np.linalg.eigh(within)
-        inverse = (basis / np.maximum(values, _FLOOR)) @ basis.T
-        joint = public @ (means @ inverse).T - 0.5 * ((means @ inverse) * means).sum(axis=1)
-        logits = _TEMPER * joint + np.log(shares)
-        assigned = softmax(logits, axis=1)
-        means = map_means(assigned, public, inverse, prior, _TEMPER)
-        counts = _TEMPER * assigned.sum(axis=0) + _BALANCE * len(public) * prior.shares
-        shares = counts / counts.sum()
-        within = _within(assigned, public, means)
-    return logits
+        means = map_means(assigned, public.features, _inverse(within), prior, _WEIGHT)
+        counts = assigned.sum(axis=0) + _BALANCE * len(assigned) * prior.shares
+        within = within_covariance(assigned, public.features, means)
+        slopes = means @ _inverse(within)
+        logits = public.features @ slopes.T - 0.5 * (slopes * means).sum(axis=1) + np.log(counts / counts.sum())
+        assigned = coupled(logits, public.graph, settings)
+    return assigned
 
 
-def map_means(assigned: FloatArray, public: FloatArray, inverse: FloatArray, prior: Prior, temper: float) -> FloatArray:
-    """The likeliest means, (t·Σ_n r_nk S⁻¹ + V_k⁻¹) m_k = t·S⁻¹ Σ_n r_nk z_n + V_k⁻¹ m⁰_k; `inverse` is S⁻¹."""
+def _inverse(within: FloatArray) -> FloatArray:
+    values, basis = eigh(within)
+    return np.asarray((basis / np.maximum(values, _FLOOR)) @ basis.T)
+
+
+def map_means(assigned: FloatArray, public: FloatArray, inverse: FloatArray, prior: Prior, weight: float) -> FloatArray:
+    """The likeliest means, (t·Σ_n r_nk S⁻¹ + V_k⁻¹) m_k = t·S⁻¹ Σ_n r_nk z_n + V_k⁻¹ m⁰_k; t weight, S⁻¹ inverse."""
     counts, sums = assigned.sum(axis=0), assigned.T @ public
-    matrices = temper * counts[:, None, None] * inverse
+    matrices = weight * counts[:, None, None] * inverse
     diagonal = np.arange(len(inverse))
     matrices[:, diagonal, diagonal] += 1 / prior.var
-    right = temper * sums @ inverse + prior.mean / prior.var
+    right = weight * sums @ inverse + prior.mean / prior.var
     return np.asarray(np.linalg.solve(matrices, right[..., None])[..., 0])
 
 
-def _within(assigned: FloatArray, public: FloatArray, means: FloatArray) -> FloatArray:
-    """Σ_nk r_nk (z_n − m_k)(z_n − m_k)ᵀ / n, where Σ_n z_n z_nᵀ / n = I."""
+def within_covariance(assigned: FloatArray, public: FloatArray, means: FloatArray) -> FloatArray:
+    """Σ_nk r_nk (z_n − m_k)(z_n − m_k)ᵀ / n of whitened features: Σ_n z_n z_nᵀ / n = I."""
     share, cross = assigned.mean(axis=0), (assigned.T @ public).T @ means / len(public)
     return np.asarray(np.eye(public.shape[1]) - cross - cross.T + (means.T * share) @ means)
