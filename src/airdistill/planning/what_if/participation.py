@@ -43,16 +43,16 @@ class ParticipationComparison:
 def participation_comparison(
     uplink: Uplink, num_rounds: int, forecast_of: Callable[[Uplink], RoundForecast]
 ) -> ParticipationComparison | None:
-    """Compare known Poisson sampling with all devices; None for other participation."""
+    """Compare known Poisson sampling, or a user's own model, with all devices; None for other participation."""
     sampled = uplink.participation
-    if not isinstance(sampled, KnownPoisson):
+    if sampled.everyone or sampled.changes_weights:
         return None
     devices = [int(np.count_nonzero(sampled.mask(round_index))) for round_index in range(1, num_rounds + 1)]
     rounds = sampled.rounds_joined(num_rounds)
     assert isinstance(uplink, GradientUplink | SuperposedUplink)
     of_all = forecast_of(replace(uplink, participation=without_sampling(sampled)))
     return ParticipationComparison(
-        probability=sampled.probability,
+        probability=sampled.probability if isinstance(sampled, KnownPoisson) else float(rounds.mean() / num_rounds),
         least_devices=min(devices),
         most_devices=max(devices),
         least_rounds=int(rounds.min()),
