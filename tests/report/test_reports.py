@@ -158,8 +158,10 @@ def test_every_scheme_shows_antennas_participation_and_noise(tmp_path):
 
 
 class EveryOther(Participation):
+    """Every other device, and all in every third round."""
+
     def mask(self, round_index):
-        return (np.arange(self.num_devices) + round_index) % 2 == 0
+        return None if round_index % 3 == 0 else (np.arange(self.num_devices) + round_index) % 2 == 0
 
 
 def test_reports_name_the_users_own_participation_model(tmp_path):
@@ -167,8 +169,8 @@ def test_reports_name_the_users_own_participation_model(tmp_path):
     scenario = small_scenario(tmp_path, f"fleet.sampling={own}")
     record = ad.run(scenario, "ota_fd", rounds=2, out=tmp_path / "run", options=OPTIONS)
     assert re.search(rf"Participation\s+{own}", text_of(write_run_page(record)))
-    rows = dict(summary_rows(plan_run(scenario, "ota_fd", 2)))
-    assert rows["Participation"].startswith("1 to 2 of 3 devices a round; a device is charged for the 1 to 1 of 2")
+    rows = dict(summary_rows(plan_run(scenario, "ota_fd", 3)))
+    assert rows["Participation"].startswith("1 to 3 of 3 devices a round; a device is charged for the 2 to 2 of 3")
 
 
 class Idle(Participation):

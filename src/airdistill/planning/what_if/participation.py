@@ -47,14 +47,14 @@ def participation_comparison(
     sampled = uplink.participation
     if sampled.everyone or sampled.changes_weights:
         return None
-    devices = [int(np.count_nonzero(sampled.mask(round_index))) for round_index in range(1, num_rounds + 1)]
+    devices = sampled.masks(num_rounds, num_rounds).sum(axis=1)
     rounds = sampled.rounds_joined(num_rounds)
     assert isinstance(uplink, GradientUplink | SuperposedUplink)
     of_all = forecast_of(replace(uplink, participation=without_sampling(sampled)))
     return ParticipationComparison(
         probability=sampled.probability if isinstance(sampled, KnownPoisson) else float(rounds.mean() / num_rounds),
-        least_devices=min(devices),
-        most_devices=max(devices),
+        least_devices=int(devices.min()),
+        most_devices=int(devices.max()),
         least_rounds=int(rounds.min()),
         most_rounds=int(rounds.max()),
         effective_noise_of_all=of_all.effective_noise,
