@@ -471,6 +471,22 @@ def test_schemes_are_listed(run):
     ]  # fmt: skip
 
 
+def test_a_users_own_scheme_is_shown(run, tmp_path, monkeypatch):
+    (tmp_path / "shown_scheme.py").write_text(
+        "from airdistill.schemes.distillation import OtaFd\n"
+        "class Mine(OtaFd):\n    '''Sends\n    signs.'''\n    name = 'mine'\n"
+        "class Silent(OtaFd):\n    name = 'silent'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code, out, _ = run("schemes", "shown_scheme:Mine", "local_only", "shown_scheme:Silent", "--json")
+    assert code == 0
+    shown = json.loads(out)
+    assert list(shown) == ["mine", "local_only", "silent"]
+    assert (shown["mine"], shown["silent"]) == ("Sends signs.", "")
+    assert run("schemes", "nothing")[0] == 2
+
+
 def test_a_users_own_scheme_is_one_file(run, small_file, tmp_path, monkeypatch):
     (tmp_path / "own_scheme_in_a_file.py").write_text(  # a name that no other test expects to be missing
         "from airdistill.schemes import Outcome, Scheme\n"

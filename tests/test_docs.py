@@ -94,13 +94,16 @@ def test_every_make_target_and_script_exists(page):
 
 
 @on_every_page
-def test_every_python_block_runs(page, tmp_path, monkeypatch):
-    """Each as a main module of its own; a process of its own would only take time to start."""
+def test_every_python_block_runs(page, tmp_path, monkeypatch, capsys):
+    """Each as a main module of its own, and shows or asserts a result; a process would only take time to start."""
     monkeypatch.chdir(tmp_path)
     for number, block in enumerate(blocks(page, "python")):
         main = ModuleType("__main__")
         monkeypatch.setitem(sys.modules, "__main__", main)
         exec(compile(block, f"{page.name}, block {number}", "exec"), vars(main))
+        shown = capsys.readouterr().out.strip()
+        assert shown or re.search(r"^ *assert ", block, re.MULTILINE), f"block {number} shows nothing"
+        assert not re.search(r"\b(nan|None)\b", shown), shown
 
 
 @on_every_page

@@ -1,5 +1,6 @@
-"""Provoke every error message that docs/extending.md and docs/own-models-and-data.md list."""
+"""Provoke every error message that docs/extending-errors.md and docs/own-models-and-data.md list."""
 
+import json
 import re
 import tempfile
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from airdistill.errors import AirDistillError
 from airdistill.planning.payloads import OneVector
 from airdistill.privacy.neighbours import Neighbours
 from airdistill.privacy.participation import Participation
-from airdistill.privacy.trust import FleetNoise
+from airdistill.privacy.trust import FleetNoise, OwnNoise
 from airdistill.radio import Estimate
 from airdistill.radio.superposition import error_free
 from airdistill.report.plan import receiver_rows
@@ -27,7 +28,7 @@ from airdistill.schemes.distillation import OtaFd
 from airdistill.schemes.payloads import BaseProtocol
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = "".join((DOCS / name).read_text() for name in ("extending.md", "own-models-and-data.md"))
+PAGES = "".join((DOCS / name).read_text() for name in ("extending-errors.md", "own-models-and-data.md"))
 
 
 class Nameless(Scheme):
@@ -149,6 +150,32 @@ class Unprotected(OtaFd):
     releases = "bare"
 
 
+class Signs(OtaFd):
+    """Sends which class is likeliest, which one record can change; in place."""
+
+    name = "signs"
+
+    def play(self, this):
+        vectors = this.vectors()
+        vectors[...] = vectors == vectors.max(axis=-1, keepdims=True)
+        reception = this.transmit(vectors)
+        return Outcome(this.learn(reception.received), reception)
+
+
+class Unmade(OtaFd):
+    """Sends vectors of its own."""
+
+    name = "unmade"
+
+    def play(self, this):
+        reception = this.transmit(np.ones((3, 3, 3)) / 3)
+        return Outcome(this.learn(reception.received), reception)
+
+
+class Unchanged(OtaFd):
+    name = "unchanged"
+
+
 class Twofold(OtaFd):
     """Pays for two transmissions."""
 
@@ -242,6 +269,27 @@ class Endless(TooLong):
 class SendsEndless(OtaFd):
     name = "sends_endless"
     payload = Endless
+
+
+class Relay(OwnNoise):
+    """Half of the receiver noise is a relay's. Its flags do not say that other noise counts."""
+
+    name = "relay"
+    sentence = "A device's own noise counts, and half of the receiver noise, which is a relay's."
+    assumption = "independent relay"
+
+    def counted(self, own, together, receiver_var):
+        return own + 0 * together + receiver_var / 2
+
+
+class HonestRelay(Relay):
+    name = "honest_relay"
+    counts_receiver = True
+
+
+class Flattened(Honest):
+    def counted(self, own, together, receiver_var):
+        return super().counted(own, together, receiver_var).sum()
 
 
 class Unassuming(FleetNoise):
@@ -340,7 +388,53 @@ def test_schemes_and_payloads(scheme, tmp_path, monkeypatch):
     assert_documented(message(lambda: small_scenario(tmp_path), f"{__name__}:{scheme.__name__}"))
 
 
-@pytest.mark.parametrize("trust", [NotTrust, Underestimating, Unassuming])
+@pytest.mark.parametrize("sensitivity", ["class_mean", "trajectory"])
+@pytest.mark.parametrize("scheme", [Signs, Unmade])
+def test_a_bound_on_one_record_is_for_unchanged_vectors(scheme, sensitivity, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own, change = f"{__name__}:{scheme.__name__}", f"privacy.sensitivity={sensitivity}"
+    line = message(lambda: small_scenario(tmp_path, change), own)
+    assert_documented(line.replace(scheme.name, "signs").replace("class_mean", "trajectory"))
+    run(small_scenario(tmp_path), own, rounds=1, out=tmp_path / "device", options=RunOptions(threads=1))
+    assert "sends them unchanged" in " ".join(each.sentence for each in certify(tmp_path / "device").assumptions)
+
+
+@pytest.mark.parametrize("sensitivity", ["class_mean", "trajectory"])
+def test_a_scheme_that_sends_what_was_made_has_the_bound_on_one_record(sensitivity, tmp_path):
+    scenario = small_scenario(tmp_path, f"privacy.sensitivity={sensitivity}")
+    record = run(scenario, f"{__name__}:Unchanged", 2, tmp_path / "own", RunOptions(threads=1))
+    built_in = run(scenario, "ota_fd", 2, tmp_path / "built-in", RunOptions(threads=1))
+    assert record.summary["epsilon_spent"] == pytest.approx(built_in.summary["epsilon_spent"])
+
+
+def test_the_papers_lemma_is_compared_with_any_vectors(tmp_path):
+    """Its certificate does not hold, whatever a scheme sends."""
+    scenario = small_scenario(tmp_path, "privacy.sensitivity=paper")
+    run(scenario, f"{__name__}:Signs", rounds=2, out=tmp_path / "run", options=RunOptions(threads=1))
+    assert certify(tmp_path / "run").verdict == "does not hold"
+
+
+def test_a_certificate_names_the_users_own_receiver(tmp_path):
+    scenario = small_scenario(tmp_path, f"learning.receiver={__name__}:Overwriting")
+    run(scenario, "ota_fd", rounds=1, out=tmp_path / "run", options=RunOptions(threads=1))
+    [own] = [each for each in certify(tmp_path / "run").assumptions if each.name == "user's own code"]
+    assert "in this run (receiver)" in own.sentence
+
+
+def test_a_relay_whose_noise_counts_with_the_receivers(tmp_path):
+    """The ledger counts a device's own noise and half of what the receiver adds to that of the fleet."""
+    own = f"{__name__}:HonestRelay"
+    scenario = small_scenario(tmp_path, f"privacy.trust={own}")
+    run(scenario, "ota_fd", rounds=1, out=tmp_path / "run", options=RunOptions(threads=1))
+    assert "independent relay" in [each.name for each in certify(tmp_path / "run").assumptions]
+    release = json.loads((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[1])
+    counted = {name: np.array(rows) for name, rows in release["counted_noise_var"].items()}
+    of_receiver = counted["receiver_noise"] - counted["fleet_noise"]
+    assert (of_receiver > 0).all()
+    np.testing.assert_allclose(counted[own], counted["own_noise"] + of_receiver / 2)
+
+
+@pytest.mark.parametrize("trust", [NotTrust, Underestimating, Unassuming, Flattened, Relay])
 def test_trust_models(trust, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert_documented(message(lambda: small_scenario(tmp_path, f"privacy.trust={__name__}:{trust.__name__}")))

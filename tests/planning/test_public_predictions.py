@@ -16,6 +16,7 @@ from airdistill.planning.plan import Plan, plan
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.what_if.public_set import affordable_rounds, public_set_what_if
 from airdistill.privacy.gaussian import gaussian_epsilon, gaussian_mu
+from airdistill.privacy.participation import Participation
 from airdistill.scenario import load
 
 
@@ -134,6 +135,35 @@ def test_a_class_with_hardly_any_samples_does_not_count_as_known(tmp_path):
     counts = np.array([[10, 10, 0], [10, 10, 1], [10, 10, 10]])  # knows 2, 2 and 3 of 3
     fleet = RealisedFleet(counts, *(np.ones(3),) * 4)
     assert PublicPredictions.for_scenario(scenario, fleet, None).most_answers == 8
+
+
+class FirstOfThree(Participation):
+    """A user's own model that knows three devices only."""
+
+    def mask(self, round_index):
+        return np.array([True, False, False]) & (round_index > 0)
+
+
+def test_the_what_if_repeats_a_users_own_participation(tmp_path):
+    """Each in every round, one device of three and two of six: 2VT/(M μ)² for the M that join."""
+    changes = ["radio.noise_power=0", f"fleet.sampling={__name__}:FirstOfThree"]
+    made = plan(scenario_of(tmp_path, *changes), "public_knowledge")
+    by_devices = {each.devices: each for each in public_set_what_if(made).forecasts if each.samples == 12}
+    mu, own = made.fleet.mu.min(), made.num_rounds
+    for devices, joining in ((6, 2), (12, 4), (1, 1)):
+        assert by_devices[devices].noise_var == pytest.approx(2 * own * 12 / (joining * mu) ** 2)
+
+
+def test_the_what_if_draws_known_participation_for_each_number_of_devices(tmp_path):
+    """It never has less noise than all devices."""
+    found, everyone = (
+        public_set_what_if(plan(scenario_of(tmp_path, "radio.noise_power=0", *changes), "public_knowledge")).forecasts
+        for changes in (["fleet.participation=0.8"], [])
+    )
+    pairs = [*zip(found, everyone, strict=True)]
+    assert {of_sampled.devices for of_sampled, _ in pairs} == {1, 2, 3, 6, 12}
+    assert all(of_sampled.noise_var >= of_all.noise_var * (1 - 1e-9) for of_sampled, of_all in pairs)
+    assert pairs[4][0].noise_var > 1.1 * pairs[4][1].noise_var
 
 
 def test_the_what_if_follows_the_formulas(tmp_path):

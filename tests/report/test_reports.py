@@ -16,6 +16,10 @@ from rich.console import Console
 from small_worlds import small_scenario
 
 import airdistill as ad
+from airdistill.audit.auditing import audit_run
+from airdistill.audit.options import AuditOptions
+from airdistill.privacy.participation import Participation
+from airdistill.report.audit_figures import draw_mu
 from airdistill.report.certificate import certificate_page
 from airdistill.report.comparison import (
     COLUMNS,
@@ -31,7 +35,7 @@ from airdistill.report.page import render
 from airdistill.report.plan import summary_rows
 from airdistill.report.run import write_run_page
 from airdistill.runs.options import RunOptions
-from airdistill.schemes.registry import SCHEMES
+from airdistill.schemes.registry import SCHEMES, plan_run
 
 OPTIONS = RunOptions(eval_every=2)
 
@@ -151,6 +155,47 @@ def test_every_scheme_shows_antennas_participation_and_noise(tmp_path):
     rows = {row["label"]: row for row in csv.DictReader(io.StringIO(runs_csv(made)))}
     assert (rows["ota_fd"]["participation"], rows["ota_fd"]["participation_hidden"]) == ("0.5", "True")
     assert (rows["ota_fd_antennas"]["antennas"], rows["local_only"]["antennas"]) == ("3", "")
+
+
+class EveryOther(Participation):
+    """Every other device, and all in every third round."""
+
+    def mask(self, round_index):
+        return None if round_index % 3 == 0 else (np.arange(self.num_devices) + round_index) % 2 == 0
+
+
+def test_reports_name_the_users_own_participation_model(tmp_path):
+    own = f"{__name__}:EveryOther"
+    scenario = small_scenario(tmp_path, f"fleet.sampling={own}")
+    record = ad.run(scenario, "ota_fd", rounds=2, out=tmp_path / "run", options=OPTIONS)
+    assert re.search(rf"Participation\s+{own}", text_of(write_run_page(record)))
+    rows = dict(summary_rows(plan_run(scenario, "ota_fd", 3)))
+    assert rows["Participation"].startswith("1 to 3 of 3 devices a round; a device is charged for the 2 to 2 of 3")
+
+
+class Idle(Participation):
+    """One of three devices never sends; in every third round no device does."""
+
+    def mask(self, round_index):
+        return np.array([False, True, True]) & (round_index % 3 != 0)
+
+
+def test_a_plan_says_which_rule_leaves_rounds_empty(tmp_path):
+    own = f"{__name__}:Idle"
+    made = ad.plan(small_scenario(tmp_path, f"fleet.sampling={own}"), "ota_fd")
+    assert any(f"let more devices join with fleet.sampling = {own}" in line for line in made.warnings)
+    assert "radio.truncation" not in " ".join(made.warnings)
+
+
+def test_an_audit_of_a_device_that_never_sends_says_so(tmp_path, recwarn):
+    scenario = small_scenario(tmp_path, f"fleet.sampling={__name__}:Idle")
+    ad.run(scenario, "ota_fd", rounds=2, out=tmp_path / "run", options=OPTIONS)
+    options = AuditOptions(rounds=2, transcripts=2, candidates=2, trials=20, parts=("exact", "empirical"))
+    found = audit_run(tmp_path / "run", options)
+    assert any(line.startswith("Device 0 transmits in none of these 2 rounds") for line in found.notes)
+    assert not any("no row that the device sent" in line for line in found.notes)
+    assert draw_mu(found.exact).axes[0].get_yscale() == "linear"
+    assert not recwarn.list
 
 
 def test_a_plan_with_antennas_shows_the_time_to_design_a_round():

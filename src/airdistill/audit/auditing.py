@@ -36,6 +36,10 @@ _REPLAYED = (
     "The other devices' signals are replayed from one simulation: the guarantee must hold for any such signals. "
     "Only the audited device's data and the noise vary."
 )
+_NEVER_JOINED = (
+    "Device {device} transmits in none of these {rounds} rounds, and so there was nothing to attack: audit another one "
+    "(--audited-device), or more rounds (--rounds)."
+)
 _LOWER_BOUND = "An attack gives a lower bound on the privacy loss; it cannot prove the absence of a larger loss."
 _COUNTS_ARE_PUBLIC = (
     "Label inference is left out: it reads answers on a public set. Class counts are public by declaration, and so "
@@ -134,7 +138,7 @@ def _attacked(
         if "empirical" in options.parts:
             attacked = device if plan.scenario.privacy.sensitivity == "device" else record
             empirical = audit_empirically(context, attacked, options, tell, noise_source)
-            notes += _notes_on_trials(empirical, options, num_rounds)
+            notes += _notes_on_trials(empirical, plan, options, num_rounds)
     membership = _membership(context, options, tell, notes)
     labels = _labels(context, options, tell, noise_source, notes)
     return _audit_of(context, scheme, options, exact, empirical, membership, labels, tuple(notes))
@@ -277,7 +281,9 @@ def _notes_on(scheme: Scheme) -> list[str]:
     ]
 
 
-def _notes_on_trials(empirical: EmpiricalAudit | None, options: AuditOptions, num_rounds: int) -> list[str]:
+def _notes_on_trials(empirical: EmpiricalAudit | None, plan: Plan, options: AuditOptions, num_rounds: int) -> list[str]:
+    if plan.uplink.participation.rounds_joined(num_rounds)[options.device] == 0:
+        return [_NEVER_JOINED.format(device=options.device, rounds=num_rounds)]
     if empirical is None:
         return ["The attack on drawn noise is left out: no row that the device sent has counted noise."]
     if empirical.num_trials == options.trials and empirical.num_rounds == num_rounds:

@@ -186,7 +186,9 @@ class RecordedNoise:
             ratio = measured.pooled
             notes.append(f"The noise was stronger than predicted: {ratio.value:.4g} of it, at least {ratio.low:.4g}.")
         if self.num_left_out:
-            notes.append(f"The noise of {self.num_left_out} rounds was not drawn again.")
+            limit = f"it has more than {_MOST_NUMBERS} numbers"
+            why = "a custom scheme may have gains of its own" if self._own_gains else limit
+            notes.append(f"The noise of {self.num_left_out} rounds was not drawn again: {why}.")
         return notes
 
 

@@ -137,17 +137,21 @@ def report_command(
 
 
 @app.command("schemes")
-def schemes_command(as_json: JsonOption = False) -> None:
-    """List the schemes.
+def schemes_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SCHEME]...", help="Show these only; your own as package.module:Scheme."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the schemes, or show those that are named.
 
     Example: airdistill schemes --json
     """
-    import inspect
+    from airdistill.schemes.registry import SCHEMES, load_scheme
 
-    from airdistill.schemes.registry import SCHEMES
-
-    summaries = {name: " ".join((inspect.getdoc(scheme) or "").split()) for name, scheme in SCHEMES.items()}
-    print_summaries(summaries, as_json)
+    schemes = [load_scheme(name) for name in names or SCHEMES]
+    print_summaries({scheme.name: " ".join((type(scheme).__doc__ or "").split()) for scheme in schemes}, as_json)
 
 
 @app.command("bench")

@@ -25,7 +25,15 @@ from airdistill.learning.gradients import Target, parameter_gradients
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
 from airdistill.learning.optimisers import PLAIN, Optimiser
-from airdistill.learning.stacking import TorchLogits, contiguous, contiguous_stack, stacked_parameters
+from airdistill.learning.stacking import (
+    TorchLogits,
+    class_sums,
+    contiguous,
+    contiguous_stack,
+    device_vectors,
+    split_pairs,
+    stacked_parameters,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +76,7 @@ class StackedLearners:
         self._chunk = self._fitting_chunk(chunk)
         self._chunks = [
             (self._logits.to_layout(samples_chunk), labels_chunk)
-            for samples_chunk, labels_chunk in _split_pairs(self._samples, self._labels, self._chunk, dim=1)
+            for samples_chunk, labels_chunk in split_pairs(self._samples, self._labels, self._chunk, dim=1)
         ]
         self._passes = self._captured_passes(_FUSED_BYTES if kept_bytes is None else kept_bytes)
         self._current_pass: CudaGraphPass | None = None  # the pass that ran with the current weights, if any
@@ -90,7 +98,7 @@ class StackedLearners:
         sums = self._class_counts.new_zeros(*self._class_counts.shape, self._num_classes)
         with torch.no_grad():
             for samples, labels in self._chunks:
-                sums += _class_sums(self._logits(self._parameters, samples), self._indicators(labels))
+                sums += class_sums(self._logits(self._parameters, samples), self._indicators(labels))
         return np.asarray((sums / self._class_counts[:, :, None]).cpu().numpy())
 
     def full_batch_step(
@@ -168,14 +176,14 @@ class StackedLearners:
     def gradients(self) -> tuple[Tensor, list[Losses]]:
         """The mean gradient of every device's cross-entropy, `[device, parameter]`."""
         gradients, losses = self._full_batch(None, 0.0)
-        return _vectors(gradients), _losses_of(losses.tolist())
+        return device_vectors(gradients), _losses_of(losses.tolist())
 
     def clipped_gradients(self, clip_norm: float) -> tuple[Tensor, list[Losses]]:
         """`gradients` with per-sample clipping, if all devices have the weights of device 0."""
         by_group = []
         devices_in_chunk = max(1, _CLIPPING_CHUNK // self._labels.shape[1])
-        groups = _split_pairs(self._samples, self._labels, devices_in_chunk, dim=0)
-        for chunks in (_split_pairs(*group, _CLIPPING_CHUNK, dim=1) for group in groups):
+        groups = split_pairs(self._samples, self._labels, devices_in_chunk, dim=0)
+        for chunks in (split_pairs(*group, _CLIPPING_CHUNK, dim=1) for group in groups):
             sums = [clipped_sum(self._template, chunk, chunk_labels, clip_norm) for chunk, chunk_labels in chunks]
             gradient = torch.stack([part.gradient for part in sums]).sum(dim=0)
             by_group.append((gradient, torch.stack([part.loss for part in sums]).sum(dim=0)))
@@ -184,7 +192,7 @@ class StackedLearners:
 
     def parameters(self) -> Tensor:
         """Every device's trainable parameters as one vector each, `[device, parameter]`."""
-        return _vectors([stack.detach() for stack in self._trained])
+        return device_vectors([stack.detach() for stack in self._trained])
 
     @torch.no_grad()
     def average(self, weights: FloatArray) -> None:
@@ -219,7 +227,7 @@ class StackedLearners:
         return self._all_finite().tolist() if last is None else last.left_finite_weights
 
     def _all_finite(self) -> Tensor:
-        return torch.isfinite(_vectors([stack.detach() for stack in self._parameters.values()])).all(dim=1)
+        return torch.isfinite(device_vectors([stack.detach() for stack in self._parameters.values()])).all(dim=1)
 
     def _deferred(self, losses: Tensor) -> Sequence[Losses]:
         """A step's losses `[loss, device]`; meanwhile the GPU starts the forward pass that the next round needs."""
@@ -258,7 +266,7 @@ class StackedLearners:
         indicators = self._indicators(labels)
 
         def knowledge_of(logits_of_all: Tensor) -> Tensor:
-            return _class_sums(logits_of_all, indicators) / self._class_counts[:, :, None]
+            return class_sums(logits_of_all, indicators) / self._class_counts[:, :, None]
 
         can_keep = labels.numel() * logits.bytes_per_sample <= kept_bytes
         return {
@@ -386,22 +394,6 @@ def _losses(logits: Tensor, labels: Tensor, target: Target | None) -> tuple[Tens
     return training, (squared * target.known[labels]).mean(dim=1)
 
 
-def _class_sums(logits: Tensor, indicators: Tensor) -> Tensor:
-    """The sum of the predictions of every class, `[device, class, class]`; indicators are `[device, sample, class]`."""
-    # A product with indicators instead of index_add, whose order of summation varies on a GPU.
-    return indicators.mT @ logits.to(torch.float64).softmax(dim=2)
-
-
 def _losses_of(numbers: Sequence[Sequence[float]]) -> list[Losses]:
     """Every device's losses, from `[loss][device]`."""
     return [Losses(training, distillation) for training, distillation in zip(*numbers, strict=True)]
-
-
-def _vectors(stacks: Sequence[Tensor]) -> Tensor:
-    """Each device's part of all stacks as one vector, `[device, parameter]`."""
-    return torch.cat([stack.flatten(1) for stack in stacks], dim=1)
-
-
-def _split_pairs(samples: Tensor, labels: Tensor, size: int, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Split samples and labels alike."""
-    return zip(torch.split(samples, size, dim), torch.split(labels, size, dim), strict=True)

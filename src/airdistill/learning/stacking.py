@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,22 @@ def contiguous_stack(tensors: Sequence[Tensor]) -> Tensor:
 def contiguous(tensor: Tensor) -> Tensor:
     """A copy in row-major order: vmap merges device and channel axes for a convolution over stacked devices."""
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def device_vectors(stacks: Sequence[Tensor]) -> Tensor:
+    """Each device's part of all stacks as one vector, `[device, parameter]`."""
+    return torch.cat([stack.flatten(1) for stack in stacks], dim=1)
+
+
+def split_pairs(samples: Tensor, labels: Tensor, size: int, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Split samples and labels alike."""
+    return zip(torch.split(samples, size, dim), torch.split(labels, size, dim), strict=True)
+
+
+def class_sums(logits: Tensor, indicators: Tensor) -> Tensor:
+    """The sum of the predictions of every class, `[device, class, class]`; indicators are `[device, sample, class]`."""
+    # A product with indicators instead of index_add, whose order of summation varies on a GPU.
+    return indicators.mT @ logits.to(torch.float64).softmax(dim=2)
 
 
 def can_stack_orders(orders: list[list[IntArray]]) -> bool:

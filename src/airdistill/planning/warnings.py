@@ -171,8 +171,10 @@ def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast
 
 def _about_channel(scenario: Scenario, uplink: Uplink, forecast: RoundForecast) -> Iterator[str]:
     if not np.isfinite(forecast.effective_noise) and forecast.silent_share > 0:
-        sampled = isinstance(uplink.participation, KnownPoisson)
-        remedy = "raise fleet.participation" if sampled else "lower radio.truncation"
+        sampled = uplink.participation
+        remedy = "raise fleet.participation" if isinstance(sampled, KnownPoisson) else "lower radio.truncation"
+        if not (sampled.everyone or isinstance(sampled, KnownPoisson)):
+            remedy = f"let more devices join with fleet.sampling = {scenario.fleet.sampling}"
         yield f"A class has no active device in more rounds than the outage allows: {remedy}."
     elif not np.isfinite(forecast.effective_noise) and channel_noise_var(scenario) > 0:
         yield "A class cannot be received in more rounds than the outage allows: a holder has no channel."

@@ -96,6 +96,10 @@ RADIO = (
     "a round in which a device that adds noise was missing, hides less than is counted."
 )
 OWN_MODEL = " Its models share no weights or statistics between devices."
+OWN_SCHEME = (
+    " Its scheme computes what a device sends from that device's vectors alone, and a bound on one record assumes that "
+    "it sends them unchanged."
+)
 OWN_CODE = (
     "The user's own code in this run ({parts}) is trusted to send and to learn from nothing but what it charges, and "
     "to state bounds and counted noise truthfully."

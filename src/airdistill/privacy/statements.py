@@ -19,6 +19,7 @@ from airdistill.privacy.assumptions import (
     OTHER_RUNS,
     OWN_CODE,
     OWN_MODEL,
+    OWN_SCHEME,
     PILOT,
     RADIO,
     SECURE_SUM,
@@ -150,8 +151,8 @@ def _moved_data(runs: Sequence[CertifiedRun]) -> Iterator[Assumption]:
 
 def _own_code(terms: Mapping[str, Any]) -> Iterator[Assumption]:
     if own := terms.get("own_code"):
-        shared = OWN_MODEL if "model" in own else ""
-        yield Assumption("user's own code", OWN_CODE.format(parts=" and ".join(own)) + shared)
+        more = (OWN_SCHEME if "scheme" in own else "") + (OWN_MODEL if "model" in own else "")
+        yield Assumption("user's own code", OWN_CODE.format(parts=" and ".join(own)) + more)
 
 
 def _about_noise(run: CertifiedRun) -> Iterator[Assumption]:

@@ -29,6 +29,11 @@ _NO_MORE_ANTENNAS = (
     "Over a radio the server must have no more antennas than were planned for, because more antennas can tell devices "
     "apart."
 )
+_UNCOUNTED = {  # what to do if a user's own model counts more than its flags allow
+    "own_noise": "; set counts_others if other devices' noise counts, counts_receiver if the receiver noise does",
+    "fleet_noise": "; set counts_receiver if the receiver noise counts too",
+    "receiver_noise": "; there is no more noise",
+}
 
 
 class Trust(ABC):
@@ -236,9 +241,15 @@ def _check_counted(name: str, trust: Trust, counted: FloatArray, built_in: Mappi
     """Raise unless a user's own model counts no more noise than there is, by its own flags."""
     flags = OwnNoise if trust.counts_own_only else ReceiverNoise if trust.counts_receiver else FleetNoise
     own, most = built_in[OwnNoise.name], built_in[flags.name]
-    if counted.shape not in (own.shape, own.shape[1:]) or not ((counted >= 0) & (counted <= most * (1 + 1e-9))).all():
-        rule = f"`counted` must have shape [device, row] or [row], and be from 0 to what {flags.name} counts"
-        raise InputError("privacy.trust", name, rule)
+    if counted.shape not in (own.shape, own.shape[1:]):
+        expected = f"[device, row] = {list(own.shape)} or [row] = {list(own.shape[1:])}"
+        raise InputError("privacy.trust", name, f"`counted` must have shape {expected}, not {list(counted.shape)}")
+    wrong = ~((counted >= 0) & (counted <= most * (1 + 1e-9)))
+    if wrong.any():
+        *_, row = place = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        limit = f"{np.broadcast_to(most, own.shape).max(axis=0)[row]:.6g}, all that {flags.name} counts"
+        rule = f"`counted` is {counted[place]:.6g} in row {row}: must be from 0 to {limit}"
+        raise InputError("privacy.trust", name, rule + _UNCOUNTED[flags.name])
 
 
 def trust_header(name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
 from airdistill.arrays import FloatArray, IntArray
@@ -56,12 +57,17 @@ def _band(axes: Axes, rounds: IntArray, values: FloatArray, relation: str) -> No
 
 
 def _by_round(figure: Figure, axes: Axes, label: str) -> Figure:
-    if any(np.isfinite(line.get_ydata(orig=True)).any() for line in axes.get_lines()):
+    if any(_shows_on_logarithmic_axis(line.get_ydata(orig=True)) for line in axes.get_lines()):
         axes.set_yscale("log")
     count_rounds(axes)
     axes.set_ylabel(label)
     legend_below(figure, axes, columns=2)
     return figure
+
+
+def _shows_on_logarithmic_axis(values: ArrayLike) -> bool:
+    numbers = np.asarray(values, dtype=np.float64)
+    return bool((np.isfinite(numbers) & (numbers > 0)).any())
 
 
 def draw_attack(found: EmpiricalAudit) -> Figure:

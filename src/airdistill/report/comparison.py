@@ -51,7 +51,8 @@ NOTES = (
     "Accuracy: of the devices' own models on the common test set, mean over devices, then over seeds ± 95 % interval.",
     "Gain over local: in points, against local training alone at the same round and seed.",
     "Noise: measured variance per received entry; median over rows and rounds, mean over seeds. Participation: all, or "
-    "the probability with which each device joins a round, known to the server or secret from it.",
+    "the probability with which each device joins a round, known to the server or secret from it, or the user's own "
+    "model.",
     "ε: exact, of the worst device and seed, if a neighbouring dataset moves the payload as far as each sensitivity "
     "model allows; * is the model that the scenario declares. For knowledge of trained models only `device` is a valid "
     "bound; for gradients all are. ∞: not private; 0: nothing is sent.",

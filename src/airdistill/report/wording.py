@@ -87,9 +87,11 @@ def antennas_in_words(link: Mapping[str, Any] | None) -> str:
 
 
 def participation_in_words(link: Mapping[str, Any] | None) -> str:
-    """Say which devices send in a round: all, a number of draws, or each with a probability, known or secret."""
+    """Say which devices send in a round: all, a number of draws, each with a probability, or a user's own model."""
     if link is None:
         return ""
+    if own := link.get("own_participation"):
+        return str(own)
     if link["draws"] is not None:
         return f"{link['draws']} draws"
     if link["participation"] == 1:

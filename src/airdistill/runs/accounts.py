@@ -153,6 +153,8 @@ def _own_code(plan: Plan, own_scheme: bool) -> dict[str, Any]:
         "payload": uplink.payload.kind not in PAYLOADS,
         "participation model": not type(uplink.participation).__module__.startswith("airdistill."),
         "trust model": uplink.trust not in TRUST_MODELS,
+        # It is made with the plan, which names the data: nothing forces it to read only what was received.
+        "receiver": ":" in plan.scenario.learning.receiver,
     }
     found = [name for name, is_own in own.items() if is_own]
     return {"own_code": found} if found else {}

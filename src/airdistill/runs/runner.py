@@ -198,12 +198,13 @@ def _link(simulation: Simulation) -> dict[str, Any] | None:
     scenario = simulation.plan.scenario
     if simulation.scheme.releases == "nothing":
         return None
-    drawn = scenario.fleet.sampled_devices if simulation.plan.uplink.kind == "gradient" else None
+    fleet, is_gradient = scenario.fleet, simulation.plan.uplink.kind == "gradient"
     return {
         "antennas": scenario.radio.antennas,
-        "participation": scenario.fleet.participation,
-        "participation_hidden": scenario.fleet.participation_hidden,
-        "draws": drawn if scenario.fleet.sampling != "none" else None,
+        "participation": fleet.participation,
+        "participation_hidden": fleet.participation_hidden,
+        "draws": fleet.sampled_devices if is_gradient and fleet.sampling == "with_replacement" else None,
+        **({"own_participation": fleet.sampling} if ":" in fleet.sampling else {}),
     }
 
 

@@ -75,6 +75,7 @@ class Round:
     receiver: Receiver | None = None
     _charged: ChargedRound | None = None
     _sent: Reception | None = None
+    _made: FloatArray | None = None  # what `vectors` returned, if nothing else may be sent
 
     @property
     def lr(self) -> float:
@@ -110,7 +111,10 @@ class Round:
         """
         if self._charged is None and self.ledger.header.enforced:
             self.charge()
-        return self.protocol.vectors(self.fleet, self.index, range(len(self.fleet.learners)))
+        made = self.protocol.vectors(self.fleet, self.index, range(len(self.fleet.learners)))
+        if self._bounds_one_record:
+            self._made = made.copy()  # a scheme may change what it is given
+        return made
 
     def transmit(self, vectors: FloatArray) -> Reception:
         """Send `[device, row, entry]` over the air, once, and apply the scenario's receiver; charge it if needed."""
@@ -122,9 +126,32 @@ class Round:
         if self._charged is None:
             self.charge()
         assert self._charged is not None
+        self._check_unchanged(vectors)
         self._sent = self._charged.transmit(vectors)
         # A scheme may change what it is given; what was received stays, to compare a broadcast with.
         return replace(self._sent, received=self._sent.received.copy()).estimated_by(self.receiver)
+
+    @property
+    def _bounds_one_record(self) -> bool:
+        """Whether a user's own scheme runs under a guarantee that only the payload itself keeps.
+
+        Lemma 1 for class means is for comparison with the paper only: no certificate holds with it.
+        """
+        header = self.ledger.header
+        is_lemma_1 = header.sensitivity == "paper" and self.plan.uplink.payload.neighbours.is_class_mean
+        protects_record = header.enforced and header.sensitivity != "device" and not is_lemma_1
+        return protects_record and "scheme" in header.terms.get("own_code", ())
+
+    def _check_unchanged(self, vectors: FloatArray) -> None:
+        """Raise if a record's bound is charged for other vectors than those that it bounds.
+
+        One record can flip a sign or an argmax, and so move a quantised class mean as far as a whole device can.
+        """
+        if self._bounds_one_record and (self._made is None or not _is_copy(vectors, self._made)):
+            bound = f'privacy.sensitivity = "{self.ledger.header.sensitivity}" bounds one record in these only'
+            rule = f'{bound}; send them unchanged, or set it to "device"'
+            named = f"scheme {self.ledger.header.scheme} would send other vectors than this.vectors() returned"
+            raise AirDistillError(f"round {self.index}: {named}: {rule}")
 
     def release_without_privacy(self, aggregate: FloatArray) -> Reception:
         """Charge the release of every device's vectors without noise; the server gets the aggregate `[row, entry]`."""

@@ -43,18 +43,18 @@ class ParticipationComparison:
 def participation_comparison(
     uplink: Uplink, num_rounds: int, forecast_of: Callable[[Uplink], RoundForecast]
 ) -> ParticipationComparison | None:
-    """Compare known Poisson sampling with all devices; None for other participation."""
+    """Compare known Poisson sampling, or a user's own model, with all devices; None for other participation."""
     sampled = uplink.participation
-    if not isinstance(sampled, KnownPoisson):
+    if sampled.everyone or sampled.changes_weights:
         return None
-    devices = [int(np.count_nonzero(sampled.mask(round_index))) for round_index in range(1, num_rounds + 1)]
+    devices = sampled.masks(num_rounds, num_rounds).sum(axis=1)
     rounds = sampled.rounds_joined(num_rounds)
     assert isinstance(uplink, GradientUplink | SuperposedUplink)
     of_all = forecast_of(replace(uplink, participation=without_sampling(sampled)))
     return ParticipationComparison(
-        probability=sampled.probability,
-        least_devices=min(devices),
-        most_devices=max(devices),
+        probability=sampled.probability if isinstance(sampled, KnownPoisson) else float(rounds.mean() / num_rounds),
+        least_devices=int(devices.min()),
+        most_devices=int(devices.max()),
         least_rounds=int(rounds.min()),
         most_rounds=int(rounds.max()),
         effective_noise_of_all=of_all.effective_noise,
