@@ -1,20 +1,15 @@
 """Public embeddings: whitening, patch responses computed slowly, a user's network and its checks, and the cache."""
 
 import inspect
-import logging
-import sys
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from airdistill.data.datasets import load_dataset
-from airdistill.errors import InputError
 from airdistill.learning import embeddings
 from airdistill.learning.base_features import PatchFeatures, Scale, spherical_k_means
-from airdistill.learning.contrastive import Encoder, Recipe, contrast, random_view, train_encoder
 from airdistill.learning.embeddings import fit_embedding, leading, principal_directions
 from airdistill.learning.samples import to_tensor
 
