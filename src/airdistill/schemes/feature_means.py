@@ -144,10 +144,12 @@ class FeatureReceiver:
         """From the sum `[1, entry]` of vectors with these weights `[device, 1]` to what is broadcast."""
         if np.isfinite(received).all():
             self._add(received[0], float(noise_var[0]), weights[:, 0])
-        num_samples, num_classes = len(self._features), self._payload.fleet.num_classes
         if self._information == 0:
-            return Estimate(np.full((num_samples, num_classes), np.nan))
+            return Estimate(self._nothing())
         means = self._received_means()
+        if len(means.held) == 0:
+            # Private counts: no noisy weight is above its noise. A later round may raise one.
+            return Estimate(self._nothing(), facts={**self._facts, "reading": "none"})
         if self._student is None:
             labels = lda(means, self._features)
             return Estimate(labels, predictions=labels, labels=labels, facts={**self._facts, "reading": "lda"})
@@ -161,6 +163,9 @@ class FeatureReceiver:
             labels=reading.probabilities,
             facts={**self._facts, "reading": reading.method, "read_dimensions": reading.dimensions},
         )
+
+    def _nothing(self) -> FloatArray:
+        return np.full((len(self._features), self._payload.fleet.num_classes), np.nan)
 
     def _add(self, received: FloatArray, noise_var: float, weights: FloatArray) -> None:
         """Pool a round by the inverse of its noise, in units of the sum over all devices."""
