@@ -236,7 +236,7 @@ def test_records_that_were_changed_contradict_the_plan(tmp_path):
     tables = {**lines[1]["knowledge"], "received": lines[2]["knowledge"]["received"]}
     for changes, words in [
         ({"predicted_noise_var": [1.0, 1.0, 1.0]}, "round 2 predicts 1 for row"),
-        ({"noiseless_devices": [0]}, "round 2 records device 0 as inactive or not"),
+        ({"silent_devices": [0]}, "round 2 records device 0 as inactive or not"),
         ({"planned_power_w": 1.0}, "round 2 plans 1 W"),
         ({"measured_power_w": 1.0}, "1 W in round 2, where"),
         ({"knowledge": tables}, "What was received is not what was recorded"),
