@@ -300,13 +300,17 @@ class LearningFleet:
                 for state in states:
                     state[name].copy_(mean)
 
-    def use_model(self, weights: FloatArray) -> Sequence[Losses]:
-        """Give every device these weights, and return the cross-entropy of this model on every device's samples."""
-        for learner in self.learners:
-            set_flat_weights(learner.model, weights)
-            learner.drop_cache()
-        if self.stacked is not None:
-            self.stacked.drop_cache()
+    def use_model(self, weights: FloatArray | None) -> Sequence[Losses]:
+        """Give every device these weights, and return the cross-entropy of its model on its samples.
+
+        With None, if no model was received, every device keeps its own.
+        """
+        if weights is not None:
+            for learner in self.learners:
+                set_flat_weights(learner.model, weights)
+                learner.drop_cache()
+            if self.stacked is not None:
+                self.stacked.drop_cache()
         return self.engine.for_each(lambda learner: Losses(learner.cross_entropy(), 0.0), self.learners)
 
     def are_equal(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from airdistill.arrays import FloatArray, IntArray
+from airdistill.arrays import FloatArray, IntArray, divide_or
 from airdistill.data.public import PublicSet
 from airdistill.errors import InputError
 from airdistill.learning.class_features import ReceivedMeans, lda, read_class_features
@@ -61,7 +62,7 @@ class FeatureMeansProtocol(PublicDistillation):
         assert broadcast is not None  # a scheme on a public set always broadcasts
         if self.public.broadcast == "predictions":
             return super().learn(fleet, round_index, broadcast, devices)
-        return fleet.use_model(broadcast[0]) if np.isfinite(broadcast).all() else []
+        return fleet.use_model(broadcast[0] if np.isfinite(broadcast).all() else None)
 
     def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:
         assert public is not None  # the scenario declares one, or there would be no such plan
@@ -145,11 +146,11 @@ class FeatureReceiver:
         if np.isfinite(received).all():
             self._add(received[0], float(noise_var[0]), weights[:, 0])
         if self._information == 0:
-            return Estimate(self._nothing())
+            return self._without_rows()
         means = self._received_means()
         if len(means.held) == 0:
             # Private counts: no noisy weight is above its noise. A later round may raise one.
-            return Estimate(self._nothing(), facts={**self._facts, "reading": "none"})
+            return replace(self._without_rows(), facts={**self._facts, "reading": "none"})
         if self._student is None:
             labels = lda(means, self._features)
             return Estimate(labels, predictions=labels, labels=labels, facts={**self._facts, "reading": "lda"})
@@ -164,8 +165,9 @@ class FeatureReceiver:
             facts={**self._facts, "reading": reading.method, "read_dimensions": reading.dimensions},
         )
 
-    def _nothing(self) -> FloatArray:
-        return np.full((len(self._features), self._payload.fleet.num_classes), np.nan)
+    def _without_rows(self) -> Estimate:
+        """What is broadcast before anything was received: nothing."""
+        return Estimate(np.full((len(self._features), self._payload.fleet.num_classes), np.nan))
 
     def _add(self, received: FloatArray, noise_var: float, weights: FloatArray) -> None:
         """Pool a round by the inverse of its noise, in units of the sum over all devices."""
@@ -189,7 +191,8 @@ class FeatureReceiver:
             # Nothing of the true counts may be used here: the noisy weights take their place.
             weights_var = noise_var / payload.count_norm**2
             weights = np.maximum(noisy_weights / payload.count_norm, 0.0)
-            shares = np.maximum(weights, 1e-3 * weights.max()) / np.maximum(weights, 1e-3 * weights.max()).sum()
+            least = np.maximum(weights, 1e-3 * weights.max())
+            shares = divide_or(least, least.sum(), 0.0)
             sampling = weights / np.median(payload.fleet.class_counts.sum(axis=1))
         return ReceivedMeans(rows, weights, noise_var, sampling, shares, weights_var)
 
