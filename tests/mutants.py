@@ -18,6 +18,7 @@ from airdistill.radio import charged_round, discrete_noise, superposition
 from airdistill.radio.charged_round import ChargedRound
 from airdistill.radio.superposition import RoundNoise
 from airdistill.runs import simulation
+from airdistill.schemes import feature_means
 from airdistill.schemes.payloads import ClassMeanProtocol, PublicPredictionProtocol
 
 
@@ -103,6 +104,29 @@ def votes_not_limited(patch):
 
 def gradients_not_clipped(patch):
     _wrapped(patch, LearningFleet, "gradients", lambda original, fleet, _clip: original(fleet, None))
+
+
+def _device_vector(patch, change):
+    """Devices clip and divide by other numbers than the plan's: `change` takes payload, labels and counts."""
+
+    def sent(original, payload, features, labels, counts):
+        payload, counts = change(payload, labels, counts)
+        return original(payload, features, labels, counts)
+
+    _wrapped(patch, feature_means, "device_vector", sent)
+
+
+def feature_means_not_clipped(patch):
+    _device_vector(patch, lambda payload, _labels, counts: (replace(payload, norm_bound=1e9), counts))
+
+
+def samples_not_clipped(patch):
+    _device_vector(patch, lambda payload, _labels, counts: (replace(payload, sample_bound=1e9), counts))
+
+
+def live_counts_divide(patch):
+    """A device divides by the samples that it holds, not by those that were declared."""
+    _device_vector(patch, lambda payload, labels, counts: (payload, np.bincount(labels, minlength=len(counts))))
 
 
 def no_bound_checked(patch):

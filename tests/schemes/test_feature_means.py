@@ -1,0 +1,420 @@
+"""Feature means from end to end: vectors, receiver, all kinds of runs, certificate, chains, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+from small_worlds import small_scenario, write_dataset, write_few_digits
+
+import airdistill as ad
+from airdistill.data.public import load_data
+from airdistill.errors import InputError
+from airdistill.learning.embeddings import fit_embedding
+from airdistill.planning.plan import Plan
+from airdistill.privacy.certificate import certificate_of
+from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.sensitivity import feature_means_sensitivity
+from airdistill.radio.receivers import estimate_by
+from airdistill.runs.options import RunOptions
+from airdistill.runs.simulation import Simulation
+from airdistill.schemes import feature_means
+from airdistill.schemes.feature_means import likely_weights
+from airdistill.schemes.payloads import payload_protocol, receiver_of
+from airdistill.schemes.registry import load_scheme, plan_run
+
+FAST = RunOptions(threads=1, eval_every=100, dtype="float64", checkpoint_every=1)
+SCHEMES = ("feature_means", "airdistill_features")
+CLASSES, WIDTH, DEVICES = 4, 8, 12
+
+
+def skewed(folder, *changes):
+    """Twelve devices that hold two of four blobs each; 60 of 120 test samples are public."""
+    path = folder / "skewed.npz"
+    if not path.exists():
+        write_dataset(path, num_classes=CLASSES, features=(WIDTH,), num_train=240, num_test=120)
+    return small_scenario(
+        folder, f"data.dataset={path}", f"fleet.devices={DEVICES}", "data.partition=shards",
+        "data.classes_per_device=2", "public.samples=60", "public.distill_epochs=5", "learning.local_epochs=1",
+        "learning.initial_lr=0.05", "radio.noise_power=1e-16", "privacy.epsilon=50", "privacy.delta=1e-5",
+        "learning.rounds=1", *changes,
+    )  # fmt: skip
+
+
+def played(folder, scheme, *changes, name="run", **how):
+    return ad.run(skewed(folder, *changes), scheme, out=folder / name, options=FAST, **how)
+
+
+def simulation_of(folder, scheme, *changes):
+    return Simulation(plan_run(skewed(folder, *changes), scheme), load_scheme(scheme), FAST.resolved())
+
+
+def plan_of(record):
+    return Plan.from_dict(json.loads((record.folder / "plan.json").read_text()))
+
+
+def weights_of(folder):
+    return max(Path(folder).glob("checkpoint-*.safetensors")).read_bytes()
+
+
+# What devices send.
+
+
+@pytest.mark.parametrize("counts", ["public", "private"])
+def test_vectors_are_clipped_sums_over_declared_counts(tmp_path, counts):
+    """Sample by sample, class by class."""
+    norms = ("public.sample_norm=2.5", "public.feature_norm=1.5")
+    simulation = simulation_of(tmp_path, "feature_means", f"privacy.counts={counts}", *norms)
+    fleet, plan = simulation.fleet, simulation.plan
+    sent = payload_protocol(plan).vectors(fleet, 1, range(DEVICES))[:, 0]
+    embedding = fit_embedding("raw", fleet.public_samples(), WIDTH, seed=0)
+    clipped = 0
+    for device, learner in enumerate(fleet.learners):
+        samples, labels = learner.samples_and_labels()
+        features, held = embedding.features(samples).double().numpy(), plan.fleet.class_counts[device]
+        expected = np.zeros((CLASSES, WIDTH))
+        for row, label in zip(features, labels.tolist(), strict=True):
+            expected[label] += row * min(1, 2.5 / np.sqrt((row**2).sum())) / np.sqrt(held[label] * len(features))
+        length = np.sqrt((expected**2).sum())
+        clipped += length > 1.5
+        expected = expected.ravel() * min(1, 1.5 / length)
+        if counts == "private":
+            expected = np.append(expected, 0.75 * np.sqrt(held / held.sum()))
+        assert sent[device] == pytest.approx(expected, abs=1e-6)
+    assert clipped > 0
+
+
+def test_a_sample_without_finite_features_counts_as_zero(tmp_path):
+    payload = plan_run(skewed(tmp_path), "feature_means").uplink.payload
+    counts = payload.fleet.class_counts[0]
+    labels = np.repeat(np.arange(CLASSES), counts)
+    features = np.random.default_rng(0).standard_normal((len(labels), WIDTH))
+    zero, infinite = features.copy(), features.copy()
+    zero[3] = 0
+    for value in (np.inf, np.nan):
+        infinite[3, 1] = value
+        sent = [feature_means.device_vector(payload, each, labels, counts) for each in (zero, infinite)]
+        assert np.array_equal(*sent)
+
+
+# How the server reads it.
+
+
+def readings(monkeypatch):
+    """A list of all class means that are read from now on."""
+    read, lda = [], feature_means.lda
+
+    def reading(means, public):
+        read.append(means)
+        return lda(means, public)
+
+    monkeypatch.setattr(feature_means, "lda", reading)
+    return read
+
+
+def test_the_receiver_pools_rounds_by_the_inverse_of_their_noise(tmp_path, monkeypatch):
+    """Two rounds with other weights; what is read is the weighted sum over all devices, and its noise."""
+    plan = plan_run(skewed(tmp_path, "learning.rounds=2"), "feature_means")
+    receiver = receiver_of(plan, load_data(plan.scenario)[1], FAST.learning_engine())
+    read = readings(monkeypatch)
+    rng, noise_var = np.random.default_rng(0), (0.01, 0.03)
+    received = rng.standard_normal((2, 1, CLASSES * WIDTH))
+    joined = np.array([np.ones(DEVICES), np.arange(DEVICES) % 2])
+    for row, var, who in zip(received, noise_var, joined, strict=True):
+        estimate_by(receiver, row, np.array([var]), who[:, None] / DEVICES)
+    counts = plan.fleet.class_counts
+    shares = np.array([0.75, 0.25])  # of the two rounds' information
+    found = read[-1]
+    assert found.rows == pytest.approx(DEVICES * (shares @ received[:, 0]).reshape(CLASSES, WIDTH))
+    assert found.noise_var == pytest.approx(DEVICES**2 / (1 / 0.01 + 1 / 0.03))
+    held = [sum(share * who[i] * np.sqrt(counts[i] / counts[i].sum()) for i in range(DEVICES))
+            for share, who in zip(shares, joined, strict=True)]  # fmt: skip
+    assert found.weights == pytest.approx(np.sum(held, axis=0))
+    assert found.shares == pytest.approx(counts.sum(axis=0) / counts.sum())
+
+
+def test_a_receiver_of_private_counts_reads_noisy_weights_only(tmp_path, monkeypatch):
+    """Another partition with the same sizes gives the same reading of the same received sum."""
+    read = readings(monkeypatch)
+    received = np.random.default_rng(1).standard_normal((1, CLASSES * (WIDTH + 1)))
+    for change in ("data.classes_per_device=2", "data.partition=iid"):
+        plan = plan_run(skewed(tmp_path, "privacy.counts=private", change, "public.feature_norm=2"), "feature_means")
+        receiver = receiver_of(plan, load_data(plan.scenario)[1], FAST.learning_engine())
+        receiver.estimate(received, np.array([0.01]))
+    for field in ("rows", "weights", "noise_var", "sampling", "shares", "weights_var"):
+        assert np.array_equal(getattr(read[0], field), getattr(read[1], field)), field
+
+
+def test_noisy_weights_are_shrunk_as_bayes_says():
+    """The posterior mean and variance of h ~ N(mean, s²), observed with noise; and noise alone leaves one weight."""
+    noisy = np.array([9.0, 7.0, 3.0, 1.0])
+    weights, var = likely_weights(noisy, 4.0)
+    signal = noisy.var() - 4
+    assert weights == pytest.approx((noisy / 4 + noisy.mean() / signal) / (1 / 4 + 1 / signal))
+    assert var == pytest.approx(1 / (1 / 4 + 1 / signal))
+    assert likely_weights(noisy, 0.0) == (pytest.approx(noisy), 0.0)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        weights, var = likely_weights(rng.standard_normal(4) * rng.uniform(0, 5) + rng.uniform(-3, 3), 9.0)
+        assert weights.max() > np.sqrt(var)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_private_counts_in_much_noise_are_still_read(tmp_path, seed):
+    """A transmission that is paid for must not end the run."""
+    record = played(tmp_path, "feature_means", "privacy.counts=private", "privacy.epsilon=0.5", f"seed={seed}")
+    assert record.rounds[0]["features"]["reading"] == "lda"
+
+
+# Runs.
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("counts", ["public", "private"])
+@pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
+def test_devices_learn_classes_that_they_do_not_hold(tmp_path, scheme, counts, trust):
+    record = played(tmp_path, scheme, f"privacy.trust={trust}", f"privacy.counts={counts}", "privacy.epsilon=500")
+    assert record.rounds[0]["labels_right"]["broadcast"] > 0.6
+    assert record.summary["uplink_seconds"] == pytest.approx(CLASSES * (WIDTH + (counts == "private")) * 3.6e-6)
+    certificate = ad.certify(record.folder)
+    assert certificate.worst("device", trust) <= 500
+    assert not any("audit" in reason for reason in certificate.reasons)
+
+
+def test_images_are_embedded_by_patches(tmp_path):
+    digits = write_few_digits(tmp_path / "digits.npz", num_train=400, num_test=120)
+    scenario = skewed(
+        tmp_path, f"data.dataset={digits}", "fleet.devices=8", "data.samples_per_device=40", "public.samples=100",
+        "public.features=12", "privacy.epsilon=500", "learning.model=softmax_regression", "public.distill_epochs=1",
+    )  # fmt: skip
+    record = ad.run(scenario, "feature_means", out=tmp_path / "run", options=FAST)
+    assert record.rounds[0]["labels_right"]["received"] > 0.5
+
+
+def test_the_server_s_model_is_taken_over(tmp_path):
+    """All devices have one model: that of the server, whose predictions on public samples the record has."""
+    record = played(tmp_path, "airdistill_features", "public.broadcast=model")
+    assert record.rounds[0]["labels_right"]["broadcast"] > 0.8
+    assert record.accuracy["mean"] == pytest.approx(record.accuracy["worst"])
+    assert record.accuracy["mean"] > 0.8
+
+
+@pytest.mark.parametrize("trust", ["fleet_noise", "own_noise"])
+def test_secure_noise_holds(tmp_path, trust):
+    record = played(tmp_path, "airdistill_features", "privacy.noise=secure", f"privacy.trust={trust}")
+    certificate = ad.certify(record.folder)
+    assert certificate.verdict == ("holds" if trust == "own_noise" else "holds under assumptions")
+    assert certificate.record_epsilon < certificate.worst("device", trust)
+    assert certificate.statement[0].startswith("For one record of any device, its label included: (ε = ")
+
+
+def test_truncated_devices_send_nothing_and_are_not_counted(tmp_path):
+    changes = ("radio.truncation=-112 dB", "privacy.trust=receiver_noise")
+    record = played(tmp_path, "feature_means", *changes)
+    silent = record.rounds[0]["silent_devices"]
+    assert 0 < len(silent) < DEVICES
+    release = next(release for _, release in Ledger.read(record.folder / "ledger.jsonl").history())
+    assert sorted({*range(DEVICES)} - {*release.participants.tolist()}) == sorted(silent)
+
+
+@pytest.mark.parametrize("hidden", ["false", "true"])
+def test_sampled_devices_pool_over_rounds(tmp_path, hidden):
+    """With secret participation no record figure is amplified: it is that of a device which surely participates."""
+    sampled = ("fleet.participation=0.5", f"fleet.participation_hidden={hidden}", "learning.rounds=3")
+    record = played(tmp_path, "feature_means", *sampled)
+    assert record.rounds[-1]["labels_right"]["received"] > 0.6
+    ledger = Ledger.read(record.folder / "ledger.jsonl")
+    releases = [release for _, release in ledger.history()]
+    mu = np.sqrt(sum(release.cost("class_mean", "fleet_noise").sum(axis=1) for release in releases))
+    expected = max(epsilon_of_gaussian(each, 1e-5) for each in mu)
+    assert ad.certify(record.folder).record_epsilon == pytest.approx(expected, rel=1e-6)
+
+
+def test_carried_over_budget_is_spent_and_no_more(tmp_path):
+    record = played(tmp_path, "airdistill_features", "learning.rounds=2", "privacy.trust=receiver_noise",
+                    "privacy.epsilon=5")  # fmt: skip
+    assert plan_of(record).scenario.privacy.carry_over
+    ledger = Ledger.read(record.folder / "ledger.jsonl")
+    assert ledger.num_releases == 2
+    assert 4.9 < ledger.epsilon().max() <= 5 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_run_that_was_stopped_resumes_bit_identically(tmp_path, scheme):
+    changes = ("learning.rounds=3", "privacy.counts=private")
+    whole = played(tmp_path, scheme, *changes, name="whole")
+
+    def kill(record, _):
+        if record["round"] == 2:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        played(tmp_path, scheme, *changes, name="cut", on_round=kill)
+    ad.resume(tmp_path / "cut")
+    for name in ("plan.json", "rounds.jsonl", "ledger.jsonl", "summary.json", "certificate.json"):
+        assert (tmp_path / "cut" / name).read_bytes() == (whole.folder / name).read_bytes(), name
+    assert weights_of(tmp_path / "cut") == weights_of(whole.folder)
+
+
+@pytest.mark.parametrize("broadcast", ["predictions", "model"])
+def test_public_labels_are_never_read(tmp_path, broadcast):
+    """Shuffled public labels give the same ledger and the same weights, to the last byte."""
+    found = {}
+    for name in ("first", "shuffled"):
+        folder = tmp_path / name
+        folder.mkdir()
+        scenario = skewed(folder, f"public.broadcast={broadcast}")
+        if name == "shuffled":
+            _shuffle_public_labels(folder / "skewed.npz")
+        simulation = Simulation(plan_run(scenario, "airdistill_features"), load_scheme("airdistill_features"), FAST)
+        right = simulation.advance()["labels_right"]["received"]
+        state = {key: value.numpy().tobytes() for key, value in simulation.fleet.state().items()}
+        entries = [release.to_dict() for _, release in simulation.ledger.history()]
+        found[name] = (state, entries, right)
+    assert found["first"][:2] == found["shuffled"][:2]
+    assert found["first"][2] > 0.6 > found["shuffled"][2]
+
+
+def _shuffle_public_labels(path):
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    arrays["y_test"][:60] = np.random.default_rng(0).permutation(arrays["y_test"][:60])
+    np.savez(path, **arrays)
+
+
+# Certificates.
+
+
+def epsilon_of_gaussian(mu, delta):
+    """By the analytic Gaussian mechanism (Balle and Wang, 2018), independently of the package."""
+
+    def excess(epsilon):
+        return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu)) - delta
+
+    return brentq(excess, 1e-9, 2000)
+
+
+@pytest.mark.parametrize("counts", ["public", "private"])
+@pytest.mark.parametrize(("model", "epsilon"), [("device", 8.0), ("class_mean", 1.0)])
+def test_both_guarantees_are_certified_side_by_side(tmp_path, counts, model, epsilon):
+    """ε of the largest shift over the counted noise; the shifts by the formulas of theory section 10."""
+    record = played(tmp_path, "feature_means", f"privacy.sensitivity={model}", f"privacy.epsilon={epsilon}",
+                    f"privacy.counts={counts}")  # fmt: skip
+    plan, certificate = plan_of(record), ad.certify(record.folder)
+    payload, held = plan.uplink.payload, plan.fleet.class_counts
+    rho, rho_s, tau = payload.norm_bound, payload.sample_bound, payload.count_norm
+    assert (tau > 0) == (counts == "private")
+    shifts = {"device": np.full(DEVICES, np.sqrt(4 * rho**2 + 2 * tau**2))}
+    least = np.where(held > 0, held, 10**9).min(axis=1) if tau == 0 else 1
+    shifts["class_mean"] = np.minimum(2 * rho, 2 * rho_s / np.sqrt(least * held.sum(axis=1)))
+    release = next(release for _, release in Ledger.read(record.folder / "ledger.jsonl").history())
+    deviation = np.sqrt(release.counted_noise_var["fleet_noise"][:, 0])
+    found = {name: max(epsilon_of_gaussian(mu, 1e-5) for mu in shift / DEVICES / deviation)
+             for name, shift in shifts.items()}  # fmt: skip
+    assert found[model] == pytest.approx(epsilon, rel=1e-6)
+    stated = {"device": certificate.device_epsilon, "class_mean": certificate.record_epsilon}
+    assert stated.pop(model) is None
+    other = "class_mean" if model == "device" else "device"
+    assert stated[other] == pytest.approx(found[other], rel=1e-6)
+    whom = "one record of any device" if model == "device" else "the whole data of any device"
+    assert certificate.statement[0].startswith(f"For {whom}")
+    key = "record_epsilon" if model == "device" else "device_epsilon"
+    assert certificate.to_dict()[key] == stated[other]
+
+
+def test_votes_void_the_record_figure_and_the_certificate_says_so(tmp_path):
+    played(tmp_path, "airdistill_features", "privacy.epsilon=20", name="first")
+    before = certificate_of(Ledger.read(tmp_path / "first" / "ledger.jsonl"))
+    assert before.record_epsilon < 20
+    second = played(tmp_path, "airdistill_proxy", name="second", ledger=tmp_path / "first")
+    after = ad.certify(second.folder)
+    assert after.record_epsilon is None
+    assert "record_epsilon" not in after.to_dict()
+    assert "there is no separate figure for one record" in after.statement[0]
+
+
+def test_more_feature_means_keep_the_record_figure(tmp_path):
+    """Four times the whole-device μ² is four times that of a record."""
+    first = played(tmp_path, "feature_means", "privacy.epsilon=20", name="first")
+    before = certificate_of(Ledger.read(first.folder / "ledger.jsonl"))
+    again = played(tmp_path, "airdistill_features", name="second", ledger=first.folder)
+    assert 1.5 * before.record_epsilon < ad.certify(again.folder).record_epsilon < 20
+
+
+def test_an_earlier_guarantee_for_devices_is_compared_with_what_devices_have_spent(tmp_path):
+    """The last run protects records: what it costs whole devices breaks the first run's guarantee by far."""
+    played(tmp_path, "feature_means", "privacy.epsilon=4", name="first")
+    later = ("privacy.sensitivity=class_mean", "privacy.epsilon=8")
+    second = played(tmp_path, "feature_means", *later, name="second", ledger=tmp_path / "first")
+    certificate = ad.certify(second.folder)
+    sentence = next(reason for reason in certificate.reasons if "guaranteed device" in reason)
+    spent = certificate.worst("device", "fleet_noise")
+    assert spent > 20
+    assert float(sentence.rsplit(" ", 1)[1].rstrip(".")) == pytest.approx(spent, rel=0.01)
+
+
+def test_the_header_states_the_norms_that_the_bound_rests_on(tmp_path):
+    record = played(tmp_path, "feature_means", "public.sample_norm=2", "public.feature_norm=1.5")
+    ledger = Ledger.read(record.folder / "ledger.jsonl")
+    sizes = {"dimensions": WIDTH, "norm": 1.5, "sample_norm": 2.0, "count_norm": 0.0}
+    assert ledger.header.terms["features"] == sizes
+    release = next(release for _, release in ledger.history())
+    expected = feature_means_sensitivity(plan_of(record).fleet.class_counts, "class_mean", 1.5, 2.0)
+    assert release.sensitivity["class_mean"][:, 0] == pytest.approx(expected)
+
+
+# What is refused, by the plan and by the run.
+
+REFUSED = [
+    (["public.features=16"], "public.features = 16: 60 public samples can whiten at most 15 features"),
+    (["public.features=9"], "public.features = 9: a sample has 8 numbers, the width of the embedding raw"),
+    (["public.samples=3"], "public.samples = 3: feature means of 4 classes need at least 4 public samples"),
+    (["public.embedding=patches"], 'public.embedding = "patches": needs images, not vectors of 8 numbers; use raw'),
+    (["public.embedding=raw+contrastive"], 'public.embedding = "raw+contrastive": needs images'),
+    (["public.embedding=patch"], 'public.embedding = "patch": must be one of raw, random, patches, contrastive'),
+    (["public.embedding=absent.pt"], 'public.embedding = "absent.pt": must be one of'),
+    (["learning.receiver=tracking"], 'learning.receiver = "tracking": cannot read feature means: one of linear'),
+    (
+        ["public.broadcast=model", 'fleet.groups=[{count=6,model="mlp"},{count=6,model="softmax_regression"}]'],
+        'public.broadcast = "model": devices with another model (softmax_regression) than the server\'s (mlp)',
+    ),
+    (["public.broadcast=model", "public.server_model=mlp"], 'public.broadcast = "model": devices with another model'),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED)
+def test_plan_and_run_refuse_alike(tmp_path, changes, words):
+    for refusing in (ad.plan, lambda scenario, scheme: ad.run(scenario, scheme, out=tmp_path / "run", options=FAST)):
+        with pytest.raises(InputError) as refused:
+            refusing(skewed(tmp_path, *changes), "airdistill_features")
+        assert str(refused.value).startswith(words)
+        assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_linear_receiver_has_no_model_to_broadcast(tmp_path):
+    with pytest.raises(InputError, match=r'"model": needs learning\.receiver = "learning"'):
+        ad.plan(skewed(tmp_path, "public.broadcast=model"), "feature_means")
+
+
+def test_an_embedding_of_copies_of_private_samples_is_refused(tmp_path):
+    scenario = skewed(tmp_path)
+    with np.load(scenario.data.dataset) as archive:
+        np.savez(tmp_path / "public.npz", x_public=archive["x_train"])
+    with pytest.raises(InputError, match="60 of its 60 samples are copies"):
+        ad.plan(skewed(tmp_path, f"public.source={tmp_path / 'public.npz'}"), "airdistill_features")
+
+
+def test_features_are_as_many_as_a_vector_has(tmp_path):
+    assert plan_run(skewed(tmp_path), "feature_means").uplink.payload.dimensions == WIDTH
+    assert plan_run(skewed(tmp_path, "public.embedding=random"), "feature_means").uplink.payload.dimensions == 15
+
+
+def test_a_stored_plan_needs_no_data(tmp_path):
+    made = plan_run(skewed(tmp_path, "privacy.counts=private"), "feature_means")
+    (tmp_path / "skewed.npz").unlink()
+    again = Plan.from_dict(made.to_dict()).uplink.payload
+    assert again.vector_length == CLASSES * (WIDTH + 1)
+    assert again.norm_bound == made.uplink.payload.norm_bound
