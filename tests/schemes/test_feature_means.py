@@ -1,6 +1,7 @@
 """Feature means from end to end: vectors, receiver, all kinds of runs, certificate, chains, and what is refused."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy.stats import norm
 from small_worlds import small_scenario, write_dataset, write_few_digits
 
 import airdistill as ad
+from airdistill.cli import main
 from airdistill.data.public import load_data
 from airdistill.errors import InputError
 from airdistill.learning.embeddings import fit_embedding
@@ -261,20 +263,15 @@ def test_a_run_that_was_stopped_resumes_bit_identically(tmp_path, scheme):
 @pytest.mark.parametrize("broadcast", ["predictions", "model"])
 def test_public_labels_are_never_read(tmp_path, broadcast):
     """Shuffled public labels give the same ledger and the same weights, to the last byte."""
-    found = {}
+    changes, files = ("airdistill_features", f"public.broadcast={broadcast}"), {}
     for name in ("first", "shuffled"):
-        folder = tmp_path / name
-        folder.mkdir()
-        scenario = skewed(folder, f"public.broadcast={broadcast}")
-        if name == "shuffled":
-            _shuffle_public_labels(folder / "skewed.npz")
-        simulation = Simulation(plan_run(scenario, "airdistill_features"), load_scheme("airdistill_features"), FAST)
-        right = simulation.advance()["labels_right"]["received"]
-        state = {key: value.numpy().tobytes() for key, value in simulation.fleet.state().items()}
-        entries = [release.to_dict() for _, release in simulation.ledger.history()]
-        found[name] = (state, entries, right)
-    assert found["first"][:2] == found["shuffled"][:2]
-    assert found["first"][2] > 0.6 > found["shuffled"][2]
+        record = played(tmp_path, *changes, name=name)
+        ledger = (record.folder / "ledger.jsonl").read_bytes()
+        files[name] = (ledger, weights_of(record.folder), (record.folder / "certificate.json").read_bytes())
+        right = record.rounds[0]["labels_right"]["received"]
+        assert (right > 0.6) == (name == "first")
+        _shuffle_public_labels(tmp_path / "skewed.npz")
+    assert files["first"] == files["shuffled"]
 
 
 def _shuffle_public_labels(path):
@@ -392,6 +389,20 @@ def test_plan_and_run_refuse_alike(tmp_path, changes, words):
         assert str(refused.value).startswith(words)
         assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_command_line_refuses_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    skewed(tmp_path)
+    for command in ("plan", "run"):
+        given = ["quick", "--scheme", "feature_means", "--set", f"data.dataset={tmp_path / 'skewed.npz'}"]
+        given += ["--set", "public.samples=60", "--set", "public.embedding=absent.pt", "--set", "fleet.devices=3"]
+        given += ["--set", "data.samples_per_device=20"]
+        monkeypatch.setattr(sys, "argv", ["airdistill", command, *given])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert 'public.embedding = "absent.pt": must be one of raw' in line
 
 
 def test_a_linear_receiver_has_no_model_to_broadcast(tmp_path):

@@ -142,7 +142,8 @@ class FeatureMeans(OneVector):
         features, weights = self.split(vectors[:, 0])
         norms = np.linalg.norm(features.reshape(len(features), -1), axis=1)
         if (norms > self.norm_bound * (1 + 1e-4)).any():
-            return f"device {int(norms.argmax())} would send features of norm {norms.max():.6g}: {self.norm_bound:.6g}"
+            device, most = int(norms.argmax()), f"at most {self.norm_bound:.6g}"
+            return f"device {device} would send features of norm {norms[device]:.6g}: they must have {most}"
         lengths = np.linalg.norm(weights, axis=1)
         if (weights < 0).any() or (lengths > self.count_norm * (1 + 1e-4)).any():
             return f"weights must not be negative, and of norm {self.count_norm:.6g} at most: it is {lengths.max():.6g}"
