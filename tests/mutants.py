@@ -100,13 +100,6 @@ def features_counted_half(patch):
     _wrapped(patch, feature_means, "feature_means_sensitivity", lambda original, *given: 0.5 * original(*given))
 
 
-def features_not_clipped(patch):
-    def unclipped(original, payload, *given):
-        return original(replace(payload, norm_bound=1e9, sample_bound=1e9), *given)
-
-    _wrapped(patch, scheme_of_features, "device_vector", unclipped)
-
-
 def class_means_not_normalised(patch):
     _wrapped(patch, ClassMeanProtocol, "vectors", lambda original, *given: 10 * original(*given))
 
@@ -117,6 +110,29 @@ def votes_not_limited(patch):
 
 def gradients_not_clipped(patch):
     _wrapped(patch, LearningFleet, "gradients", lambda original, fleet, _clip: original(fleet, None))
+
+
+def _device_vector(patch, change):
+    """Devices clip and divide by other numbers than the plan's: `change` takes payload, labels and counts."""
+
+    def sent(original, payload, features, labels, counts):
+        payload, counts = change(payload, labels, counts)
+        return original(payload, features, labels, counts)
+
+    _wrapped(patch, scheme_of_features, "device_vector", sent)
+
+
+def feature_means_not_clipped(patch):
+    _device_vector(patch, lambda payload, _labels, counts: (replace(payload, norm_bound=1e9), counts))
+
+
+def samples_not_clipped(patch):
+    _device_vector(patch, lambda payload, _labels, counts: (replace(payload, sample_bound=1e9), counts))
+
+
+def live_counts_divide(patch):
+    """A device divides by the samples that it holds, not by those that were declared."""
+    _device_vector(patch, lambda payload, labels, counts: (payload, np.bincount(labels, minlength=len(counts))))
 
 
 def no_bound_checked(patch):

@@ -12,6 +12,8 @@ from airdistill.runs.options import RunOptions
 from airdistill.runs.runner import run
 
 RECORDED = AuditOptions(parts=("recorded",))
+# What a run's own data does not show, an attack with embedded data does.
+ATTACKED = AuditOptions(parts=("exact", "empirical"), transcripts=1, candidates=1, trials=200)
 EVERY_ROUND = RunOptions(threads=1, eval_every=1)
 
 
@@ -41,6 +43,7 @@ WEAK = "Noise lower than predicted"
 UNDERCHARGED = "The ledger charges less than was released"
 NOT_PLANNED = "The records are not those of the plan"
 TOO_LONG = "would send a vector of norm"
+RECORD_MOVES = "The certified bound of one record, theory section 10 is not a valid bound"
 
 # Mutant, scheme, changes of the small scenario, who stops it, and a word of the message.
 MUTANTS = [
@@ -67,10 +70,15 @@ MUTANTS = [
     ("noise_counted_tenfold", "airdistill", (), "audit", UNDERCHARGED),
     ("sensitivity_of_a_record", "ota_fl", (), "audit", UNDERCHARGED),
     ("features_counted_half", "feature_means", FEATURES, "audit", UNDERCHARGED),
-    ("features_not_clipped", "feature_means", (*FEATURES, "public.feature_norm=0.5"), "run", TOO_LONG),
     ("class_means_not_normalised", "ota_fd", (), "run", TOO_LONG),
     ("votes_not_limited", "ota_proxy_fd", PUBLIC, "run", TOO_LONG),
     ("gradients_not_clipped", "ota_fl", ("learning.clip_norm=0.01",), "run", TOO_LONG),
+    ("noise_times_0_7", "feature_means", FEATURES, "audit", REDRAWN),
+    ("secure_noise_times_0_7", "feature_means", (*FEATURES, SECURE), "attack", "Noise lower than counted"),
+    ("charge_halved", "airdistill_features", FEATURES, "audit", UNDERCHARGED),
+    ("feature_means_not_clipped", "feature_means", (*FEATURES, "public.feature_norm=0.5"), "run", TOO_LONG),
+    ("samples_not_clipped", "feature_means", FEATURES, "attack", RECORD_MOVES),
+    ("live_counts_divide", "airdistill_features", FEATURES, "attack", RECORD_MOVES),
     ("no_bound_checked", "ota_fd", (), "audit", "More power was transmitted"),
     ("carry_over_forgets_half", "ota_fd", CARRIED, "audit", NOT_PLANNED),
     ("ledger_forgets_half", "ota_fd", CARRIED, "audit", "The ledger states ε"),
@@ -131,5 +139,8 @@ def _stopped(scenario, scheme, folder):
         run(scenario, scheme, out=folder, options=EVERY_ROUND)
     except AirDistillError as error:
         return "run", [str(error)]
-    found = audit_run(folder, RECORDED)
-    return ("audit", list(found.violations)) if found.violations else ("no check", [])
+    for stopped_by, options in (("audit", RECORDED), ("attack", ATTACKED)):
+        found = audit_run(folder, options)
+        if found.violations:
+            return stopped_by, list(found.violations)
+    return "no check", []

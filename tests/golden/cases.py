@@ -9,6 +9,7 @@ from itertools import product
 
 CLASS_MEANS = ("airdistill", "ota_fd", "ota_fd_fixed", "ota_fd_antennas", "orthogonal_fd")
 PUBLIC_SET = ("airdistill_proxy", "ota_proxy_fd")
+FEATURE_MEANS = ("airdistill_features", "feature_means")
 GRADIENTS = ("ota_fl", "ota_fl_fixed", "ota_fl_sampled")
 
 TRUST = ("receiver_noise", "fleet_noise", "own_noise")
@@ -31,6 +32,7 @@ FLEET = (
 TRACE = ("radio.trace={inputs}/trace.npz",)
 FADING = ()
 PUBLIC = ("public.samples=6", "public.distill_epochs=1", "learning.local_epochs=1")
+EMBEDDED = ("public.samples=12", *PUBLIC[1:])  # enough to whiten three features
 
 # Hidden participation without a privacy target. Planning fails for fleet noise, with a ValueError (mu = nan): that is a
 # bug and no refusal. For the others it takes seconds, with nothing to plan.
@@ -54,8 +56,10 @@ class Case:
 
 
 def _product():
-    schemes = (*CLASS_MEANS, *PUBLIC_SET, *GRADIENTS)
+    schemes = (*CLASS_MEANS, *PUBLIC_SET, *GRADIENTS, *FEATURE_MEANS)
     for scheme, trust, noise, participation, antennas in product(schemes, TRUST, NOISE, PARTICIPATION, ANTENNAS):
+        if scheme in FEATURE_MEANS and antennas > 1:  # one case of `FEATURES` has several
+            continue
         name = f"{scheme}/{trust}/{noise}/{participation}/{antennas}"
         if name in LEFT_OUT:
             continue
@@ -68,6 +72,8 @@ def _product():
 def _needed(scheme):
     if scheme.endswith("_fixed"):
         return ("learning.rounds=1",)  # which they do not follow
+    if scheme in FEATURE_MEANS:
+        return EMBEDDED
     return PUBLIC if scheme in (*PUBLIC_SET, "proxy_fd", "selective_fd") else ()
 
 
@@ -180,6 +186,17 @@ FEATURES = (
     _feature("server_selector", "ota_proxy_fd", "public.server_selector=1.0"),
     _feature("server_selector", "proxy_fd", "public.server_selector=1.0", "public.abstain=true"),
     _feature("full_batch", "ota_proxy_fd", "learning.local_epochs=0"),
+    # Feature means.
+    _feature("private_counts", "feature_means", "privacy.counts=private"),
+    _feature("private_counts-secure", "airdistill_features", "privacy.counts=private", "privacy.noise=secure"),
+    _feature("class_mean", "feature_means", "privacy.sensitivity=class_mean"),
+    _feature("model", "airdistill_features", "public.broadcast=model"),
+    _feature("random", "feature_means", "public.embedding=random", "public.feature_norm=1", "public.sample_norm=1"),
+    _feature("truncation", "feature_means", "radio.truncation=-125 dB"),
+    _feature("csi_error", "feature_means", _CSI),
+    _feature("antennas", "feature_means", "radio.antennas=2", channel=FADING),
+    _feature("secure_sum", "airdistill_features", *_SECURE_SUM),
+    _feature("ledger", "airdistill_features", after=("learning.rounds=1", "privacy.epsilon=3")),
     # Federated learning.
     _feature("with_replacement", "ota_fl", "fleet.sampling=with_replacement", "fleet.sampled_devices=2"),
     _feature(

@@ -12,7 +12,7 @@ from airdistill import DEFAULT_SCHEME
 from airdistill.audit.certificate import guarantee_of
 from airdistill.audit.context import AuditContext, Link, NoiseSource, replay
 from airdistill.audit.empirical import EmpiricalAudit, audit_empirically
-from airdistill.audit.exact import ExactAudit, audit_exactly, choose_worst
+from airdistill.audit.exact import ExactAudit, audit_exactly, choose_worst, constructed_pairs
 from airdistill.audit.labels import LabelAudit, audit_labels
 from airdistill.audit.membership import MembershipAudit, audit_membership
 from airdistill.audit.neighbours import neighbours_of
@@ -44,6 +44,10 @@ _LOWER_BOUND = "An attack gives a lower bound on the privacy loss; it cannot pro
 _COUNTS_ARE_PUBLIC = (
     "Label inference is left out: it reads answers on a public set. Class counts are public by declaration, and so "
     "{words} do not protect a device's label distribution."
+)
+_COUNTS_ARE_PRIVATE = (
+    "Label inference is left out: it reads answers on a public set. The noisy weights of classes are covered by the "
+    "attacks on whole devices."
 )
 _NOTHING_CERTIFIED = "No finite ε is certified: there is no guarantee to violate."
 
@@ -136,7 +140,9 @@ def _attacked(
         if "exact" in options.parts:
             exact = audit_exactly(context, [record, device], options, tell)
         if "empirical" in options.parts:
-            attacked = device if plan.scenario.privacy.sensitivity == "device" else record
+            relation = "device" if plan.scenario.privacy.sensitivity == "device" else "record"
+            built = [pair for pair in constructed_pairs(context, options) if pair.relation == relation]
+            attacked = built[0] if built else device if relation == "device" else record
             empirical = audit_empirically(context, attacked, options, tell, noise_source)
             notes += _notes_on_trials(empirical, plan, options, num_rounds)
     membership = _membership(context, options, tell, notes)
@@ -170,7 +176,8 @@ def _labels(
     if "labels" not in options.parts:
         return None
     if not payload.answers_public_set:
-        notes.append(_COUNTS_ARE_PUBLIC.format(words=payload.words))
+        private = context.scenario.privacy.counts == "private"
+        notes.append(_COUNTS_ARE_PRIVATE if private else _COUNTS_ARE_PUBLIC.format(words=payload.words))
         return None
     try:
         found = audit_labels(context, options, tell, source)

@@ -21,10 +21,11 @@ from scipy.special import chdtri, ndtr, ndtri
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.context import AirRound, AuditContext, NoiseSource
-from airdistill.audit.exact import transcript_seed
+from airdistill.audit.exact import constant, transcript_seed
 from airdistill.audit.membership import LEVEL, Interval, Roc, auc, roc
 from airdistill.audit.neighbours import Neighbour, follow
 from airdistill.audit.options import AuditOptions, OnProgress
+from airdistill.schemes.protocol import ConstructedPair
 
 TESTED_MU = 1.5
 _MOST_STREAMS = 600_000  # random generators in all trials together: one for each device and round
@@ -137,14 +138,17 @@ class _PairRound:
 
 def audit_empirically(
     context: AuditContext,
-    neighbour: Neighbour,
+    neighbour: Neighbour | ConstructedPair,
     options: AuditOptions,
     on_progress: OnProgress,
     noise_source: NoiseSource | None = None,
 ) -> EmpiricalAudit | None:
     """Attack fresh noise from the source, by default as a run draws it; None if no noise is counted."""
     seed = transcript_seed(options, "audit-attacked", 0)
-    followed = follow(context, [neighbour], seed, context.link.seeded_noise, keep_vectors=True)
+    if isinstance(neighbour, ConstructedPair):
+        followed = constant(context, neighbour)
+    else:
+        followed = follow(context, [neighbour], seed, context.link.seeded_noise, keep_vectors=True)
     pairs = [
         pair
         for this, vectors in zip(context.rounds, followed.vectors, strict=True)

@@ -9,7 +9,7 @@ transcript exceeds the certified μ_t. The smallest μ_t over many transcripts e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from airdistill.audit.context import AuditContext
 from airdistill.audit.neighbours import Followed, Neighbour, NeighbouringPair
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.privacy.gaussian import gaussian_epsilon
+from airdistill.schemes.protocol import BaseProtocol, ConstructedPair
 from airdistill.streams import stream
 
 TOLERANCE = 1e-6  # relative: limits may be met exactly, up to rounding
@@ -30,7 +31,8 @@ TOLERANCE = 1e-6  # relative: limits may be met exactly, up to rounding
 class PairAudit:
     """D and one neighbour: measured μ_t, shift of the row that moves most, and its ratio to each bound.
 
-    All are `[transcript, round]`. `compared` states whether the certificate covers such neighbours.
+    All are `[transcript, round]`. `compared` states whether the certificate covers such neighbours, and `guaranteed`
+    names the bounds that it rests on. A `constructed` pair is of embedded data, the same along every transcript.
     """
 
     relation: str
@@ -39,6 +41,8 @@ class PairAudit:
     mu: FloatArray
     shift: FloatArray
     ratios: dict[str, FloatArray]
+    guaranteed: tuple[str, ...] = ()
+    constructed: bool = False
 
     def epsilon(self, delta: float) -> FloatArray:
         """Estimated lower bound on the true ε after each round, `[round]`, from the smallest μ."""
@@ -67,23 +71,29 @@ class ExactAudit:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        return tuple(
-            sentence for pair in self.pairs if pair.compared for sentence in (*self._moved(pair), *self._leaked(pair))
-        )
+        found: list[str] = []
+        for pair in self.pairs:
+            if pair.compared:
+                found += [*(line for name in pair.guaranteed for line in self._moved(pair, name)), *self._leaked(pair)]
+        return tuple(found)
 
-    def _moved(self, pair: PairAudit) -> list[str]:
-        """Violation of the declared bound. A shift is not random, and so a single transcript is enough."""
-        ratios = pair.ratios[declared_name(self.guarantee)]
+    def _moved(self, pair: PairAudit, name: str) -> list[str]:
+        """Violation of a guaranteed bound. A shift is not random, and so a single transcript is enough."""
+        ratios = pair.ratios[name]
         exceeded = ratios > 1 + self.tolerance
         if not exceeded.any():
             return []
         every = ratios.min(axis=0)
         worst = int(np.argmax(every)) if exceeded.all(axis=0).any() else int(np.argmax(ratios.max(axis=0)))
         return [
-            f"The declared sensitivity ({self.guarantee.model}) is not a valid bound: with {pair.description}, the "
+            f"The {self._in_words(name)} is not a valid bound: with {pair.description}, the "
             f"shift in round {worst + 1} was {every[worst]:.3g} to {ratios[:, worst].max():.3g} times it, and "
-            f"exceeded it in {np.count_nonzero(exceeded[:, worst])} of {self.num_transcripts} transcripts."
+            f"exceeded it in {np.count_nonzero(exceeded[:, worst])} of {len(ratios)} transcripts."
         ]
+
+    def _in_words(self, name: str) -> str:
+        is_declared = name == declared_name(self.guarantee)
+        return f"declared sensitivity ({self.guarantee.model})" if is_declared else f"certified bound of {name}"
 
     def _leaked(self, pair: PairAudit) -> list[str]:
         """Violation of the certificate: the smallest μ exceeds the certified one."""
@@ -94,7 +104,7 @@ class ExactAudit:
         measured, certified = pair.epsilon(self.guarantee.delta)[worst], self.guarantee.epsilon[worst]
         return [
             f"The certificate does not hold: with {pair.description}, μ after round {worst + 1} was "
-            f"{pair.mu.min(axis=0)[worst]:.3g} or more in each of {self.num_transcripts} transcripts, "
+            f"{pair.mu.min(axis=0)[worst]:.3g} or more in each of {len(pair.mu)} transcripts, "
             f"and the certified μ is {self.guarantee.mu[worst]:.3g}; ε is at least {measured:.3g} (estimated), and the "
             f"certified ε is {certified:.3g}."
         ]
@@ -116,6 +126,7 @@ class ExactAudit:
             "relation": pair.relation,
             "description": pair.description,
             "compared": pair.compared,
+            "constructed": pair.constructed,
             "mu": _spread(pair.mu),
             "shift": _spread(pair.shift),
             "ratio_to": {name: _spread(ratio) for name, ratio in pair.ratios.items()},
@@ -170,6 +181,9 @@ def audit_exactly(
         on_progress("transcripts followed", index + 1, options.transcripts)
     bounds = reference_bounds(context, guarantee)
     pairs = [_pair(context, transcripts, place, pair, guarantee, bounds) for place, pair in enumerate(chosen)]
+    for built in constructed_pairs(context, options):
+        made = _pair(context, [constant(context, built)], 0, built, guarantee, bounds)
+        pairs.append(replace(made, constructed=True))
     return ExactAudit(
         guarantee,
         tuple(pairs),
@@ -180,11 +194,28 @@ def audit_exactly(
     )
 
 
+def constructed_pairs(context: AuditContext, options: AuditOptions) -> list[ConstructedPair]:
+    """The constructed pairs with the largest μ by record and by device; empty if the payload has none."""
+    protocol = context.protocol
+    rng = stream(options.seed, "audit-constructed")
+    built = protocol.constructed_pairs(context.device, rng) if isinstance(protocol, BaseProtocol) else ()
+    mu = {id(pair): float(measured_mu(context, constant(context, pair))[-1, 0]) for pair in built}
+    by_relation = [[pair for pair in built if pair.relation == relation] for relation in ("record", "device")]
+    return [max(among, key=lambda pair: mu[id(pair)]) for among in by_relation if among]
+
+
+def constant(context: AuditContext, pair: ConstructedPair) -> Followed:
+    """A pair of vectors that is the same in every round, along any transcript."""
+    shift = ((pair.vectors[1] - pair.vectors[0]) ** 2).sum(axis=-1)
+    num_rounds = len(context.rounds)
+    return Followed(np.tile(shift, (num_rounds, 1, 1)), (pair.vectors,) * num_rounds)
+
+
 def _pair(
     context: AuditContext,
     transcripts: Sequence[Followed],
     place: int,
-    neighbour: Neighbour,
+    neighbour: Neighbour | ConstructedPair,
     guarantee: Guarantee,
     bounds: dict[str, FloatArray],
 ) -> PairAudit:
@@ -200,7 +231,17 @@ def _pair(
             name: divide_or(shift, np.broadcast_to(bound, shift.shape), 0.0).max(axis=-1)
             for name, bound in bounds.items()
         },
+        _guaranteed(context, neighbour.relation, guarantee, bounds),
     )
+
+
+def _guaranteed(
+    context: AuditContext, relation: str, guarantee: Guarantee, bounds: dict[str, FloatArray]
+) -> tuple[str, ...]:
+    """The bounds that the certificate states for such a pair: the declared one, and an exact one for records."""
+    if relation == "record" and context.plan.uplink.payload.neighbours.record_is_exact:
+        return tuple(bounds)
+    return (declared_name(guarantee),)
 
 
 def _tolerance(context: AuditContext) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -30,13 +31,16 @@ def load_network(name: str, shape: torch.Size, seed: int) -> nn.Module:
         network = _built(name, reference, tuple(shape[1:])) if ":" in reference else _scripted(name)
     if weights:
         _load_weights(name, network, Path(weights))
-    network.requires_grad_(False)
+    for parameter in network.parameters():  # a scripted network has no requires_grad_ of its own
+        parameter.requires_grad_(False)
     return network.eval()
 
 
 def _scripted(name: str) -> nn.Module:
     try:
-        network: nn.Module = torch.jit.load(name, map_location="cpu")  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():  # PyTorch advises the authors of such files, not their readers
+            warnings.simplefilter("ignore", DeprecationWarning)
+            network: nn.Module = torch.jit.load(name, map_location="cpu")  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError, ValueError) as error:
         way_out = "give a TorchScript file (torch.jit.save), or package.module:function for a network in code"
         raise InputError(FIELD, name, f"cannot be loaded: {str(error).splitlines()[0]}; {way_out}") from error
@@ -70,7 +74,7 @@ def check_network(name: str, network: nn.Module, samples: Tensor) -> None:
     A neighbouring data set would otherwise change the features of other samples, and the privacy proof would not hold.
     """
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    first, again = _output(name, network, samples), _output(name, network, samples)
+    first, again = _output(name, network, samples), _output(name, network, samples, seed=1)
     _require(name, torch.isfinite(first).all(), "must give finite numbers on the public samples", "scale its inputs")
     _require(name, torch.equal(first, again), "gives one sample different features in two calls", "remove what draws")
     changed = next((key for key, value in network.state_dict().items() if not torch.equal(value, before[key])), None)
@@ -95,10 +99,11 @@ def _require(name: str, holds: Tensor | bool, rule: str, way_out: str) -> None:
         raise InputError(FIELD, name, f"{rule}; {way_out}")
 
 
-def _output(name: str, network: nn.Module, samples: Tensor) -> Tensor:
-    """The features `[sample, feature]` of samples."""
+def _output(name: str, network: nn.Module, samples: Tensor, seed: int = 0) -> Tensor:
+    """The features `[sample, feature]` of samples; what a network draws at random depends on the seed."""
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
             output = network(samples)
     except Exception as error:  # a user's network may raise anything
         shape = tuple(samples.shape[1:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from airdistill.privacy.sensitivity import ConstantShift, feature_means_sensitiv
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.sections import Public
 
+IMAGE_EMBEDDINGS = ("patches", "contrastive")
+EMBEDDINGS = ("raw", "random", *IMAGE_EMBEDDINGS)
 MOST_FEATURES = 256  # of "auto": beyond it the noise grows faster than what the features tell
 _SAMPLES_PER_FEATURE = 4  # public samples: a covariance of fewer is mostly noise
 _COUNT_SHARE = 0.5  # τ/ρ of private counts: costs 6 % more noise (theory section 10)
@@ -54,14 +57,15 @@ class FeatureMeans(OneVector):
 
     @classmethod
     def for_scenario(cls, scenario: Scenario, fleet: RealisedFleet, vector_length: int | None) -> FeatureMeans:
-        del vector_length
+        """The payload; `vector_length` is that of `length_for`, or of a stored plan."""
         model, public = scenario.privacy.sensitivity, declared_public(scenario)
         if model not in ("device", "class_mean"):
             rule = 'feature means protect whole devices, "device", or one record, "class_mean"'
             raise InputError("privacy.sensitivity", model, rule)
         _check_public_set(public, fleet.num_classes)
-        dimensions = num_features(public)
+        check_reading(scenario)
         is_private = scenario.privacy.counts == "private"
+        dimensions = num_features(public) if vector_length is None else vector_length // fleet.num_classes - is_private
         if is_private and scenario.fleet.participation_hidden:
             rule = 'the amplified guarantee is for the features alone: set it to "public"'
             raise InputError("privacy.counts", "private", rule)
@@ -71,6 +75,15 @@ class FeatureMeans(OneVector):
         bound = public.feature_norm or default_norm_bound(fleet.class_counts, held, dimensions)
         sample_bound = public.sample_norm or math.sqrt(dimensions)
         return cls(fleet, dimensions, bound, sample_bound, _COUNT_SHARE * bound if is_private else 0.0, model)
+
+    @classmethod
+    def length_for(cls, scenario: Scenario, shape: tuple[int, ...], num_classes: int) -> int | None:
+        public = declared_public(scenario)
+        for part in public.embedding.split("+"):
+            _check_embedding(public.embedding, part, shape)
+        is_raw = public.embedding == "raw" or (public.embedding == "auto" and len(shape) == 1)
+        width = num_features(public, math.prod(shape) if is_raw else None)
+        return num_classes * (width + (scenario.privacy.counts == "private"))
 
     @property
     def vector_length(self) -> int:
@@ -129,7 +142,8 @@ class FeatureMeans(OneVector):
         features, weights = self.split(vectors[:, 0])
         norms = np.linalg.norm(features.reshape(len(features), -1), axis=1)
         if (norms > self.norm_bound * (1 + 1e-4)).any():
-            return f"device {int(norms.argmax())} would send features of norm {norms.max():.6g}: {self.norm_bound:.6g}"
+            device, most = int(norms.argmax()), f"at most {self.norm_bound:.6g}"
+            return f"device {device} would send features of norm {norms[device]:.6g}: they must have {most}"
         lengths = np.linalg.norm(weights, axis=1)
         if (weights < 0).any() or (lengths > self.count_norm * (1 + 1e-4)).any():
             return f"weights must not be negative, and of norm {self.count_norm:.6g} at most: it is {lengths.max():.6g}"
@@ -148,18 +162,53 @@ def class_weights(class_counts: IntArray | FloatArray) -> FloatArray:
     return np.asarray(np.sqrt(class_counts / class_counts.sum(axis=1, keepdims=True)))
 
 
-def num_features(public: Public) -> int:
-    """d: as given, or the most that the public samples can whiten up to 256."""
+def num_features(public: Public, widest: int | None = None) -> int:
+    """d: as given, or the most that the public samples can whiten, up to 256 and to the embedding's width."""
     most = public.samples // _SAMPLES_PER_FEATURE
     if public.features == "auto":
-        return min(MOST_FEATURES, most)
+        return min(MOST_FEATURES, most, most if widest is None else widest)
     if public.features > most:
         rule = (
             f"{public.samples} public samples can whiten at most {most} features, a quarter of them; set it to {most} "
             "or less, or raise public.samples"
         )
         raise InputError("public.features", public.features, rule)
+    if widest is not None and public.features > widest:
+        rule = f"a sample has {widest} numbers, the width of the embedding raw; lower it, or choose a wider embedding"
+        raise InputError("public.features", public.features, rule)
     return public.features
+
+
+def check_reading(scenario: Scenario) -> None:
+    """Raise unless the scenario's receiver can read feature means, and devices can use what it broadcasts."""
+    public, receiver, models = declared_public(scenario), scenario.learning.receiver, scenario.model_names
+    if receiver not in FeatureMeans.receivers and ":" not in receiver:
+        names = ", ".join(FeatureMeans.receivers)
+        rule = f"cannot read feature means: one of {names}, or your own as package.module:Class"
+        raise InputError("learning.receiver", receiver, rule)
+    if public.broadcast != "model":
+        return
+    if receiver == "linear":
+        rule = 'needs learning.receiver = "learning": a linear receiver has no model'
+        raise InputError("public.broadcast", "model", rule)
+    server = public.server_model or models[0]
+    others = sorted({name for name in models if name != server})
+    if others:
+        rule = f"devices with another model ({', '.join(others)}) than the server's ({server}) cannot take it over"
+        raise InputError("public.broadcast", "model", f'{rule}; set it to "predictions"')
+
+
+def _check_embedding(name: str, part: str, shape: tuple[int, ...]) -> None:
+    if part in IMAGE_EMBEDDINGS and len(shape) == 1:
+        rule = f"needs images, not vectors of {shape[0]} numbers; use raw, random, or a network of your own"
+        raise InputError("public.embedding", name, rule)
+    if part in EMBEDDINGS or part == "auto" or ":" in part or Path(name).is_file():
+        return
+    rule = (
+        f"must be one of {', '.join(EMBEDDINGS)}, an existing TorchScript file (net.pt), package.module:function, "
+        "package.module:function@weights.safetensors, or a sum such as patches+contrastive"
+    )
+    raise InputError("public.embedding", name, rule)
 
 
 def default_norm_bound(class_counts: IntArray, held: IntArray, dimensions: int) -> float:

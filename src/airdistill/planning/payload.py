@@ -87,6 +87,14 @@ class Payload(ABC):
     def for_scenario(cls, scenario: Scenario, fleet: RealisedFleet, vector_length: int | None) -> Payload:
         """The payload of a scenario. Raise `InputError` if the scenario needs what it does not support."""
 
+    @classmethod
+    def length_for(cls, scenario: Scenario, shape: tuple[int, ...], num_classes: int) -> int | None:  # noqa: ARG003
+        """The `vector_length` for `for_scenario` if it depends on samples of this shape; None if it does not.
+
+        Raise `InputError` if the payload cannot be made of such samples.
+        """
+        return None
+
     @abstractmethod
     def required_noise(self, split: bool, alone: bool, floor: FloatArray | None) -> RequiredNoise:
         """The counted noise that privacy requires; the arguments are those of `ClassRequiredNoise`."""

@@ -16,7 +16,7 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.statements import (
-    RECORD_VOID,
+    SECOND_FIGURES,
     CertifiedRun,
     assumptions_of,
     facts_about,
@@ -25,6 +25,7 @@ from airdistill.privacy.statements import (
     neighbours_in_words,
     record_figure,
     runs_of,
+    second_guarantee,
 )
 from airdistill.privacy.targets import TOLERANCE, paper_epsilon, without_rounding
 from airdistill.privacy.trust import trust_from
@@ -130,21 +131,16 @@ class Certificate:
         None unless every payload of the ledger has an exact bound for records: one that was made after training on the
         records moves as far as that of a whole device.
         """
-        if not record_figure(self.runs) or self.header.sensitivity != "device" or self.verdict == FAILS:
-            return None
-        return self.worst("class_mean", self.header.trust)
+        return self._second("class_mean") if self.header.sensitivity == "device" else None
 
     @property
-    def record_line(self) -> str | None:
-        """The second guarantee in one sentence, or why there is none; None if no payload could have one."""
-        if record_figure(self.runs) is False:
-            return RECORD_VOID
-        if self.record_epsilon is None:
-            return None
-        delta = rounded_up(max(account.delta_in_all for account in self.devices))
-        numbers = f"(ε = {rounded_up(self.record_epsilon)}, δ = {delta})"
-        condition = "simulated; with secret noise it would be " if self.is_simulation else ""
-        return f"For one record of any device, its label included: {condition}{numbers}, by an exact bound as well."
+    def device_epsilon(self) -> float | None:
+        """ε of the worst device for its whole data, beside a guarantee for records by an exact bound."""
+        return None if self.header.sensitivity == "device" else self._second("device")
+
+    def _second(self, model: str) -> float | None:
+        usable = record_figure(self.runs) and self.verdict != FAILS
+        return self.worst(model, self.header.trust) if usable else None
 
     @property
     def trust_names(self) -> tuple[str, ...]:
@@ -169,7 +165,7 @@ class Certificate:
                 "verdict_in_words": self.verdict_in_words,
                 "reasons": self.reasons,
                 "statement": self.statement,
-                **({} if self.record_epsilon is None else {"record_epsilon": self.record_epsilon}),
+                **{name: each for name in SECOND_FIGURES if (each := getattr(self, name)) is not None},
                 "assumptions": [vars(assumption) for assumption in self.assumptions],
                 "declared": {
                     name: getattr(terms, name)
@@ -250,7 +246,8 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None, issued: 
     order = (FAILS, SIMULATION, UNDER_ASSUMPTIONS, HOLDS, NOTHING_ASKED)
     verdict = next(word for word in order if word in verdicts)
     decided = replace(draft, verdict=verdict, reasons=tuple(_reasons(ledger, runs, accounts, audit)))
-    second = decided.record_line
+    delta = max(account.delta_in_all for account in accounts)
+    second = second_guarantee(runs, decided.record_epsilon, decided.device_epsilon, delta)
     return decided if second is None else replace(decided, statement=(second, *decided.statement))
 
 
@@ -359,15 +356,18 @@ def _broken_targets(header: LedgerHeader, runs: Sequence[CertifiedRun], accounts
 
 
 def _earlier_guarantees(ledger: Ledger, accounts: Sequence[DeviceAccount]) -> list[str]:
-    """Guarantees of earlier runs that a later run, with a larger target, has broken."""
+    """Guarantees of earlier runs, for their own neighbours, that a later run with a larger target has broken."""
     found = []
     for run in ledger.earlier_headers:
-        over = [account for account in accounts if account.spent > run.epsilon[account.device] * (1 + TOLERANCE)]
+        spent = {
+            account.device: account.by_model[run.sensitivity].get(run.trust, account.spent) for account in accounts
+        }
+        over = [device for device, epsilon in spent.items() if epsilon > run.epsilon[device] * (1 + TOLERANCE)]
         if over and run.terms["releases"] == "private":
-            worst = max(over, key=lambda account: account.spent / run.epsilon[account.device])
+            worst = max(over, key=lambda device: spent[device] / run.epsilon[device])
             found.append(
-                f"{run.name} guaranteed device {worst.device} ε = {rounded_up(run.epsilon[worst.device])}; with later "
-                f"releases it has spent {rounded_up(worst.spent)}."
+                f"{run.name} guaranteed device {worst} ε = {rounded_up(run.epsilon[worst])}; with later releases it "
+                f"has spent {rounded_up(spent[worst])}."
             )
     return found
 

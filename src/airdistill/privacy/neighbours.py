@@ -171,7 +171,7 @@ FEATURE_MEANS = Neighbours(
     declared=Assumption(
         "public embedding",
         "The embedding, the number of its features and the norms to which they are clipped were fixed from public data "
-        "and from class counts alone, before any private sample was looked at.",
+        "and from declared numbers alone, before any private sample was looked at.",
         declared=True,
     ),
     record_is_exact=True,

@@ -179,10 +179,6 @@ class SubsampledGaussian:
     probability: float
     geometry: str
 
-    @classmethod
-    def for_payload(cls, probability: float, payload: str) -> SubsampledGaussian:
-        return cls(probability, OPPOSITE if payload == "gradient" else ORTHOGONAL)
-
     def epsilon(self, groups: CompositionGroups, delta: float, earlier_mu: float = 0.0) -> float:
         """ε of these rounds, composed with earlier Gaussian releases whose participants the server knew."""
         earlier = int(grid_index(np.array(earlier_mu)))

@@ -37,6 +37,7 @@ from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.neighbours import neighbours_from
 from airdistill.privacy.participation import participation_assumption, participation_statements
 from airdistill.privacy.trust import FleetNoise, trust_from
+from airdistill.units import rounded_up
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,27 @@ def record_figure(runs: Sequence[CertifiedRun]) -> bool | None:
     """Whether every run's bound for one record is exact; None if no run's is."""
     private = [neighbours_from(run.header.payload, run.terms).record_is_exact for run in runs if run.is_private]
     return all(private) if any(private) and len(private) == len(runs) else (False if any(private) else None)
+
+
+SECOND_FIGURES = ("record_epsilon", "device_epsilon")
+
+
+def second_guarantee(
+    runs: Sequence[CertifiedRun], record: float | None, device: float | None, delta: float
+) -> str | None:
+    """The guarantee for the other kind of neighbours in one sentence, or why there is none.
+
+    None if no payload could have one. `record` and `device` are the ε for one record and for a whole device.
+    """
+    if record_figure(runs) is False:
+        return RECORD_VOID
+    epsilon = device if record is None else record
+    if epsilon is None:
+        return None
+    whom = "the whole data of any device" if record is None else "one record of any device, its label included"
+    condition = "simulated; with secret noise it would be " if any(run.is_simulation for run in runs) else ""
+    numbers = f"(ε = {rounded_up(epsilon)}, δ = {rounded_up(delta)})"
+    return f"For {whom}: {condition}{numbers}, by an exact bound as well."
 
 
 def facts_about(ledger: Ledger, runs: Sequence[CertifiedRun]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from airdistill.audit.labels import LabelAudit
 from airdistill.audit.membership import LEVEL, Interval, MembershipAudit
 from airdistill.audit.recorded import RecordedAudit
 from airdistill.files import write_whole
-from airdistill.report.audit_figures import NAMES, draw_attack, draw_membership, draw_mu, draw_shifts
+from airdistill.report.audit_figures import NAMES, draw_attack, draw_membership, draw_mu, draw_shifts, named
 from airdistill.report.certificate import write_certificate
 from airdistill.report.drawing import svg_of
 from airdistill.report.page import Block, Bullets, DataTable, Drawing, Facts, Page, Paragraph, Section, render
@@ -116,7 +116,7 @@ def _recorded_lines() -> list[str]:
 
 
 def _pair_columns(exact: ExactAudit) -> Row:
-    return ("after the last round", *(NAMES[pair.relation] for pair in exact.pairs))
+    return ("after the last round", *map(named, exact.pairs))
 
 
 def _pair_rows(exact: ExactAudit) -> list[Row]:
@@ -146,6 +146,7 @@ def _exact_lines(exact: ExactAudit) -> list[str]:
     return [
         f"Worst of {exact.num_candidates} records tried: {exact.pairs[0].description}.",
         f"Worst of 2 whole devices tried: {exact.pairs[1].description}.",
+        *(f"Constructed, {NAMES[pair.relation]}: {pair.description}." for pair in exact.pairs if pair.constructed),
         f"Ranges are over {exact.num_transcripts} fresh transcripts; all of them reached the lower end of a ratio.",
     ]
 

@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.empirical import EmpiricalAudit
-from airdistill.audit.exact import ExactAudit
+from airdistill.audit.exact import ExactAudit, PairAudit
 from airdistill.audit.membership import MembershipAudit
 from airdistill.report.drawing import count_rounds, legend_below, new_figure
 from airdistill.schemes.base import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NAMES = {"record": "one record", "device": "whole device"}
 _COLOURS = {"record": BLUE, "device": ORANGE}
+_CONSTRUCTED_COLOURS = {"record": BLACK, "device": GREY}
 _BOUND_LOOKS = [(PURPLE, ":"), (GREEN, "-."), (RED, "--")]
 
 
@@ -29,7 +30,7 @@ def draw_shifts(exact: ExactAudit) -> Figure:
     figure, (axes,) = new_figure(height=4.6)
     rounds = np.arange(1, exact.num_rounds + 1)
     for pair in exact.pairs:
-        _band(axes, rounds, pair.shift, pair.relation)
+        _band(axes, rounds, pair.shift, pair)
     for (name, bound), (colour, line) in zip(exact.bounds.items(), _BOUND_LOOKS, strict=False):
         axes.plot(rounds, bound, color=colour, linestyle=line, label=name)
     return _by_round(figure, axes, "largest shift of a row")
@@ -40,7 +41,7 @@ def draw_mu(exact: ExactAudit) -> Figure:
     figure, (axes,) = new_figure(height=4.2)
     rounds = np.arange(1, exact.num_rounds + 1)
     for pair in exact.pairs:
-        _band(axes, rounds, pair.mu, pair.relation)
+        _band(axes, rounds, pair.mu, pair)
     certified = exact.guarantee.mu
     if np.isfinite(certified).any():
         label = f"certified ({exact.guarantee.model})"
@@ -48,11 +49,16 @@ def draw_mu(exact: ExactAudit) -> Figure:
     return _by_round(figure, axes, "μ after the round")
 
 
-def _band(axes: Axes, rounds: IntArray, values: FloatArray, relation: str) -> None:
+def named(pair: PairAudit) -> str:
+    """The neighbours of a pair in words."""
+    return f"{NAMES[pair.relation]}, constructed" if pair.constructed else NAMES[pair.relation]
+
+
+def _band(axes: Axes, rounds: IntArray, values: FloatArray, pair: PairAudit) -> None:
     """Draw median and range over transcripts. A logarithmic axis cannot show infinite values or zeros."""
     shown = np.where(np.isfinite(values) & (values > 0), values, np.nan)
-    colour = _COLOURS[relation]
-    axes.plot(rounds, np.median(shown, axis=0), color=colour, label=NAMES[relation], marker=".")
+    colour = (_CONSTRUCTED_COLOURS if pair.constructed else _COLOURS)[pair.relation]
+    axes.plot(rounds, np.median(shown, axis=0), color=colour, label=named(pair), marker=".")
     axes.fill_between(rounds, shown.min(axis=0), shown.max(axis=0), color=colour, alpha=0.25, linewidth=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from airdistill.arrays import FloatArray, IntArray, divide_or
+from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.public import PublicSet
-from airdistill.errors import InputError
 from airdistill.learning.class_features import ReceivedMeans, lda, read_class_features
 from airdistill.learning.embeddings import Embedding, fit_embedding
 from airdistill.learning.fleet import Engine, LearningFleet
@@ -24,7 +24,8 @@ from airdistill.planning.payloads import declared_public
 from airdistill.planning.plan import Plan
 from airdistill.radio.receivers import Estimate, Receiver
 from airdistill.radio.superposition import Reception
-from airdistill.schemes.protocol import PublicDistillation, share_right
+from airdistill.schemes.feature_neighbours import embedded_pairs
+from airdistill.schemes.protocol import ConstructedPair, PublicDistillation, share_right
 
 EMBEDDING_SEED = 0  # one embedding of a public set, for all seeds and schemes of a comparison
 
@@ -49,6 +50,15 @@ class FeatureMeansProtocol(PublicDistillation):
 
         vectors = fleet.engine.for_each(of_one, fleet.learners, devices, stage="devices embedded")
         return np.stack(vectors)[:, None]
+
+    def constructed_pairs(self, device: int, rng: np.random.Generator) -> Sequence[ConstructedPair]:
+        """Nothing is trained before a device sends, and so the same vectors are possible in every round."""
+        counts, found = self._payload.fleet.class_counts[device], []
+        for pair in embedded_pairs(self._payload, device, rng):
+            data = zip(pair.features, pair.labels, strict=True)
+            vectors = [device_vector(self._payload, features, labels, counts) for features, labels in data]
+            found.append(ConstructedPair(pair.relation, pair.description, np.stack(vectors)[:, None]))
+        return found
 
     def _fitted(self, fleet: LearningFleet) -> Embedding:
         if self._embedding is None:
@@ -95,18 +105,21 @@ def device_vector(payload: FeatureMeans, features: FloatArray, labels: IntArray,
     """F of one device, `[entry]`, from its features `[sample, feature]`, labels and declared class counts `[class]`.
 
     F^k = (1/√(n_k n)) Σ clip(φ(x), ρ_s), then the whole vector is clipped to ρ. Declared counts divide, whatever the
-    device holds; with private counts those that it holds, and τ·√(n_k/n) follows.
+    device holds; with private counts those that it holds, and τ·√(n_k/n) follows. A sample whose features are not all
+    finite counts as zero.
     """
     num_classes = payload.fleet.num_classes
     if payload.has_private_counts:
         counts = np.bincount(labels, minlength=num_classes)
+    # Zero, not an error: that would reveal such a sample, and one infinite number would make the whole vector NaN.
+    features = np.where(np.isfinite(features).all(axis=1, keepdims=True), features, 0.0)
     norms = np.linalg.norm(features, axis=1, keepdims=True)
-    clipped = features * np.minimum(1.0, payload.sample_bound / np.maximum(norms, 1e-300))
+    clipped = features * (payload.sample_bound / np.maximum(norms, payload.sample_bound))
     sums = np.zeros((num_classes, features.shape[1]))
     np.add.at(sums, labels, clipped)
     scale = np.sqrt(counts * counts.sum(), dtype=np.float64)
     sums = np.where(counts[:, None] > 0, sums / np.maximum(scale, 1.0)[:, None], 0.0)
-    sums *= min(1.0, payload.norm_bound / max(float(np.linalg.norm(sums)), 1e-300))
+    sums *= payload.norm_bound / max(float(np.linalg.norm(sums)), payload.norm_bound)
     if not payload.has_private_counts:
         return sums.ravel()
     return np.concatenate([sums.ravel(), payload.count_norm * class_weights(counts[None])[0]])
@@ -130,8 +143,6 @@ class FeatureReceiver:
         self._features = _as_features(embedding, samples)
         self._student = _student_of(plan, public, engine) if plan.scenario.learning.receiver == "learning" else None
         self._sends_model = declared.broadcast == "model"
-        if self._sends_model:
-            _check_model_broadcast(plan, self._student)
         num_classes = payload.fleet.num_classes
         self._pooled = np.zeros(payload.vector_length)
         self._weights = np.zeros(num_classes)
@@ -149,7 +160,7 @@ class FeatureReceiver:
             return self._without_rows()
         means = self._received_means()
         if len(means.held) == 0:
-            # Private counts: no noisy weight is above its noise. A later round may raise one.
+            # No device that holds any class has joined so far.
             return replace(self._without_rows(), facts={**self._facts, "reading": "none"})
         if self._student is None:
             labels = lda(means, self._features)
@@ -189,10 +200,10 @@ class FeatureReceiver:
         sampling = self._sampling / self._information
         if payload.has_private_counts:
             # Nothing of the true counts may be used here: the noisy weights take their place.
-            weights_var = noise_var / payload.count_norm**2
-            weights = np.maximum(noisy_weights / payload.count_norm, 0.0)
-            least = np.maximum(weights, 1e-3 * weights.max())
-            shares = divide_or(least, least.sum(), 0.0)
+            noisy = noisy_weights / payload.count_norm
+            weights, weights_var = likely_weights(noisy, noise_var / payload.count_norm**2)
+            shares = np.maximum(weights, 1e-3 * weights.max())
+            shares = shares / shares.sum()
             sampling = weights / np.median(payload.fleet.class_counts.sum(axis=1))
         return ReceivedMeans(rows, weights, noise_var, sampling, shares, weights_var)
 
@@ -210,6 +221,19 @@ class FeatureReceiver:
         self._information = float(state["information"])
 
 
+def likely_weights(noisy: FloatArray, noise_var: float) -> tuple[FloatArray, float]:
+    """The expected weights `[class]` given noisy ones, and their variance: shrunk towards the mean of all classes.
+
+    Without it, noise would make classes that devices hold look like classes that no device holds. The largest weight
+    always exceeds its deviation, and so at least one class is read: the transmission is paid for already.
+    """
+    mean = max(float(noisy.mean()), math.sqrt(noise_var / len(noisy)))
+    signal = max(float(noisy.var()) - noise_var, 0.0)
+    kept = signal / (signal + noise_var) if signal > 0 else 0.0
+    weights = np.maximum(mean + kept * (noisy - mean), 0.0)
+    return weights, min(kept * noise_var, 0.99 * float(weights.max()) ** 2)
+
+
 def _as_features(embedding: Embedding, samples: Any) -> FloatArray:
     return np.asarray(embedding.features(samples).cpu().numpy(), dtype=np.float64)
 
@@ -217,15 +241,3 @@ def _as_features(embedding: Embedding, samples: Any) -> FloatArray:
 def _student_of(plan: Plan, public: PublicSet, engine: Engine) -> Student:
     name = declared_public(plan.scenario).server_model or plan.scenario.model_names[0]
     return Student(name, public.samples, plan.fleet.num_classes, engine, plan.scenario.seed)
-
-
-def _check_model_broadcast(plan: Plan, student: Student | None) -> None:
-    if student is None:
-        rule = 'needs learning.receiver = "learning": a linear receiver has no model'
-        raise InputError("public.broadcast", "model", rule)
-    others = sorted({name for name in plan.scenario.model_names if name != student.model})
-    if others:
-        rule = (
-            f"devices with another model ({', '.join(others)}) than the server's ({student.model}) cannot take it over"
-        )
-        raise InputError("public.broadcast", "model", f'{rule}; set it to "predictions"')

@@ -123,9 +123,10 @@ def _planned(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | 
             f'"sgd" in [overrides.{scheme.name}]'
         )
         raise InputError("learning.optimizer", scenario.learning.optimizer, rule)
-    if scenario.public is not None and scheme.payload.needs_public_set and scenario.data.class_counts is None:
-        load_data(scenario)  # a public set that cannot be loaded is refused now
     length = num_parameters(scenario) if scheme.payload.needs_model_size else None
+    if scenario.public is not None and scheme.payload.needs_public_set and scenario.data.class_counts is None:
+        dataset, _ = load_data(scenario)  # a public set that cannot be loaded is refused now
+        length = scheme.payload.length_for(scenario, dataset.x_train.shape[1:], dataset.num_classes)
     made = plan(scenario, scheme.uplink_kind, length, spent_squared_mu if scheme.releases == "private" else None)
     return made if scheme.releases == "private" else _without_protection(made, scheme)
 

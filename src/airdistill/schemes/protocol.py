@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -54,8 +54,21 @@ class PayloadProtocol(Protocol):
         """What the record of an evaluated round keeps of the payload itself, for figures."""
 
 
+@dataclass(frozen=True)
+class ConstructedPair:
+    """What one device would send with two neighbouring datasets that were built for an attack, `[2, row, entry]`."""
+
+    relation: Literal["record", "device"]
+    description: str
+    vectors: FloatArray
+
+
 class BaseProtocol:
     """A protocol that records nothing and has no receiver, for payloads that need neither."""
+
+    def constructed_pairs(self, device: int, rng: np.random.Generator) -> Sequence[ConstructedPair]:  # noqa: ARG002
+        """Pairs that an audit follows besides those of real samples, the same in every round; none by default."""
+        return ()
 
     def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:  # noqa: ARG002
         return None
