@@ -67,7 +67,7 @@ class Server:
 
     @cached_property
     def _features(self) -> FloatArray:
-        return patch_features(as_model_input(self.samples))
+        return patch_features(as_model_input(self.samples), self.engine.device)
 
     def read(self, rows: FloatArray, noise_var: FloatArray) -> FloatArray:
         """Denoised predictions `[sample, class]` from rows `[sample, class]` with noise variance `[sample]`.
@@ -103,7 +103,7 @@ class Server:
         if key not in self._graphs:
             if len(self._graphs) >= _CACHED_GRAPHS:
                 self._graphs.clear()
-            self._graphs[key] = GraphSpectrum.of(self._features[indices])
+            self._graphs[key] = GraphSpectrum.of(self._features[indices], self.engine.device)
         return self._graphs[key]
 
     @cached_property
