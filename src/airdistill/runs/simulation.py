@@ -132,8 +132,8 @@ class Simulation:
         return asdict(self._tests.evaluate(self.fleet, self.plan.fleet.class_counts))
 
     def iterate_accuracy(self) -> dict[str, float] | None:
-        """Accuracy of the random iterate of Theorem 1, if the run has passed its round."""
-        if self._iterate is None:
+        """Accuracy of the random iterate of Theorem 1, if the run has passed its round; of one round it is no news."""
+        if self._iterate is None or self.plan.num_rounds == 1:
             return None
         present = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
         self.fleet.load_state(self._iterate)
@@ -200,7 +200,9 @@ class Simulation:
             self.fleet.load_state({name: tensor for name, tensor in tensors.items() if not name.startswith(others)})
         except RuntimeError as error:
             raise AirDistillError(f"the model is not the one that the run began with: {error}") from None
-        self._iterate = _part_of(tensors, _ITERATE) or None
+        iterate = _part_of(tensors, _ITERATE)
+        # In the order of the fleet, in which they are written again: a file is read in any order.
+        self._iterate = {name: iterate[name] for name in self.fleet.state()} if iterate else None
         if self._receiver is not None:
             remembered = _part_of(tensors, _RECEIVER)
             self._receiver.restore({name: tensor.numpy() for name, tensor in remembered.items()})
