@@ -48,9 +48,23 @@ def test_the_graph_equals_its_definition():
     assert np.linalg.eigvalsh(found).max() == pytest.approx(1)
 
 
-def test_eigenvectors_are_orthonormal_and_the_largest_eigenvalue_is_one(spectrum):
-    assert spectrum.vectors.T @ spectrum.vectors == pytest.approx(np.eye(600), abs=1e-9)
-    assert spectrum.eigenvalues.max() == pytest.approx(1)
+@pytest.mark.parametrize("noise_var", [0.0, 1e-6, 0.04, 9.0])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_smoothing_by_polynomials_equals_smoothing_by_eigenvectors(parts, noise_var):
+    """Also of a graph in three parts, which has the eigenvalue 1 three times."""
+    rng = np.random.default_rng(5)
+    count = 200 // parts * parts
+    features = np.kron(np.eye(parts), np.ones((200 // parts, 2))) + 0.01 * rng.uniform(size=(count, 2 * parts))
+    rows = np.eye(10)[np.arange(count) % 7] + noise_var**0.5 * rng.standard_normal((count, 10))
+    whole = GraphSpectrum.of(features)
+    values, vectors = np.linalg.eigh(whole.graph.toarray())
+    assert np.sum(values > 1 - 1e-9) >= parts
+    expected = smoothed(rows, noise_var, GraphSpectrum(whole.graph, values, vectors))
+    np.testing.assert_allclose(smoothed(rows, noise_var, whole), expected, atol=1e-9)
+
+
+def test_eigenvalues_are_those_of_the_graph(spectrum):
+    assert spectrum.eigenvalues == pytest.approx(np.linalg.eigvalsh(spectrum.graph.toarray()), abs=1e-12)
 
 
 def test_smoothing_is_gaussian_regression_with_the_maximum_likelihood_kernel():

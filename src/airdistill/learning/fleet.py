@@ -92,14 +92,14 @@ class LearnerMaker:
 
     def learner(self, model: nn.Module, samples: Tensor, labels: IntArray, num_classes: int) -> Learner:
         """A learner for one device."""
-        form = self._form(model, tuple(samples.shape[1:]))
+        form = self.form(model, tuple(samples.shape[1:]))
         if form is None:
             return Learner(model, samples, labels, num_classes, self._engine.chunk_samples)
         from airdistill.learning.fused.learner import FusedLearner  # importing Numba is slow
 
         return FusedLearner(model, form, samples, labels, num_classes, self._engine.chunk_samples)
 
-    def _form(self, model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | None:
+    def form(self, model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | None:
         """The model's form if the fused kernels will be used, else None."""
         engine = self._engine
         if engine.kernels == "torch" or engine.device.type != "cpu" or engine.stacked:

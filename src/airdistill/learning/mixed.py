@@ -79,6 +79,16 @@ class MixedSteps:
         )
 
 
+@dataclass(frozen=True)
+class Descent:
+    """SGD with momentum, weight decay after clipping to norm `clip_norm`, and Nesterov's step if chosen."""
+
+    momentum: float
+    decay: float
+    clip_norm: float | None = None
+    nesterov: bool = False
+
+
 def passes_in_batches(num_samples: int, num_steps: int, batch_size: int, rng: np.random.Generator) -> IntArray:
     """Draw `num_steps` batches `[step, sample]` from consecutive shuffled epochs.
 

@@ -2,7 +2,7 @@
 
 1. `patch_features`: unsupervised features of images, the activation of k-means patches in each region of an image
    (Coates, Lee and Ng, 2011).
-2. `GraphSpectrum`: eigenvectors of the nearest-neighbour graph of these features.
+2. `GraphSpectrum`: the spectrum of the nearest-neighbour graph of these features.
 3. `smoothed`: rows of similar samples are similar, and their noise is independent. The signal lies in the eigenvectors
    that vary slowly over the graph. How slowly is estimated from the rows themselves, because their noise is known.
 """
@@ -10,46 +10,52 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-from scipy.linalg import eigh
+from scipy.fft import dct
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import eigsh
+from torch import Tensor
 
 from airdistill.arrays import FloatArray, IntArray
 
+CPU = torch.device("cpu")
 _NUM_CENTRES, _SIZE, _REGIONS = 64, 6, 4  # of k-means; pixels along a patch; regions along an axis
 _NUM_PATCHES = 30_000  # drawn for k-means
 _ITERATIONS = 15  # of k-means
 _MIN_CONTRAST = 0.1  # standard deviation of a drawn patch: large parts of an image are often empty
 _NORM_OFFSET = 0.5  # added to a patch's norm, so that normalisation does not amplify empty patches
 _THRESHOLD = 0.25  # of an activation
-_MAX_ELEMENTS = 1 << 23  # of the unfolded patches in memory at once
+_UNFOLDED = {"cpu": 1 << 18, "cuda": 1 << 26}  # pixels of patches at once; on a CPU they stay in its cache
 
 _NEIGHBOURS = 6
-_MAX_DENSE = 5000  # samples up to which all eigenvectors are computed, beyond that the leading ones
+_MAX_DENSE = 5000  # samples up to which all eigenvalues are computed, beyond that the leading ones
 _NUM_LEADING = 300
+_DEGREES = 1024  # of Chebyshev polynomials of the graph's matrix
+_POINTS = np.cos(np.pi * (np.arange(_DEGREES) + 0.5) / _DEGREES)  # zeros of the next one
 _CHUNK = 2000  # samples whose distances to all others are computed together
 # Candidates for α: the closer to 1, the longer the correlation length of the signal on the graph.
 _ALPHAS = (0.9, 0.95, 0.98, 0.99, 0.995, 0.998)
 _SIGNAL_TO_NOISE = np.geomspace(1e-3, 1e3, 49)  # candidates for the mean signal variance over the noise variance
 
 
-def patch_features(samples: NDArray[np.generic]) -> FloatArray:
+def patch_features(samples: NDArray[np.generic], device: torch.device = CPU) -> FloatArray:
     """Features `[sample, feature]` of images `[sample, channel, row, column]`; other samples are flattened."""
     scaled = samples.astype(np.float64)
     low, high = scaled.min(), scaled.max()
     scaled = (scaled - low) / max(high - low, 1e-12)
     if scaled.ndim != 4 or min(scaled.shape[2:]) < _SIZE + _REGIONS:
         return np.asarray(scaled.reshape(len(scaled), -1))
-    centres = _patch_centres(scaled, np.random.default_rng(0))
-    chunk = max(1, _MAX_ELEMENTS // (scaled[0].size * _SIZE**2))
-    chunks = [_activations(scaled[start : start + chunk], centres) for start in range(0, len(scaled), chunk)]
+    centres = torch.from_numpy(_patch_centres(scaled, np.random.default_rng(0))).to(device)
+    chunk = max(1, _UNFOLDED[device.type] // (scaled[0].size * _SIZE**2))
+    chunks = [_activations(images.to(device), centres) for images in torch.split(torch.from_numpy(scaled), chunk)]
     # The square root reduces the dominance of strong activations.
-    return np.asarray(np.sqrt(np.concatenate(chunks)))
+    return torch.cat(chunks).sqrt().cpu().numpy()
 
 
 def _patch_centres(images: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -71,18 +77,18 @@ def _patch_centres(images: FloatArray, rng: np.random.Generator) -> FloatArray:
     return centres
 
 
-def _activations(images: FloatArray, centres: FloatArray) -> FloatArray:
+def _activations(images: Tensor, centres: Tensor) -> Tensor:
     """The mean activation of every centre in each of 4 × 4 regions of an image, `[image, centre · region]`."""
-    patches = np.moveaxis(sliding_window_view(images, (_SIZE, _SIZE), axis=(2, 3)), 1, 3)
-    rows, columns = patches.shape[1:3]
-    active = _normalised(patches.reshape(len(images), rows, columns, -1)) @ centres.T
-    active = np.maximum(active - _THRESHOLD, 0.0)
+    patches = images.unfold(2, _SIZE, 1).unfold(3, _SIZE, 1).movedim(1, 3).flatten(3)  # [image, row, column, pixel]
+    patches = patches - patches.mean(dim=-1, keepdim=True)
+    patches /= torch.linalg.vector_norm(patches, dim=-1, keepdim=True) + _NORM_OFFSET
+    active = (patches @ centres.T - _THRESHOLD).relu_()
     regions = [
-        active[:, top:bottom, left:right].mean(axis=(1, 2))
-        for top, bottom in _intervals(rows)
-        for left, right in _intervals(columns)
+        active[:, top:bottom, left:right].mean(dim=(1, 2))
+        for top, bottom in _intervals(active.shape[1])
+        for left, right in _intervals(active.shape[2])
     ]
-    return np.concatenate(regions, axis=1)
+    return torch.cat(regions, dim=1)
 
 
 def _intervals(length: int) -> list[tuple[int, int]]:
@@ -102,22 +108,59 @@ def _unit(vectors: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class GraphSpectrum:
-    """Eigenvectors `[sample, mode]` and eigenvalues `[mode]` of a graph's matrix S, all or the leading ones."""
+    """The spectrum of a graph's symmetric matrix S: all eigenvalues, or the leading ones with their eigenvectors.
 
-    vectors: FloatArray
+    Functions of S are applied to rows as Chebyshev polynomials: eigenvectors of thousands of samples take ten times as
+    long as eigenvalues. `eigenvalues` `[mode]`; `vectors` `[sample, mode]` are None if all eigenvalues are known.
+    """
+
+    graph: csr_array
     eigenvalues: FloatArray
+    vectors: FloatArray | None = None
 
     @classmethod
-    def of(cls, features: FloatArray) -> GraphSpectrum:
+    def of(cls, features: FloatArray, device: torch.device = CPU) -> GraphSpectrum:
         """The spectrum of the nearest-neighbour graph, by cosine, of features `[sample, feature]`."""
         graph = neighbour_graph(features, min(_NEIGHBOURS, len(features) - 1))
         if len(features) <= _MAX_DENSE:
-            eigenvalues, vectors = eigh(graph.toarray(), overwrite_a=True, check_finite=False)
-            return cls(vectors, eigenvalues)
+            return cls(graph, torch.linalg.eigvalsh(torch.from_numpy(graph.toarray()).to(device)).cpu().numpy())
         # A fixed start vector: the solver's random one would make the rounding irreproducible.
         start = np.random.default_rng(0).standard_normal(len(features))
         eigenvalues, vectors = eigsh(graph, k=_NUM_LEADING, which="LA", v0=start)
-        return cls(vectors, eigenvalues)
+        return cls(graph, eigenvalues, vectors)
+
+    def squares(self, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Points x and weights w with Σ_i w_i f(x_i) = Σ_m f(λ_m) s_m, s_m the mean square of the rows in mode m.
+
+        The points are the known eigenvalues, or Chebyshev's: exact for f up to degree 1023, and in effect for all f
+        that are smooth beyond [−1, 1], as those of `smoothed` are: their poles are at least 0.002 away.
+        """
+        if self.vectors is not None:
+            return self.eigenvalues, ((self.vectors.T @ rows) ** 2).mean(axis=1)
+        moments = np.empty(_DEGREES)
+        for degree, (before, term) in enumerate(itertools.pairwise(self._chebyshev(rows, _DEGREES // 2 + 1))):
+            # 2 T_m T_n = T_(m+n) + T_|m−n|
+            moments[2 * degree] = 2 * (before**2).sum() - (rows**2).sum()
+            moments[2 * degree + 1] = 2 * (before * term).sum() - moments[1] if degree else (before * term).sum()
+        return _POINTS, dct(moments, type=3) / (_DEGREES * rows.shape[1])
+
+    def filtered(self, rows: FloatArray, gain: FloatArray) -> FloatArray:
+        """Rows `[sample, class]` with mode m multiplied by its gain, which is given at the points of `squares`."""
+        if self.vectors is not None:
+            return np.asarray(self.vectors @ (gain[:, None] * (self.vectors.T @ rows)))
+        coefficients = dct(gain, type=2) / _DEGREES
+        coefficients[0] /= 2
+        total = np.zeros_like(rows)
+        for coefficient, term in zip(coefficients, self._chebyshev(rows, _DEGREES), strict=True):
+            total += coefficient * term
+        return total
+
+    def _chebyshev(self, rows: FloatArray, count: int) -> Iterator[FloatArray]:
+        """T_0(S) rows, T_1(S) rows, …: `count` terms, by T_(k+1) = 2 S T_k − T_(k−1)."""
+        before, term = rows, self.graph @ rows
+        for _ in range(count):
+            yield before
+            before, term = term, 2 * (self.graph @ term) - before
 
 
 def neighbour_graph(features: FloatArray, neighbours: int) -> csr_array:
@@ -156,24 +199,30 @@ def smoothed(rows: FloatArray, noise_var: float, spectrum: GraphSpectrum) -> Flo
     g ∝ (1 − αλ)^-2, and α and c are their maximum-likelihood estimates. The mean is left out, because its noise is not
     shrunk and would bias all rows towards the same classes.
     """
-    coefficients = spectrum.vectors.T @ (rows - rows.mean(axis=0))  # [mode, class]
-    squares = (coefficients**2).mean(axis=1)
-    signal = maximum_likelihood_signal(squares, noise_var, spectrum.eigenvalues)
+    centred = rows - rows.mean(axis=0)
+    points, squares = spectrum.squares(centred)
+    signal = maximum_likelihood_signal(squares, noise_var, spectrum.eigenvalues, points)
     gain = signal / (signal + noise_var) if noise_var > 0 else np.ones_like(signal)
-    return np.asarray(spectrum.vectors @ (gain[:, None] * coefficients))
+    return spectrum.filtered(centred, gain)
 
 
-def maximum_likelihood_signal(squares: FloatArray, noise_var: float, eigenvalues: FloatArray) -> FloatArray:
-    """The signal variances `[mode]` that maximise the likelihood of mean squares `[mode]` of signal plus noise."""
+def maximum_likelihood_signal(
+    squares: FloatArray, noise_var: float, eigenvalues: FloatArray, points: FloatArray | None = None
+) -> FloatArray:
+    """The signal variances `[point]` that maximise the likelihood of mean squares `[point]` of signal plus noise.
+
+    The points are the eigenvalues `[mode]` of the modes, unless `GraphSpectrum.squares` gives others.
+    """
+    points = eigenvalues if points is None else points
     best, best_signal = -np.inf, np.zeros_like(squares)
     floor = max(noise_var, 1e-30)
     for alpha in _ALPHAS:
-        shape = (1 - alpha * eigenvalues) ** -2.0
-        shape = shape / shape.mean()
+        shape, at_points = (1 - alpha * eigenvalues) ** -2.0, (1 - alpha * points) ** -2.0
+        mean = shape.mean()
         for ratio in _SIGNAL_TO_NOISE:
-            signal = ratio * floor * shape
-            total = signal + noise_var
-            likelihood = -float((np.log(total) + squares / total).sum())
+            level = ratio * floor / mean
+            signal = level * at_points
+            likelihood = -float(np.log(level * shape + noise_var).sum() + (squares / (signal + noise_var)).sum())
             if likelihood > best:
                 best, best_signal = likelihood, signal
     return best_signal

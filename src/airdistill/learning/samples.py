@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -72,19 +74,20 @@ def random_affine(images: Tensor, generator: torch.Generator) -> Tensor:
     """
     if images.ndim != 4:
         return images
+    return mapped(images, affine_maps([len(images)], generator, images.dtype).to(images.device))
 
-    def drawn(most: float) -> Tensor:
-        uniform = torch.rand(len(images), generator=generator, dtype=torch.float64)
-        return ((2 * uniform - 1) * most).to(images)
 
-    angle, scale, shear = drawn(_ROTATION), 1 + drawn(_SCALE), drawn(_SHEAR)
-    diagonal, off_diagonal = scale * torch.cos(angle), scale * torch.sin(angle)
-    maps = torch.stack(
-        [
-            torch.stack([diagonal, shear - off_diagonal, drawn(_SHIFT)], dim=1),
-            torch.stack([off_diagonal, diagonal, drawn(_SHIFT)], dim=1),
-        ],
-        dim=1,
-    )
+def affine_maps(sizes: Sequence[int], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Random maps `[image, 2, 3]` for `mapped`, drawn in turn for batches of these sizes."""
+    most = torch.tensor([_ROTATION, _SCALE, _SHEAR, _SHIFT, _SHIFT], dtype=torch.float64)[:, None]
+    uniform = torch.cat([torch.rand(5, size, generator=generator, dtype=torch.float64) for size in sizes], dim=1)
+    angle, growth, shear, *shift = ((2 * uniform - 1) * most).to(dtype)
+    diagonal, off_diagonal = (1 + growth) * torch.cos(angle), (1 + growth) * torch.sin(angle)
+    rows = [(diagonal, shear - off_diagonal, shift[0]), (off_diagonal, diagonal, shift[1])]
+    return torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
+
+
+def mapped(images: Tensor, maps: Tensor) -> Tensor:
+    """Images `[image, channel, row, column]` seen through affine maps `[image, 2, 3]`, with replicated edges."""
     grid = affine_grid(maps, list(images.shape), align_corners=False)
     return grid_sample(images, grid, padding_mode="border", align_corners=False)

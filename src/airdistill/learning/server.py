@@ -6,7 +6,8 @@ It is trained on public samples and on what was already released, which is post-
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,15 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
+from airdistill.learning.epochs import EpochTraining, Schedule, epoch_training
 from airdistill.learning.fleet import Engine
 from airdistill.learning.learner import logits_of, predictions_of
-from airdistill.learning.mixed import descend, passes_in_batches, rise_and_fall
+from airdistill.learning.mixed import Descent, passes_in_batches, rise_and_fall
 from airdistill.learning.models import build_model
 from airdistill.learning.patches import GraphSpectrum, patch_features, smoothed
-from airdistill.learning.samples import as_model_input, channels_last, input_shape, random_affine, to_tensor
+from airdistill.learning.samples import affine_maps, as_model_input, channels_last, input_shape, mapped, to_tensor
 from airdistill.scenario.model import Scenario
 from airdistill.stages import report_stage
 from airdistill.streams import stream
@@ -67,7 +68,7 @@ class Server:
 
     @cached_property
     def _features(self) -> FloatArray:
-        return patch_features(as_model_input(self.samples))
+        return patch_features(as_model_input(self.samples), self.engine.device)
 
     def read(self, rows: FloatArray, noise_var: FloatArray) -> FloatArray:
         """Denoised predictions `[sample, class]` from rows `[sample, class]` with noise variance `[sample]`.
@@ -79,14 +80,35 @@ class Server:
             return np.full(rows.shape, np.nan)
         noise, held_out = float(noise_var[received].mean()), self._held_out[received]
         training, validation = received[~held_out], received[held_out]
-        epochs = _MAX_EPOCHS
-        if len(training) >= 2 and len(validation):
-            held_out_rows = HeldOutRows(validation, rows[validation], noise)
-            epochs = self._choose_epochs(training, self._pseudo_labels(rows, noise, training), held_out_rows)
-        model = self._new_model(stream(self.seed, "server-model"))
-        for _ in self._train(model, received, self._pseudo_labels(rows, noise, received), epochs):
-            pass
+        if len(training) < 2 or not len(validation):
+            indices, checks = [received], None
+        else:
+            indices, checks = [received, training], HeldOutRows(validation, rows[validation], noise)
+        _ = self._features  # here and not by both threads
+        labels = self.engine.for_each(lambda chosen: self._pseudo_labels(rows, noise, chosen), indices)
+        trainings = [self._training(*pair) for pair in zip(indices, labels, strict=True)]
+        model = self._trained(trainings[0], None if checks is None else (trainings[1], checks))
         return self._predictions(model, self._inputs)
+
+    def _trained(self, whole: EpochTraining, checked: tuple[EpochTraining, HeldOutRows] | None) -> nn.Module:
+        """The model of the whole training after the number of epochs that the checked one chooses, if there is one.
+
+        With a second thread both are trained at the same time, and the whole one is set back afterwards.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            ahead = None
+            if checked and self.engine.workers > 1 and whole.can_run_beside_others:
+                ahead = pool.submit(whole.run_kept, _MAX_EPOCHS)
+            epochs = self._choose_epochs(*checked) if checked else _MAX_EPOCHS
+            if ahead is not None:
+                ahead.result()
+                whole.set_back(epochs)
+                report_stage("server epochs", epochs, epochs)
+                return whole.model
+        for epoch in range(epochs):
+            whole.run_epoch()
+            report_stage("server epochs", epoch + 1, epochs)
+        return whole.model
 
     def _pseudo_labels(self, rows: FloatArray, noise_var: float, indices: IntArray) -> IntArray:
         """The argmax of these samples' rows, smoothed over similar samples."""
@@ -100,47 +122,52 @@ class Server:
     def _spectrum(self, indices: IntArray) -> GraphSpectrum:
         """The spectrum of these samples' graph, cached: once all samples were received it is the same every round."""
         key = indices.tobytes()
-        if key not in self._graphs:
+        found = self._graphs.get(key)
+        if found is None:
+            found = GraphSpectrum.of(self._features[indices], self.engine.device)
             if len(self._graphs) >= _CACHED_GRAPHS:
                 self._graphs.clear()
-            self._graphs[key] = GraphSpectrum.of(self._features[indices])
-        return self._graphs[key]
+            self._graphs[key] = found
+        return found
 
     @cached_property
     def _graphs(self) -> dict[bytes, GraphSpectrum]:
         """The cached spectra, by the bytes of their sample indices."""
         return {}
 
-    def _choose_epochs(self, indices: IntArray, labels: IntArray, held_out: HeldOutRows) -> int:
+    def _choose_epochs(self, training: EpochTraining, held_out: HeldOutRows) -> int:
         """The number of epochs: the best on the held-out rows if it is significantly better than the last, else all."""
-        model = self._new_model(stream(self.seed, "server-model"))
-        inputs = self._inputs[torch.from_numpy(held_out.indices)]
-        predictions = [
-            self._predictions(model, inputs)
-            for _ in self._train(model, indices, labels, _MAX_EPOCHS, "server epochs, early stopping")
-        ]
+        inputs, predictions = self._inputs[torch.from_numpy(held_out.indices)], []
+        for epoch in range(_MAX_EPOCHS):
+            training.run_epoch()
+            predictions.append(self._predictions(training.model, inputs))
+            report_stage("server epochs, early stopping", epoch + 1, _MAX_EPOCHS)
         best = max(range(_MAX_EPOCHS), key=lambda epoch: held_out.agreement(predictions[epoch]))
         return best + 1 if held_out.prefers(predictions[best], predictions[-1]) else _MAX_EPOCHS
 
-    def _train(
-        self, model: nn.Module, indices: IntArray, labels: IntArray, epochs: int, stage: str = "server epochs"
-    ) -> Iterator[None]:
-        """Train a model on these samples and labels, yielding after each of `epochs` epochs.
+    def _training(self, indices: IntArray, labels: IntArray) -> EpochTraining:
+        """A new model and all steps that it may be trained with on these samples and labels.
 
         The learning-rate schedule always spans the maximum number of epochs.
         """
-        augmentation = torch.Generator().manual_seed(int(stream(self.seed, "server-noise").integers(2**63)))
-        batches_per_epoch = math.ceil(len(indices) / _BATCH)
-        optimiser = _Optimiser(model, _MAX_EPOCHS * batches_per_epoch)
+        num_steps = _MAX_EPOCHS * math.ceil(len(indices) / _BATCH)
         # All batches have the same size: some models cannot take a single sample.
-        order = stream(self.seed, "server-order")
-        batches = passes_in_batches(len(indices), _MAX_EPOCHS * batches_per_epoch, _BATCH, order)
-        samples, targets = self._inputs[torch.from_numpy(indices)], torch.from_numpy(labels).to(self.engine.device)
-        for epoch, epoch_batches in enumerate(np.split(batches, _MAX_EPOCHS)[:epochs], start=1):
-            for batch in torch.from_numpy(epoch_batches).to(self.engine.device):
-                optimiser.step(random_affine(samples[batch], augmentation), targets[batch])
-            report_stage(stage, epoch, epochs)
-            yield
+        batches = passes_in_batches(len(indices), num_steps, _BATCH, stream(self.seed, "server-order"))
+        rates, inputs = _LR * rise_and_fall(num_steps, _WARM_UP), self._inputs[torch.from_numpy(indices)]
+        targets = torch.eye(self.num_classes, dtype=inputs.dtype)[torch.from_numpy(labels)].to(inputs.device)
+        schedule = Schedule(
+            batches.reshape(_MAX_EPOCHS, -1, batches.shape[1]), rates.reshape(_MAX_EPOCHS, -1), *self._moves(batches)
+        )
+        model = self._new_model(stream(self.seed, "server-model"))
+        return epoch_training(model, inputs, targets, schedule, Descent(_MOMENTUM, _DECAY), self.engine)
+
+    def _moves(self, batches: IntArray) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
+        """Random affine maps for every image of every step `[step, sample]`; other samples stay."""
+        draws = torch.Generator().manual_seed(int(stream(self.seed, "server-noise").integers(2**63)))
+        if self._inputs.ndim != 4:
+            return torch.zeros(_MAX_EPOCHS, len(batches) // _MAX_EPOCHS, batches.shape[1]), lambda samples, _: samples
+        maps = affine_maps([batches.shape[1]] * len(batches), draws, self._inputs.dtype)
+        return maps.view(_MAX_EPOCHS, -1, batches.shape[1], 2, 3), mapped
 
     def _new_model(self, rng: np.random.Generator) -> nn.Module:
         shape, dtype = input_shape(self.samples), self.engine.dtype
@@ -170,20 +197,3 @@ class HeldOutRows:
         """
         distance = float(np.linalg.norm(one - other))
         return self.agreement(one) - self.agreement(other) > _SIGNIFICANCE * math.sqrt(self.noise_var) * distance
-
-
-class _Optimiser:
-    """SGD with momentum and weight decay; the learning rate has a warm-up and a cosine decay to zero."""
-
-    def __init__(self, model: nn.Module, num_steps: int) -> None:
-        self._model, self._rates = model, iter(_LR * rise_and_fall(num_steps, _WARM_UP))
-        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self._velocities = [torch.zeros_like(weight) for weight in self._weights]
-
-    def step(self, images: Tensor, labels: Tensor) -> None:
-        """One step on a batch of images with labels `[sample]`."""
-        log_predictions = log_softmax(self._model(channels_last(images)), dim=1)
-        loss = -log_predictions.gather(1, labels[:, None]).mean()
-        gradients = torch.autograd.grad(loss, self._weights, materialize_grads=True)
-        decayed = [grad + _DECAY * weight.detach() for grad, weight in zip(gradients, self._weights, strict=True)]
-        descend(self._weights, decayed, self._velocities, images.new_tensor(next(self._rates)), _MOMENTUM)

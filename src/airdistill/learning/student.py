@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax, pad
 
 from airdistill.arrays import FloatArray
+from airdistill.learning.epochs import Schedule, epoch_training
 from airdistill.learning.fleet import Engine
 from airdistill.learning.learner import logits_of, predictions_of
+from airdistill.learning.mixed import Descent
 from airdistill.learning.models import build_model
-from airdistill.learning.samples import channels_last, input_shape, to_tensor
+from airdistill.learning.samples import channels_last, input_shape, shifted, to_tensor
 from airdistill.stages import report_stage
 from airdistill.streams import stream
 
@@ -53,33 +54,28 @@ class Student:
     def taught(self, probabilities: FloatArray) -> nn.Module:
         """A new model trained on these probabilities, by SGD with a one-cycle schedule and random augmentation."""
         model = self._new_model(stream(self.seed, "student-model"))
-        inputs, device = self._inputs, self.engine.device
-        targets = torch.from_numpy(probabilities).to(device, self.engine.dtype)
-        draws = torch.Generator(device).manual_seed(int(stream(self.seed, "student-order").integers(2**63)))
-        batch = min(_BATCH, len(inputs))
-        per_epoch = math.ceil(len(inputs) / batch)
-        optimiser = torch.optim.SGD(model.parameters(), lr=1.0, momentum=_MOMENTUM, nesterov=True, weight_decay=_DECAY)
-        rates = _one_cycle(_EPOCHS * per_epoch) * (_LR if _has_normalisation(model) else _LR_SMALL)
+        targets = torch.from_numpy(probabilities).to(self.engine.device, self.engine.dtype)
+        schedule = self._schedule(_LR if _has_normalisation(model) else _LR_SMALL)
+        descent = Descent(_MOMENTUM, _DECAY, _CLIP_NORM, nesterov=True)
+        training = epoch_training(model, self._inputs, targets, schedule, descent, self.engine, bfloat16=True)
         for epoch in range(_EPOCHS):
-            order = torch.randperm(len(inputs), generator=draws, device=device)
-            # The last batch is filled up from the start: some models cannot take a single sample.
-            order = torch.cat([order, order[: per_epoch * batch - len(order)]])
-            for step, chosen in enumerate(torch.split(order, batch), start=epoch * per_epoch):
-                self._step(model, optimiser, float(rates[step]), _moved(inputs[chosen], draws), targets[chosen])
+            training.run_epoch()
             report_stage("server's model taught", epoch + 1, _EPOCHS)
-        return model
+        return training.model
 
-    def _step(self, model: nn.Module, optimiser: torch.optim.SGD, lr: float, samples: Tensor, targets: Tensor) -> None:
-        for group in optimiser.param_groups:
-            group["lr"] = lr
-        is_gpu = self.engine.device.type == "cuda"
-        with torch.autocast("cuda", torch.bfloat16, enabled=is_gpu):
-            logits = model(channels_last(samples))
-        loss = -(targets * log_softmax(logits.to(targets.dtype), dim=1)).sum(dim=1).mean()
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), _CLIP_NORM)
-        optimiser.step()
+    def _schedule(self, peak: float) -> Schedule:
+        """All batches, moves and learning rates."""
+        draws = torch.Generator().manual_seed(int(stream(self.seed, "student-order").integers(2**63)))
+        batch = min(_BATCH, len(self._inputs))
+        per_epoch = math.ceil(len(self._inputs) / batch)
+        batches, moves = [], []
+        for _ in range(_EPOCHS):
+            order = torch.randperm(len(self._inputs), generator=draws)
+            # The last batch is filled up from the start: some models cannot take a single sample.
+            batches.append(torch.cat([order, order[: per_epoch * batch - len(order)]]).view(per_epoch, batch))
+            moves.append(torch.stack([_drawn_moves(self._inputs, batch, draws) for _ in range(per_epoch)]))
+        rates = (_one_cycle(_EPOCHS * per_epoch) * peak).reshape(_EPOCHS, per_epoch)
+        return Schedule(torch.stack(batches).numpy(), rates, torch.stack(moves), _moved)
 
     def predictions(self, model: nn.Module) -> FloatArray:
         """The model's predictions on the public samples, `[sample, class]`."""
@@ -104,21 +100,22 @@ def _has_normalisation(model: nn.Module) -> bool:
     return any(isinstance(module, tuple(kinds)) for module in model.modules())
 
 
-def _moved(images: Tensor, draws: torch.Generator) -> Tensor:
-    """Images moved by up to three pixels, each in its own direction; colour images are also mirrored at random.
+def _drawn_moves(inputs: Tensor, count: int, draws: torch.Generator) -> Tensor:
+    """Draws of `_moved` for a batch, `[image, 3]`: the pixels along rows and columns, and whether it is mirrored.
 
-    Mirrored digits or letters are others, and grey images may be such; other samples stay.
+    Mirrored digits or letters are others, and grey images may be such.
     """
+    if inputs.ndim != 4:
+        return torch.zeros(count, 0, dtype=torch.int64)
+    steps = torch.randint(2 * _MOST_MOVED + 1, (2, count), generator=draws)
+    in_colour = inputs.shape[1] > 1
+    mirrored = torch.rand(count, generator=draws) < 0.5 if in_colour else torch.zeros(count, dtype=torch.bool)
+    return torch.stack([*steps, mirrored.to(torch.int64)], dim=1)
+
+
+def _moved(images: Tensor, draws: Tensor) -> Tensor:
+    """Images moved by up to three pixels, each in its own direction, and mirrored if drawn; other samples stay."""
     if images.ndim != 4:
         return images
-    height, width = images.shape[2:]
-    padded = pad(images, (_MOST_MOVED,) * 4, mode="replicate")
-    steps = torch.randint(2 * _MOST_MOVED + 1, (2, len(images)), generator=draws, device=images.device)
-    rows = steps[0, :, None] + torch.arange(height, device=images.device)
-    columns = steps[1, :, None] + torch.arange(width, device=images.device)
-    every = torch.arange(len(images), device=images.device)[:, None, None]
-    moved = padded[every, :, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
-    if images.shape[1] == 1:
-        return moved
-    mirrored = torch.rand(len(images), generator=draws, device=images.device) < 0.5
-    return torch.where(mirrored[:, None, None, None], moved.flip(3), moved)
+    moved = shifted(images, draws[:, :2], _MOST_MOVED)
+    return moved if images.shape[1] == 1 else torch.where(draws[:, 2, None, None, None] > 0, moved.flip(3), moved)

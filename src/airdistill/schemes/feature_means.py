@@ -135,7 +135,7 @@ class FeatureReceiver:
     def __init__(self, plan: Plan, public: PublicSet, engine: Engine) -> None:
         payload, declared = plan.uplink.payload, declared_public(plan.scenario)
         assert isinstance(payload, FeatureMeans)
-        self._plan, self._payload = plan, payload
+        self._plan, self._payload, self._workers = plan, payload, engine.workers
         samples = to_tensor(public.samples, engine.dtype, engine.device)
         embedding = embedding_of(plan, samples, engine)
         self._facts: dict[str, str | int | float] = {"embedding": embedding.digest}
@@ -166,7 +166,7 @@ class FeatureReceiver:
             labels = lda(means, self._features)
             return Estimate(labels, predictions=labels, labels=labels, facts={**self._facts, "reading": "lda"})
         rng = np.random.default_rng(0)
-        reading = read_class_features(means, self._features, rng)
+        reading = read_class_features(means, self._features, rng, self._workers)
         model = self._student.taught(reading.probabilities)
         predictions = self._student.predictions(model)
         return Estimate(

@@ -298,16 +298,19 @@ def _add_scaled_blocks(net, count, per_sample, factors, sums):
 
 @compiled
 def mixed_steps(
-    net, weights, samples, labels, public, target, known, own, shared, offsets, most, image, factors, lr, losses
+    net, weights, samples, labels, public, target, known, own, shared, moves, factors, lr, velocity, losses
 ):
     """Steps on batches of own samples `own` `[step, own]` and public samples `shared` `[step, public]`.
 
-    `factors` are the weights of the two losses, the momentum, and the norm that a gradient is clipped to. Images of
-    shape `image` are shifted by `offsets` `[step, own + public, 2]` minus `most`, unless empty. Adds the mean losses.
+    `factors` are the weights of the two losses, the momentum, the norm that a gradient is clipped to, the weight decay,
+    and Nesterov's momentum if it is used, else 0. `moves` are offsets `[step, own + public, 2]`, the most to subtract
+    from them, and the shape of an image; without offsets none is shifted. `velocity` `[parameter]` continues that of
+    earlier steps. Adds the mean losses.
     """
+    offsets, most, image = moves
     work, sums = np.empty(net.work, dtype=np.float32), np.zeros(net.sums, dtype=np.float32)
     saved, argmax = np.empty(net.saved, dtype=np.float32), np.empty(net.argmax, dtype=np.uint8)
-    gradient, velocity = np.empty(len(weights), dtype=np.float32), np.zeros(net.num_parameters, dtype=np.float32)
+    gradient = np.empty(len(weights), dtype=np.float32)
     rows, all_lanes = np.empty((LANES, samples.shape[1]), dtype=np.float32), np.arange(LANES)
     num_own, num_all = own.shape[1], own.shape[1] + shared.shape[1]
     for step in range(len(lr)):
@@ -332,8 +335,10 @@ def mixed_steps(
         sums[:] = 0.0
         scale = _clip_factor(gradient[: net.num_parameters], factors[3])
         for index in range(net.num_parameters):
-            velocity[index] = np.float32(factors[2]) * velocity[index] + scale * gradient[index]
-            weights[index] -= np.float32(lr[step]) * velocity[index]
+            decayed = scale * gradient[index] + np.float32(factors[4]) * weights[index]
+            velocity[index] = np.float32(factors[2]) * velocity[index] + decayed
+            change = velocity[index] if factors[5] == 0.0 else decayed + np.float32(factors[5]) * velocity[index]
+            weights[index] -= np.float32(lr[step]) * change
 
 
 @compiled

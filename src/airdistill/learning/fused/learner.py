@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from airdistill.learning.fused.layout import TILE_ROWS, Network, Tilings, layout
 from airdistill.learning.fused.winograd import kernel_values
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses
-from airdistill.learning.mixed import MixedSteps
+from airdistill.learning.mixed import Descent, MixedSteps
 from airdistill.learning.optimisers import PLAIN
 
 logger = logging.getLogger(__name__)
@@ -163,15 +164,43 @@ class FusedLearner(Learner):
             known,
             _within(np.ascontiguousarray(steps.own, dtype=np.int64), self.num_samples),
             _within(np.ascontiguousarray(steps.public, dtype=np.int64), len(public)),
-            np.ascontiguousarray(offsets, dtype=np.int64),
-            steps.most_moved,
-            self._image,
-            np.array([steps.own_weight, steps.public_weight, steps.momentum, clip_norm]),
+            (np.ascontiguousarray(offsets, dtype=np.int64), steps.most_moved, self._image),
+            np.array([steps.own_weight, steps.public_weight, steps.momentum, clip_norm, 0.0, 0.0]),
             np.asarray(steps.lr, dtype=np.float64),
+            np.zeros(self._net.num_parameters, np.float32),
             losses,
         )
         self._is_saved = False
         return Losses(*losses.tolist())
+
+    def taught_steps(self, samples: Tensor, targets: Tensor, lr: FloatArray, descent: Descent) -> None:
+        """Steps on given samples and their probabilities `[step · sample, ...]`, in order.
+
+        There are as many steps as learning rates `lr`; their velocity continues from call to call.
+        """
+        rows, places = _rows(samples), np.arange(len(samples)).reshape(len(lr), -1)
+        nothing = np.zeros((len(lr), 0), dtype=np.int64)
+        nesterov = descent.momentum if descent.nesterov else 0.0
+        clip_norm = np.inf if descent.clip_norm is None else descent.clip_norm
+        kernels.mixed_steps(
+            *self._kernel_arguments,
+            rows,
+            _rows(targets),
+            np.ones(len(rows), np.float32),
+            nothing,
+            places,
+            (np.zeros((0, 0, 2), dtype=np.int64), 0, self._image),
+            np.array([0.0, 1.0, descent.momentum, clip_norm, descent.decay, nesterov]),
+            np.asarray(lr, dtype=np.float64),
+            self._velocity,
+            np.zeros(2),
+        )
+        self._is_saved = False
+
+    @cached_property
+    def _velocity(self) -> _Floats:
+        """The velocity of `taught_steps`, `[parameter]`."""
+        return np.zeros(self._net.num_parameters, np.float32)
 
     def clipped_gradient(self, clip_norm: float) -> tuple[Tensor, Losses]:
         gradient = np.zeros_like(self._weights)
