@@ -52,7 +52,7 @@ class Student:
 
     def taught(self, probabilities: FloatArray) -> nn.Module:
         """A new model trained on these probabilities, by SGD with a one-cycle schedule and random augmentation."""
-        model = self._new_model(stream(self.seed, "student-model"))
+        model = self.untrained()
         inputs, device = self._inputs, self.engine.device
         targets = torch.from_numpy(probabilities).to(device, self.engine.dtype)
         draws = torch.Generator(device).manual_seed(int(stream(self.seed, "student-order").integers(2**63)))
@@ -85,6 +85,10 @@ class Student:
         """The model's predictions on the public samples, `[sample, class]`."""
         chunks = torch.split(channels_last(self._inputs), self.engine.chunk_samples)
         return predictions_of(logits_of(model, chunks))
+
+    def untrained(self) -> nn.Module:
+        """The model with the weights from which `taught` starts."""
+        return self._new_model(stream(self.seed, "student-model"))
 
     def _new_model(self, rng: np.random.Generator) -> nn.Module:
         shape, dtype = input_shape(self.samples), self.engine.dtype

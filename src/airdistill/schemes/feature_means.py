@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 from torch import Tensor
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.public import PublicSet
 from airdistill.errors import InputError
-from airdistill.learning.class_features import ReceivedMeans, lda, read_class_features
+from airdistill.learning.class_features import Reading, ReceivedMeans, lda, read_class_features
 from airdistill.learning.embeddings import Embedding, fit_embedding
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.learner import Learner, Losses
-from airdistill.learning.models import flat_weights
+from airdistill.learning.models import flat_weights, set_flat_weights
+from airdistill.learning.own_features import OwnFeatures, check_has_linear_layer
 from airdistill.learning.samples import to_tensor
 from airdistill.learning.student import Student
 from airdistill.planning.feature_means import FeatureMeans, class_weights
@@ -26,6 +30,7 @@ from airdistill.radio.superposition import Reception
 from airdistill.schemes.protocol import PublicDistillation, share_right
 
 EMBEDDING_SEED = 0  # one embedding of a public set, for all seeds and schemes of a comparison
+_LEAST_PROBABILITY = 1e-6  # so that no round alone rules a class out
 
 
 class FeatureMeansProtocol(PublicDistillation):
@@ -38,16 +43,23 @@ class FeatureMeansProtocol(PublicDistillation):
         self._payload = payload
         self._embedding: Embedding | None = None
 
-    def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:  # noqa: ARG002
-        embedding = self._fitted(fleet)
+    def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
+        features = self._features_of_round(fleet, round_index)
 
         def of_one(learner: Learner, device: int) -> FloatArray:
             samples, labels = learner.samples_and_labels()
             counts = self._payload.fleet.class_counts[device]
-            return device_vector(self._payload, _as_features(embedding, samples), labels.cpu().numpy(), counts)
+            return device_vector(self._payload, features(samples), labels.cpu().numpy(), counts)
 
         vectors = fleet.engine.for_each(of_one, fleet.learners, devices, stage="devices embedded")
         return np.stack(vectors)[:, None]
+
+    def _features_of_round(self, fleet: LearningFleet, round_index: int) -> Callable[[Tensor], FloatArray]:
+        """What embeds samples in this round: features of the model that all devices received, or the public ones."""
+        if self.public.later == "features" and round_index > 1:
+            model, public = fleet.models()[0], fleet.public_samples()
+            return OwnFeatures.fit(model, public, self._payload.dimensions, fleet.engine.chunk_samples).features
+        return partial(_as_features, self._fitted(fleet))
 
     def _fitted(self, fleet: LearningFleet) -> Embedding:
         if self._embedding is None:
@@ -65,7 +77,8 @@ class FeatureMeansProtocol(PublicDistillation):
 
     def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:
         assert public is not None  # the scenario declares one, or there would be no such plan
-        return FeatureReceiver(self.plan, public, engine)
+        kind = OwnFeatureReceiver if self.public.later == "features" else FeatureReceiver
+        return kind(self.plan, public, engine)
 
     def record(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:  # noqa: ARG002
         """How the server read what it received; if the labels are known, the share of right ones before and after its
@@ -121,18 +134,21 @@ class FeatureReceiver:
     def __init__(self, plan: Plan, public: PublicSet, engine: Engine) -> None:
         payload, declared = plan.uplink.payload, declared_public(plan.scenario)
         assert isinstance(payload, FeatureMeans)
-        self._plan, self._payload = plan, payload
-        samples = to_tensor(public.samples, engine.dtype, engine.device)
-        embedding = embedding_of(plan, samples, engine)
+        self._plan, self._payload, self._engine = plan, payload, engine
+        self._samples = to_tensor(public.samples, engine.dtype, engine.device)
+        embedding = embedding_of(plan, self._samples, engine)
         self._facts: dict[str, str | int | float] = {"embedding": embedding.digest}
         self._facts["embedding_bytes"] = embedding.num_bytes
-        self._features = _as_features(embedding, samples)
+        self._features = _as_features(embedding, self._samples)
         self._student = _student_of(plan, public, engine) if plan.scenario.learning.receiver == "learning" else None
         self._sends_model = declared.broadcast == "model"
         if self._sends_model:
             _check_model_broadcast(plan, self._student)
-        num_classes = payload.fleet.num_classes
-        self._pooled = np.zeros(payload.vector_length)
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        num_classes = self._payload.fleet.num_classes
+        self._pooled = np.zeros(self._payload.vector_length)
         self._weights = np.zeros(num_classes)
         self._sampling = np.zeros(num_classes)
         self._information = 0.0
@@ -144,15 +160,13 @@ class FeatureReceiver:
         """From the sum `[1, entry]` of vectors with these weights `[device, 1]` to what is broadcast."""
         if np.isfinite(received).all():
             self._add(received[0], float(noise_var[0]), weights[:, 0])
-        num_samples, num_classes = len(self._features), self._payload.fleet.num_classes
         if self._information == 0:
-            return Estimate(np.full((num_samples, num_classes), np.nan))
+            return self._without_rows()
         means = self._received_means()
         if self._student is None:
             labels = lda(means, self._features)
             return Estimate(labels, predictions=labels, labels=labels, facts={**self._facts, "reading": "lda"})
-        rng = np.random.default_rng(0)
-        reading = read_class_features(means, self._features, rng)
+        reading = self._read(means)
         model = self._student.taught(reading.probabilities)
         predictions = self._student.predictions(model)
         return Estimate(
@@ -161,6 +175,13 @@ class FeatureReceiver:
             labels=reading.probabilities,
             facts={**self._facts, "reading": reading.method, "read_dimensions": reading.dimensions},
         )
+
+    def _without_rows(self) -> Estimate:
+        """What is broadcast before anything was received: nothing."""
+        return Estimate(np.full((len(self._features), self._payload.fleet.num_classes), np.nan))
+
+    def _read(self, means: ReceivedMeans) -> Reading:
+        return read_class_features(means, self._features, np.random.default_rng(0))
 
     def _add(self, received: FloatArray, noise_var: float, weights: FloatArray) -> None:
         """Pool a round by the inverse of its noise, in units of the sum over all devices."""
@@ -200,6 +221,58 @@ class FeatureReceiver:
     def restore(self, state: dict[str, FloatArray]) -> None:
         self._pooled, self._weights, self._sampling = (state[name].copy() for name in ("pooled", "weights", "sampling"))
         self._information = float(state["information"])
+
+
+class OwnFeatureReceiver(FeatureReceiver):
+    """Reads the first round in the public embedding, and every later one in features of the model sent before it.
+
+    The readings are pooled by the product of their probabilities. The model that was sent and the pooled probabilities
+    are all that it remembers: earlier rows are of other features.
+    """
+
+    def __init__(self, plan: Plan, public: PublicSet, engine: Engine) -> None:
+        super().__init__(plan, public, engine)
+        assert self._student is not None  # public.later needs a broadcast model, which was checked
+        check_has_linear_layer(self._student.untrained())
+        self._log_probabilities = np.zeros((len(self._features), self._payload.fleet.num_classes))
+        self._sent: FloatArray | None = None  # weights of the model that devices have
+
+    def estimate_weighted(self, received: FloatArray, noise_var: FloatArray, weights: FloatArray) -> Estimate:
+        if self._sent is not None:
+            self._forget_rows()
+            self._features = self._own_features(self._sent)
+        made = super().estimate_weighted(received, noise_var, weights)
+        if np.isfinite(made.knowledge).all():
+            self._sent = made.knowledge[0]
+        return made
+
+    def _own_features(self, weights: FloatArray) -> FloatArray:
+        assert self._student is not None
+        model = self._student.untrained()
+        set_flat_weights(model, weights)
+        own = OwnFeatures.fit(model, self._samples, self._payload.dimensions, self._engine.chunk_samples)
+        return own.features(self._samples)[:, : own.rank]
+
+    def _without_rows(self) -> Estimate:
+        """The untrained model if the first round was lost: devices and server must embed by the same one."""
+        if self._sent is not None:
+            return super()._without_rows()
+        assert self._student is not None
+        return Estimate(flat_weights(self._student.untrained())[None])
+
+    def _read(self, means: ReceivedMeans) -> Reading:
+        reading = super()._read(means)
+        self._log_probabilities += np.log(np.maximum(reading.probabilities, _LEAST_PROBABILITY))
+        return replace(reading, probabilities=softmax(self._log_probabilities, axis=1))
+
+    def state(self) -> dict[str, FloatArray]:
+        sent = {} if self._sent is None else {"sent": self._sent}
+        return {**super().state(), **sent, "log_probabilities": self._log_probabilities}
+
+    def restore(self, state: dict[str, FloatArray]) -> None:
+        super().restore(state)
+        self._log_probabilities = state["log_probabilities"].copy()
+        self._sent = state["sent"].copy() if "sent" in state else None
 
 
 def _as_features(embedding: Embedding, samples: Any) -> FloatArray:
