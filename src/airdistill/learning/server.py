@@ -69,10 +69,10 @@ class Server:
     def _features(self) -> FloatArray:
         return patch_features(as_model_input(self.samples))
 
-    def read(self, rows: FloatArray, noise_var: FloatArray) -> FloatArray:
+    def read(self, rows: FloatArray, noise_var: FloatArray, known: FloatArray | None = None) -> FloatArray:
         """Denoised predictions `[sample, class]` from rows `[sample, class]` with noise variance `[sample]`.
 
-        Rows that are not finite were not received. The result is NaN if fewer than two rows were received.
+        `known` `[sample, class]` is what an earlier model of the server predicts: the rows then correct it. Rows that are not finite were not received. The result is NaN if fewer than two rows were received.
         """
         received = np.flatnonzero(np.isfinite(rows).all(axis=1))
         if len(received) < 2:
@@ -82,15 +82,20 @@ class Server:
         epochs = _MAX_EPOCHS
         if len(training) >= 2 and len(validation):
             held_out_rows = HeldOutRows(validation, rows[validation], noise)
-            epochs = self._choose_epochs(training, self._pseudo_labels(rows, noise, training), held_out_rows)
+            epochs = self._choose_epochs(training, self._pseudo_labels(rows, noise, training, known), held_out_rows)
         model = self._new_model(stream(self.seed, "server-model"))
-        for _ in self._train(model, received, self._pseudo_labels(rows, noise, received), epochs):
+        for _ in self._train(model, received, self._pseudo_labels(rows, noise, received, known), epochs):
             pass
         return self._predictions(model, self._inputs)
 
-    def _pseudo_labels(self, rows: FloatArray, noise_var: float, indices: IntArray) -> IntArray:
-        """The argmax of these samples' rows, smoothed over similar samples."""
-        return np.asarray(smoothed(rows[indices], noise_var, self._spectrum(indices)).argmax(axis=1))
+    def _pseudo_labels(
+        self, rows: FloatArray, noise_var: float, indices: IntArray, known: FloatArray | None
+    ) -> IntArray:
+        """The argmax of these samples' rows, smoothed over similar samples; of rows that are expected, the deviation
+        alone is smoothed."""
+        expected = 0.0 if known is None else expected_rows(rows[indices], known[indices])
+        deviation = smoothed(rows[indices] - expected, noise_var, self._spectrum(indices))
+        return np.asarray((expected + deviation).argmax(axis=1))
 
     @cached_property
     def _held_out(self) -> BoolArray:
@@ -149,6 +154,12 @@ class Server:
 
     def _predictions(self, model: nn.Module, inputs: Tensor) -> FloatArray:
         return predictions_of(logits_of(model, torch.split(channels_last(inputs), self.engine.chunk_samples)))
+
+
+def expected_rows(rows: FloatArray, known: FloatArray) -> FloatArray:
+    """The rows `[sample, class]` that follow from predictions `known`: c·known, with c by least squares."""
+    share = float((rows * known).sum()) / max(float((known**2).sum()), 1e-12)
+    return max(share, 0.0) * known
 
 
 @dataclass(frozen=True)
