@@ -252,21 +252,17 @@ class LearningFleet:
             orders,
         )
 
-    def mixed_steps(
-        self, steps: Sequence[MixedSteps], target: Target | Sequence[Target], stage: str
-    ) -> Sequence[Losses]:
-        """Every device's steps on own and public samples; a target has a row for each public sample.
+    def mixed_steps(self, steps: Sequence[MixedSteps], target: Target, stage: str) -> Sequence[Losses]:
+        """Every device's steps on own and public samples; the target has a row for each public sample.
 
-        There is one for all devices, or one for each. Progress is reported under the name `stage`.
+        Progress is reported under the name `stage`.
         """
-        public, targets = self.public_samples(), [target] if isinstance(target, Target) else target
-        if self.stacked is not None and len(targets) == 1 and all(steps[0].can_stack_with(each) for each in steps):
-            return self.stacked.mixed_steps(steps, public, targets[0])
-        each = targets if len(targets) > 1 else [*targets] * len(self.learners)
+        public = self.public_samples()
+        if self.stacked is not None and all(steps[0].can_stack_with(each) for each in steps):
+            return self.stacked.mixed_steps(steps, public, target)
         return self.engine.for_each(
-            lambda learner, own, wanted: learner.mixed_steps(own, public, wanted),
-            self.learners, steps, each, stage=stage,
-        )  # fmt: skip
+            lambda learner, own: learner.mixed_steps(own, public, target), self.learners, steps, stage=stage
+        )
 
     def public_predictions(self, rows: IntArray) -> FloatArray:
         """Every device's predictions for the public samples `rows`, `[device, sample, class]`."""

@@ -61,11 +61,10 @@ class Public(Section):
     abstain_weight: NotNegative = Field(
         1.0, description="abstain: β, weight of the uncertainty loss; not used if all samples are predicted"
     )
-    rehearsal: NotNegative = Field(
-        0.0,
-        description="weight with which devices that vote keep, while they train on their own samples, what their "
-        "models predicted on the public ones when the round began, in place of uncertainty; they then vote for classes "
-        "that they hold. For devices that know all classes already (--after); 0: not used",
+    train_copy: StrictBool = Field(
+        False,
+        description="devices train a copy of their model to answer, and learn from the broadcast with the model "
+        "itself: one that knows all classes already (--after) would forget those that its device lacks",
     )
     confidence: Number = Field(0.0, ge=0, le=1, description="abstain: smallest predicted probability of a vote")
     client_selector: Literal["none", "density"] = Field(
@@ -116,7 +115,7 @@ class Public(Section):
     )
 
     _written_if_used: ClassVar[tuple[str, ...]] = (
-        "broadcast", "later", "rehearsal", "embedding", "features", "feature_norm", "sample_norm",
+        "broadcast", "later", "train_copy", "embedding", "features", "feature_norm", "sample_norm",
     )  # fmt: skip
 
     @property

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.data.public import PublicSet
 from airdistill.errors import InputError
 from airdistill.learning.fleet import Engine, LearningFleet, check_finite
 from airdistill.learning.gradients import Target
-from airdistill.learning.learner import Learner, Losses, predictions_of
+from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps, passes_in_batches
 from airdistill.learning.public_predictions import ClientSelector, check_answers, surest_answers, votes
-from airdistill.learning.samples import channels_last
 from airdistill.planning.payloads import Gradient, PublicPredictions, rows_of_round
 from airdistill.planning.plan import Plan
 from airdistill.radio.receivers import Receiver, make_receiver
@@ -176,9 +174,13 @@ class PublicPredictionProtocol(PublicDistillation):
         return kept_tables(tables, num_classes)
 
     def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
-        places = list(devices)
+        places, kept = list(devices), {}
+        if self.public.train_copy:
+            kept = {name: tensor.clone() for name, tensor in fleet.state().items()}
         self._train(fleet, round_index, places)
         answers = self._answers(fleet, round_index, places)
+        if kept:
+            fleet.load_state(kept)
         return answers.reshape(len(answers), 1, -1)
 
     def _answers(self, fleet: LearningFleet, round_index: int, devices: list[int]) -> FloatArray:
@@ -186,24 +188,11 @@ class PublicPredictionProtocol(PublicDistillation):
         asked = rows_of_round(self.public, round_index)
         predictions = fleet.public_predictions(asked)
         answers = votes(predictions, self.public.confidence) if self.public.abstain else predictions
-        if self._rehearses:
-            answers = np.where(self._of_own_classes(fleet, predictions)[..., None], answers, 0.0)
         if self.public.client_selector == "density":
             answers = np.where(self._accepted(fleet, asked, devices)[..., None], answers, 0.0)
         kept = surest_answers(answers, predictions.max(axis=-1), self.most_answers)
         check_answers(kept, self.most_answers)
         return kept
-
-    @property
-    def _rehearses(self) -> bool:
-        return self.public.rehearsal > 0
-
-    @staticmethod
-    def _of_own_classes(fleet: LearningFleet, predictions: FloatArray) -> BoolArray:
-        """Whether a learner predicts a class that it holds, `[learner, sample]`: of others it knows what all know."""
-        held = np.stack([np.bincount(learner.samples_and_labels()[1].cpu().numpy(), minlength=predictions.shape[-1])
-                         for learner in fleet.learners]) > 0
-        return np.asarray(np.take_along_axis(held, predictions.argmax(axis=-1), axis=1))
 
     def _accepted(self, fleet: LearningFleet, asked: IntArray, devices: list[int]) -> BoolArray:
         """The public samples that look like a learner's own, `[learner, sample]`."""
@@ -221,25 +210,13 @@ class PublicPredictionProtocol(PublicDistillation):
         # A device that may answer every sample has no reason to learn uncertainty.
         lacks = self.most_answers < public.rows_a_round
         weight = public.abstain_weight if public.abstain and lacks else 0.0
-        if self._rehearses:
-            weight, targets = public.rehearsal, self._present_predictions(fleet)
-        else:
-            unsure = np.full((public.samples, self.num_classes), 1.0 / self.num_classes)
-            targets = [Target.of(unsure, engine.dtype, engine.device)]
+        unsure = np.full((public.samples, self.num_classes), 1.0 / self.num_classes)
         steps = [
             self._local_steps(learner, round_index, device, weight)
             for device, learner in zip(devices, fleet.learners, strict=True)
         ]
-        losses = fleet.mixed_steps(steps, targets, "devices trained")
+        losses = fleet.mixed_steps(steps, Target.of(unsure, engine.dtype, engine.device), "devices trained")
         check_finite(losses, fleet.finite_weights(), round_index)
-
-    def _present_predictions(self, fleet: LearningFleet) -> list[Target]:
-        """What the devices' models predict on all public samples before they train: one target if they are equal."""
-        engine, every = fleet.engine, np.arange(self.public.samples)
-        if fleet.are_equal():
-            chunks = torch.split(channels_last(fleet.public_samples(every)), engine.chunk_samples)
-            return [Target.of(predictions_of(fleet.learners[0].logits(chunks)), engine.dtype, engine.device)]
-        return [Target.of(rows, engine.dtype, engine.device) for rows in fleet.public_predictions(every)]
 
     def _local_steps(self, learner: Learner, round_index: int, device: int, public_weight: float) -> MixedSteps:
         learning, own = self.scenario.learning, stream(self.scenario.seed, "batch-order", round_index, device)
