@@ -72,7 +72,8 @@ class Server:
     def read(self, rows: FloatArray, noise_var: FloatArray, known: FloatArray | None = None) -> FloatArray:
         """Denoised predictions `[sample, class]` from rows `[sample, class]` with noise variance `[sample]`.
 
-        `known` `[sample, class]` is what an earlier model of the server predicts: the rows then correct it. Rows that are not finite were not received. The result is NaN if fewer than two rows were received.
+        `known` `[sample, class]` is what an earlier model of the server predicts: the rows then correct it. Rows that
+        are not finite were not received. The result is NaN if fewer than two rows were received.
         """
         received = np.flatnonzero(np.isfinite(rows).all(axis=1))
         if len(received) < 2:

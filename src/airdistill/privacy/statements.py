@@ -138,7 +138,8 @@ def _assumptions_behind(run: CertifiedRun) -> Iterator[Assumption]:
     yield from _own_code(terms)
     yield Assumption("public counts and batch order", public_facts(terms), declared=True)
     if "after" in terms:
-        yield Assumption("models of an earlier run", STARTED_FROM.format(run=f"{header.name}, {header.scheme},"), declared=True)
+        named = f"{header.name}, {header.scheme},"
+        yield Assumption("models of an earlier run", STARTED_FROM.format(run=named), declared=True)
     source = pilot_source(terms)
     # No declaration makes private data public: that its pilot revealed nothing can turn out false.
     is_private = source == "private"

@@ -121,7 +121,8 @@ def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
         checkpoint = newest_checkpoint(folder)
         if checkpoint is None:
             if AFTER in stored:
-                raise RunError(f"{folder}: its checkpoints are damaged, and its models with them; {what_is_left(folder)}")
+                problem = "its checkpoints were removed or are damaged, and the models that it began with"
+                raise RunError(f"{folder}: {problem}; {what_is_left(folder)}")
             check_repeatable(folder, options.checkpoint_every)
         simulation.ledger = trusted_ledger(folder, 0 if checkpoint is None else checkpoint.round_index)
         with writing(folder):

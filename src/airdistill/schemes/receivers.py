@@ -21,8 +21,8 @@ from airdistill.plugins import load_object
 from airdistill.radio.receivers import Estimate, PooledRows, Receiver, TrackedRows, project_on_simplex
 from airdistill.scenario.sections import Public
 
-# From the pooled rows `[sample, class]`, their noise variances `[sample]`, and what the server's model of an earlier run
-# predicts, if there is one, to what is broadcast.
+# From the pooled rows `[sample, class]`, their noise variances `[sample]`, and the predictions of the server's model of
+# an earlier run, if there is one, to what is broadcast.
 Reading = Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]
 
 
