@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,15 @@ from torch import Tensor
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.public import PublicSet
 from airdistill.errors import InputError
-from airdistill.learning.class_features import Reading, ReceivedMeans, lda, read_class_features
+from airdistill.learning.class_features import (
+    PublicFeatures,
+    Reading,
+    ReceivedMeans,
+    Settings,
+    lda,
+    read_class_features,
+    read_with,
+)
 from airdistill.learning.embeddings import Embedding, fit_embedding
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.learner import Learner, Losses
@@ -30,7 +37,9 @@ from airdistill.radio.superposition import Reception
 from airdistill.schemes.protocol import PublicDistillation, share_right
 
 EMBEDDING_SEED = 0  # one embedding of a public set, for all seeds and schemes of a comparison
-_LEAST_PROBABILITY = 1e-6  # so that no round alone rules a class out
+_LEAST_PROBABILITY = 1e-6  # so that neither reading nor model alone rules a class out
+# Of a model's own features: held-out rows prefer linear readings there, which label 4 to 12 % fewer samples right.
+_OWN_FEATURES = Settings("map_em", 2.0, 0.3, 4)
 
 
 class FeatureMeansProtocol(PublicDistillation):
@@ -226,32 +235,32 @@ class FeatureReceiver:
 class OwnFeatureReceiver(FeatureReceiver):
     """Reads the first round in the public embedding, and every later one in features of the model sent before it.
 
-    The readings are pooled by the product of their probabilities. The model that was sent and the pooled probabilities
-    are all that it remembers: earlier rows are of other features.
+    A later reading is multiplied by what that model predicts. The model is all that it remembers: it has learned from
+    earlier rounds, whose rows are of other features.
     """
 
     def __init__(self, plan: Plan, public: PublicSet, engine: Engine) -> None:
         super().__init__(plan, public, engine)
         assert self._student is not None  # public.later needs a broadcast model, which was checked
         check_has_linear_layer(self._student.untrained())
-        self._log_probabilities = np.zeros((len(self._features), self._payload.fleet.num_classes))
         self._sent: FloatArray | None = None  # weights of the model that devices have
+        self._predicted: FloatArray | None = None  # by this model
 
     def estimate_weighted(self, received: FloatArray, noise_var: FloatArray, weights: FloatArray) -> Estimate:
         if self._sent is not None:
             self._forget_rows()
-            self._features = self._own_features(self._sent)
+            self._use_own_features(self._sent)
         made = super().estimate_weighted(received, noise_var, weights)
         if np.isfinite(made.knowledge).all():
             self._sent = made.knowledge[0]
         return made
 
-    def _own_features(self, weights: FloatArray) -> FloatArray:
+    def _use_own_features(self, weights: FloatArray) -> None:
         assert self._student is not None
         model = self._student.untrained()
         set_flat_weights(model, weights)
         own = OwnFeatures.fit(model, self._samples, self._payload.dimensions, self._engine.chunk_samples)
-        return own.features(self._samples)[:, : own.rank]
+        self._features, self._predicted = own.features(self._samples)[:, : own.rank], self._student.predictions(model)
 
     def _without_rows(self) -> Estimate:
         """The untrained model if the first round was lost: devices and server must embed by the same one."""
@@ -261,17 +270,18 @@ class OwnFeatureReceiver(FeatureReceiver):
         return Estimate(flat_weights(self._student.untrained())[None])
 
     def _read(self, means: ReceivedMeans) -> Reading:
-        reading = super()._read(means)
-        self._log_probabilities += np.log(np.maximum(reading.probabilities, _LEAST_PROBABILITY))
-        return replace(reading, probabilities=softmax(self._log_probabilities, axis=1))
+        if self._predicted is None:
+            return super()._read(means)
+        found = read_with(_OWN_FEATURES, means, PublicFeatures.of(self._features))
+        both = [np.log(np.maximum(each, _LEAST_PROBABILITY)) for each in (found, self._predicted)]
+        return Reading(softmax(sum(both), axis=1), _OWN_FEATURES.method, self._features.shape[1], score=0.0)
 
     def state(self) -> dict[str, FloatArray]:
         sent = {} if self._sent is None else {"sent": self._sent}
-        return {**super().state(), **sent, "log_probabilities": self._log_probabilities}
+        return {**super().state(), **sent}
 
     def restore(self, state: dict[str, FloatArray]) -> None:
         super().restore(state)
-        self._log_probabilities = state["log_probabilities"].copy()
         self._sent = state["sent"].copy() if "sent" in state else None
 
 
