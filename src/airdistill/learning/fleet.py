@@ -333,10 +333,15 @@ class LearningFleet:
         return self.engine.for_each(lambda learner: Losses(learner.cross_entropy(), 0.0), self.learners)
 
     def are_equal(self) -> bool:
-        """Whether all devices hold the same weights now, as after the broadcast of a model."""
+        """Whether all devices hold the same weights now, as after the broadcast of a model.
+
+        Models without weights may differ in other ways.
+        """
         if self.one_model:
             return True
         first, *others = (learner.model.state_dict() for learner in self.learners)
+        if not first:
+            return False
 
         def as_first(state: dict[str, Tensor]) -> bool:
             return state.keys() == first.keys() and all(

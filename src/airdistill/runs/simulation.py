@@ -212,7 +212,9 @@ class Simulation:
             self.fleet.load_state({name: tensor for name, tensor in tensors.items() if not name.startswith(others)})
         except RuntimeError as error:
             raise AirDistillError(f"the model is not the one that the run began with: {error}") from None
-        self._iterate = _part_of(tensors, _ITERATE) or None
+        iterate = _part_of(tensors, _ITERATE)
+        # In the order of the fleet, in which they are written again: a file is read in any order.
+        self._iterate = {name: iterate[name] for name in self.fleet.state()} if iterate else None
         if self._receiver is not None:
             remembered = _part_of(tensors, _RECEIVER)
             self._receiver.restore({name: tensor.numpy() for name, tensor in remembered.items()})
