@@ -56,7 +56,7 @@ def print_run(record: RunRecord, console: Console) -> None:
 
 
 def _budget_row(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """How runs of one ledger shared the privacy budget; nothing of a run that continues no other."""
+    """How runs of one ledger shared the privacy budget; nothing of a run that took no models over."""
     shares = summary.get("budget_shares")
     if shares is None:
         return ()

@@ -222,9 +222,9 @@ def _summary(simulation: Simulation, last: dict[str, Any], ended_because: str | 
 
 
 def _shares(simulation: Simulation) -> dict[str, Any]:
-    """How the budget μ² of the device that spent most was shared by runs; nothing without earlier ones."""
+    """How the budget μ² of the device that spent most was shared by runs; nothing unless models were taken over."""
     ledger = simulation.ledger
-    if ledger.num_earlier == 0 or not ledger.header.enforced or simulation.plan.uplink.participation.is_secret:
+    if AFTER not in ledger.header.terms or not ledger.header.enforced or simulation.plan.uplink.participation.is_secret:
         return {}
     spent, before = (each / ledger.header.mu**2 for each in (ledger.squared_mu(), ledger.squared_mu_before()))
     device = int(np.argmax(spent))
