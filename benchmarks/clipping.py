@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from airdistill.data import load_dataset
-from airdistill.learning.fleet import Engine, LearnerMaker, keep_freed_memory
+from airdistill.learning.fleet import Engine, LearnerMaker
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import to_tensor
+from airdistill.runs.options import keep_freed_memory
 
 CLIP_NORM = 1.0
 

@@ -335,7 +335,7 @@ def measured(base: Path, findings: Findings) -> dict[str, float]:
 
 
 @contextmanager
-def world(keep: Path | None) -> Iterator[Path]:
+def prepared_folder(keep: Path | None) -> Iterator[Path]:
     """A folder with everything that trials start from; in memory if possible, because commands flush to the disk."""
     memory = Path("/dev/shm")
     base = Path(tempfile.mkdtemp(prefix="kills-", dir=memory if os.access(memory, os.W_OK) else None))
@@ -355,7 +355,7 @@ def attempt(kills: int, seed: int, keep: Path | None) -> Findings:
     """Kill so many commands, and return what was found."""
     findings, number, started = Findings(), 0, time.monotonic()
     torch.set_num_threads(1)
-    with world(keep) as base:
+    with prepared_folder(keep) as base:
         seconds = measured(base, findings)
         shown = ", ".join(f"{name} {each:.2f}" for name, each in seconds.items())
         print(f"seconds without a kill: {shown}", flush=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from airdistill.learning.fleet import LearningFleet
+from airdistill.planning import feature_means
 from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy import ledger as ledger_module
@@ -18,6 +19,7 @@ from airdistill.radio import charged_round, discrete_noise, superposition
 from airdistill.radio.charged_round import ChargedRound
 from airdistill.radio.superposition import RoundNoise
 from airdistill.runs import simulation
+from airdistill.schemes import feature_means as scheme_of_features
 from airdistill.schemes.payloads import ClassMeanProtocol, PublicPredictionProtocol
 
 
@@ -91,6 +93,18 @@ def sensitivity_of_a_record(patch):
     _wrapped(
         patch, GradientUplink, "sensitivity", lambda original, uplink, _model, index: original(uplink, "paper", index)
     )
+
+
+def features_counted_half(patch):
+    """The bound of feature means is taken as the distance to a vector of zeros: ρ in place of 2ρ."""
+    _wrapped(patch, feature_means, "feature_means_sensitivity", lambda original, *given: 0.5 * original(*given))
+
+
+def features_not_clipped(patch):
+    def unclipped(original, payload, *given):
+        return original(replace(payload, norm_bound=1e9, sample_bound=1e9), *given)
+
+    _wrapped(patch, scheme_of_features, "device_vector", unclipped)
 
 
 def class_means_not_normalised(patch):
@@ -249,8 +263,8 @@ def mask_leaked_by_noise(patch):
 
 def mask_leaked_by_quieter_noise(patch):
     def masked(original, noise, design, vectors, energy_slots):
-        silent = ~vectors.any(axis=(1, 2))
-        quieter = np.where(silent[:, None, None], 0.5, 1.0) * noise.artificial
+        zero = ~vectors.any(axis=(1, 2))
+        quieter = np.where(zero[:, None, None], 0.5, 1.0) * noise.artificial
         return original(replace(noise, artificial=quieter), design, vectors, energy_slots)
 
     _wrapped(patch, RoundNoise, "transmit", masked)

@@ -465,9 +465,9 @@ def test_schemes_are_listed(run):
     code, out, _ = run("schemes")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == [
-        "airdistill", "ota_fd", "ota_fd_fixed", "ota_fd_antennas", "orthogonal_fd", "airdistill_features", "feature_means",
-        "airdistill_proxy", "ota_proxy_fd", "fd_error_free", "proxy_fd", "selective_fd", "local_only", "ota_fl", "ota_fl_fixed", "ota_fl_sampled", "fedsgd",
-        "fedavg",
+        "airdistill", "ota_fd", "ota_fd_fixed", "ota_fd_antennas", "orthogonal_fd", "airdistill_features",
+        "feature_means", "airdistill_proxy", "ota_proxy_fd", "fd_error_free", "proxy_fd", "selective_fd",
+        "local_only", "ota_fl", "ota_fl_fixed", "ota_fl_sampled", "fedsgd", "fedavg",
     ]  # fmt: skip
 
 

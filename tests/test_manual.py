@@ -66,7 +66,7 @@ def test_nothing_is_fetched_from_the_net(site):
 
 def test_links_out_of_the_docs_folder_lead_to_pages(site):
     for page in site.rglob("*.html"):
-        if page.name == "404.html":  # whose links begin at the root, for nobody knows where it is shown
+        if page.name == "404.html":  # its links begin at the root, because it is shown at any address
             continue
         for target in re.findall(r'<a [^>]*href="([^"#:]+)(?:#[^"]*)?"', page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)

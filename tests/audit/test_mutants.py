@@ -25,6 +25,7 @@ MANUAL = Path(__file__).parents[2] / "docs/planted-bugs.md"
 FLEET = "privacy.trust=fleet_noise"
 SECURE = "privacy.noise=secure"
 PUBLIC = ("public.samples=30", "public.distill_epochs=1", "learning.local_epochs=1", "learning.rounds=8")
+FEATURES = ("public.samples=30", "public.features=4", "public.distill_epochs=1", "learning.rounds=2")
 SECRET = ("fleet.participation=0.5", "fleet.participation_hidden=true", "fleet.devices=6", "learning.max_rounds=6")
 CARRIED = ("privacy.carry_over=true",)
 ALONE = ("fleet.devices=1", "radio.noise_power=1e-20 W")
@@ -65,6 +66,8 @@ MUTANTS = [
     ("charge_halved", "orthogonal_fd", (SECURE,), "audit", UNDERCHARGED),
     ("noise_counted_tenfold", "airdistill", (), "audit", UNDERCHARGED),
     ("sensitivity_of_a_record", "ota_fl", (), "audit", UNDERCHARGED),
+    ("features_counted_half", "feature_means", FEATURES, "audit", UNDERCHARGED),
+    ("features_not_clipped", "feature_means", (*FEATURES, "public.feature_norm=0.5"), "run", TOO_LONG),
     ("class_means_not_normalised", "ota_fd", (), "run", TOO_LONG),
     ("votes_not_limited", "ota_proxy_fd", PUBLIC, "run", TOO_LONG),
     ("gradients_not_clipped", "ota_fl", ("learning.clip_norm=0.01",), "run", TOO_LONG),
@@ -129,4 +132,4 @@ def _stopped(scenario, scheme, folder):
     except AirDistillError as error:
         return "run", [str(error)]
     found = audit_run(folder, RECORDED)
-    return ("audit", list(found.violations)) if found.violations else ("nobody", [])
+    return ("audit", list(found.violations)) if found.violations else ("no check", [])

@@ -31,6 +31,7 @@ def same_noise_each_time(monkeypatch):
 
 OWN, RECEIVER, SECURE = "privacy.trust=own_noise", "privacy.trust=receiver_noise", "privacy.noise=secure"
 PUBLIC = ("public.samples=12", "public.distill_epochs=1", "learning.local_epochs=1")
+FEATURES = ("public.samples=12", "public.distill_epochs=1", "learning.rounds=2")
 KNOWN = ("fleet.participation=0.5", "fleet.devices=5", "data.samples_per_device=12")
 SECRET = (*KNOWN, "fleet.participation_hidden=true", "learning.rounds=3", "learning.max_rounds=6")
 CSI = "radio.csi_error_db=-20"
@@ -56,6 +57,15 @@ SOUND = {
     "antennas, receiver noise": ("ota_fd", "radio.antennas=2", "radio.combining=per_class", RECEIVER),
     "public predictions": ("airdistill_proxy", *PUBLIC),
     "public predictions, secure": ("ota_proxy_fd", *PUBLIC, SECURE),
+    "feature means": ("airdistill_features", *FEATURES, RECEIVER, *KNOWN),
+    "feature means, private counts": ("feature_means", *FEATURES, "privacy.counts=private", SECURE),
+    "feature means, one record": ("feature_means", *FEATURES, "privacy.sensitivity=class_mean"),
+    "feature means, one record, private counts": (
+        "feature_means",
+        *FEATURES,
+        "privacy.sensitivity=class_mean",
+        "privacy.counts=private",
+    ),
     "gradients": ("ota_fl", OWN, "privacy.sensitivity=class_mean"),
     "gradients, secret participation": ("ota_fl", *SECRET),
     "gradients with replacement": ("ota_fl", "fleet.sampling=with_replacement", "fleet.sampled_devices=2"),
@@ -264,8 +274,8 @@ def test_gains_of_a_custom_scheme_are_not_compared_with_the_plan(tmp_path, monke
     assert any("gains are not those of the plan" in note for note in found.notes)
     with monkeypatch.context() as patch:
         mutants.no_noise(patch)
-        silent = played(tmp_path, "louder:Louder", out="silent")
-    assert any("Noise lower than predicted" in sentence for sentence in audit_run(silent, RECORDED).violations)
+        noiseless = played(tmp_path, "louder:Louder", out="noiseless")
+    assert any("Noise lower than predicted" in sentence for sentence in audit_run(noiseless, RECORDED).violations)
     sys.modules.pop("louder")
 
 

@@ -76,7 +76,7 @@ def _scenario(case, inputs, more=()):
 
 @contextmanager
 def _replayed_noise():
-    """Secure noise from seeds, in place of OpenDP's from the operating system: nobody could tell a change of it else.
+    """Secure noise from seeds, in place of OpenDP's from the operating system: its digests would always differ.
 
     Draws are told apart by deviation, length and how many there were before, so that devices may draw in any order.
     """

@@ -56,7 +56,7 @@ def fleet_of(stacked, model="resnet8-8", dtype=F64, images=DATASET, kernels="aut
 
 
 def trained(fleet, name, times=1):
-    """Every way of training that takes an optimiser, one after the other."""
+    """Every way of training that takes an optimiser, in turn."""
     dtype = fleet.engine.dtype
     target = Target.of(np.random.default_rng(1).dirichlet(np.ones(3), 3), dtype, CPU)
     rows = Target.of(np.random.default_rng(2).dirichlet(np.ones(3), 6), dtype, CPU)

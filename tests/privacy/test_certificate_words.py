@@ -85,7 +85,7 @@ def test_an_emulated_federation_says_that_devices_reported_their_losses(trust, n
 
 
 def test_what_a_server_saw_separately_stays_unprotected_in_a_run_that_continues(tmp_path):
-    """A simulated run after an emulated federation: the earlier signals were protected by nobody else's noise."""
+    """A simulated run after an emulated federation: no other device's noise protected the earlier signals."""
     common = {"enforced": False, "noise": "secure", "trust": "fleet_noise"}
     first = Ledger.begin(header(**common, terms=TERMS | {"medium": "emulated"}), tmp_path / "first.jsonl")
     first.charge(random_release(1, noise=1e5))

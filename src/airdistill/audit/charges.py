@@ -164,7 +164,7 @@ def _rounds(found: list[_Difference]) -> str:
 
 
 def _header_differences(plan: Plan, header: LedgerHeader) -> list[str]:
-    """The terms that the ledger promises and the plan does not have."""
+    """The terms that the ledger states and the plan does not have."""
     privacy, fleet = plan.scenario.privacy, plan.fleet
     found = []
     for name in ("sensitivity", "trust", "accountant", "relabel", "noise"):

@@ -16,6 +16,7 @@ import numpy as np
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.channel.csi import ChannelError, round_estimate
 from airdistill.channel.sources import ChannelSource
+from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.payloads import ClassMeans, Gradient, PublicPredictions
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
@@ -72,6 +73,21 @@ def _moved_on(drift: FloatArray, index: int, payload: ClassMeans) -> FloatArray:
     return drift
 
 
+def _moved_features(counts: FloatArray, model: str, payload: FeatureMeans) -> float:
+    """How far one device's feature means move, from its class counts n_k and theory section 10."""
+    held, samples, weight = counts[counts > 0], counts.sum(), payload.count_norm
+    whole, clip = 2 * payload.norm_bound, payload.sample_bound / np.sqrt(samples)
+    if model == "device":
+        return float(np.hypot(whole, np.sqrt(2) * weight))
+    if weight == 0:  # declared counts: a record of class k becomes another one, of class k or l
+        classes = np.eye(len(held), dtype=bool)
+        moved = np.where(classes, 2 / np.sqrt(held), np.sqrt(np.add.outer(1 / held, 1 / held)))
+        return min(whole, float(clip * moved.max()))
+    # With counts of its own a device may have one sample of a class; a label that changes moves two weights as well.
+    relabelled = np.hypot(min(whole, np.sqrt(2) * clip), weight * np.sqrt(2 / samples))
+    return float(max(min(whole, 2 * clip), relabelled))
+
+
 @dataclass(frozen=True)
 class Released:
     """One round: its channel, what is known of it, the planned gains, and what the theory makes of them."""
@@ -113,7 +129,7 @@ class Released:
             return divide_or(counts, counts.sum(axis=0), 0.0)
         if isinstance(payload, Gradient):
             return np.asarray(counts.sum(axis=1, keepdims=True) / counts.sum())
-        if isinstance(payload, PublicPredictions):
+        if isinstance(payload, PublicPredictions | FeatureMeans):
             return np.full((len(counts), 1), 1.0 / len(counts))
         return self.plan.uplink.nominal_weights
 
@@ -158,6 +174,8 @@ class Released:
             return np.asarray(2 * payload.clip_norm / (np.ones_like(samples) if model == "device" else samples))
         if isinstance(payload, PublicPredictions):
             return np.full(samples.shape, np.sqrt(2 * payload.most_answers))
+        if isinstance(payload, FeatureMeans):
+            return np.array([[_moved_features(each, model, payload)] for each in counts])
         if not isinstance(payload, ClassMeans):
             return self.plan.uplink.sensitivity(model, self.index)
         root, moved = float(np.sqrt(2)), np.zeros_like(counts)

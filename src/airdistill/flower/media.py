@@ -78,11 +78,11 @@ class Emulated:
     def collect(self, charged: ChargedRound, present: list[int]) -> Collected:
         uplink = self._endpoint.plan.uplink
         shape = (uplink.num_rows, uplink.vector_length)
-        answers = self._devices.ask("signal", charged.index, {device: {} for device in present})
+        replies = self._devices.ask("signal", charged.index, {device: {} for device in present})
         signals, missing = np.zeros((self._endpoint.plan.fleet.num_devices, *shape), dtype=np.complex128), {}
         for device in range(len(signals)):
             try:
-                signal = unpacked(_reply_of(answers, device), "signal", "c16", shape)
+                signal = unpacked(_reply_of(replies, device), "signal", "c16", shape)
                 _check_signal(
                     signal, _transmitted_design(charged), device, uplink.largest_norm, _rounding_error(charged, device)
                 )
@@ -108,11 +108,11 @@ class OverTheAir:
             lost = "the server was killed in this round, and the signal that it had received is lost"
             return Collected(None, np.full(uplink.num_rows, np.inf), {}, lost)
         self._front_end.listen(charged.index, (uplink.num_rows, uplink.vector_length))
-        answers = self._devices.ask("send", charged.index, {device: {} for device in present})
+        replies = self._devices.ask("send", charged.index, {device: {} for device in present})
         summed, missing = self._front_end.received(charged.index), {}
         for device in range(self._endpoint.plan.fleet.num_devices):
             try:
-                _reply_of(answers, device)
+                _reply_of(replies, device)
             except AirDistillError as reason:
                 missing[device] = str(reason)
         if uncertain := sorted(set(missing) & set(present)):
@@ -148,12 +148,12 @@ class SecureSum:
         length = charged.summed.num_values
 
         def step(name: str, questions: Mapping[int, Record], take: Callable[[Record], None]) -> None:
-            answers = self._devices.ask(name, charged.index, questions)
+            replies = self._devices.ask(name, charged.index, questions)
             for device in sorted(
-                {*questions, *answers}
+                {*questions, *replies}
             ):  # replies from before a restart may be of devices that are gone now
                 try:
-                    take(_reply_of(answers, device))
+                    take(_reply_of(replies, device))
                 except AirDistillError as reason:
                     missing[device] = str(reason)
 
@@ -171,11 +171,11 @@ class SecureSum:
         pass
 
 
-def _reply_of(answers: Mapping[int, Record | str], device: int) -> Record:
-    answer = answers.get(device, NO_ANSWER)
-    if isinstance(answer, str):
-        raise AirDistillError(answer)
-    return answer
+def _reply_of(replies: Mapping[int, Record | str], device: int) -> Record:
+    reply = replies.get(device, NO_ANSWER)
+    if isinstance(reply, str):
+        raise AirDistillError(reply)
+    return reply
 
 
 def _transmitted_design(charged: ChargedRound) -> RoundDesign:

@@ -54,6 +54,11 @@ class ReceivedMeans:
     shares: FloatArray
     weights_var: float = 0.0
 
+    @property
+    def held(self) -> IntArray:
+        """Indices of the classes that some device holds, as far as noisy weights show it: none if noise is too high."""
+        return np.flatnonzero((self.weights > np.sqrt(self.weights_var)) & (self.shares > 0))
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -167,7 +172,7 @@ def evidence(probabilities: FloatArray, held_out: ReceivedMeans, features: Float
 
     The scale of the means is the likeliest one.
     """
-    held = _held(held_out)
+    held = held_out.held
     mass = np.maximum(probabilities[:, held].sum(axis=0), 1e-9)
     predicted = held_out.weights[held, None] * (probabilities[:, held].T @ features) / mass[:, None]
     precision = 1 / np.maximum(held_out.noise_var + held_out.sampling[held, None], _TINY)
@@ -183,7 +188,7 @@ def read_with(settings: Settings, received: ReceivedMeans, public: PublicFeature
 
 def _readings(several: Sequence[Settings], received: ReceivedMeans, public: PublicFeatures) -> Iterator[FloatArray]:
     """Class probabilities `[sample, class]` with each of several settings; those of equal decay share their prior."""
-    held = _held(received)
+    held = received.held
     priors = {decay: prior_of(received, held, public, decay) for decay in {settings.decay for settings in several}}
     for settings in several:
         prior = priors[settings.decay]
@@ -193,17 +198,6 @@ def _readings(several: Sequence[Settings], received: ReceivedMeans, public: Publ
         probabilities = np.zeros((len(found), len(received.weights)))
         probabilities[:, held] = found
         yield probabilities
-
-
-def _held(received: ReceivedMeans) -> IntArray:
-    """Indices of the classes that some device holds, as far as noisy weights show it."""
-    held = np.flatnonzero((received.weights > np.sqrt(received.weights_var)) & (received.shares > 0))
-    if len(held) == 0:
-        raise ValueError(
-            f"weights = {received.weights.tolist()}: no class has a positive share and a weight above its noise; at "
-            "least one must. Add devices, or use public counts"
-        )
-    return held
 
 
 def coupled(logits: FloatArray, graph: csr_array, settings: Settings) -> FloatArray:
@@ -256,8 +250,8 @@ def _fitted_scale(means: FloatArray, shares: FloatArray, features: FloatArray) -
 
     def log_likelihood(scale: float) -> float:
         within = np.maximum(1 - (singular / scale) ** 2, _FLOOR)
-        slopes = low / scale / within
-        joint = points @ slopes.T - 0.5 * (slopes * low / scale).sum(axis=1) + np.log(shares)
+        coefficients = low / scale / within
+        joint = points @ coefficients.T - 0.5 * (coefficients * low / scale).sum(axis=1) + np.log(shares)
         highest = joint.max(axis=1)
         mixed = highest + np.log(np.exp(joint - highest[:, None]).sum(axis=1))
         return float((mixed + 0.5 * (points**2 @ (1 - 1 / within))).mean() - 0.5 * np.log(within).sum())
@@ -273,8 +267,8 @@ def _discriminants(means: FloatArray, shares: FloatArray, features: FloatArray) 
     """
     _, singular, basis = np.linalg.svd(np.sqrt(shares)[:, None] * means, full_matrices=False)
     low = means @ basis.T
-    slopes = low / np.maximum(1 - singular**2, _FLOOR)
-    return np.asarray(features @ basis.T @ slopes.T - 0.5 * (slopes * low).sum(axis=1) + np.log(shares))
+    coefficients = low / np.maximum(1 - singular**2, _FLOOR)
+    return np.asarray(features @ basis.T @ coefficients.T - 0.5 * (coefficients * low).sum(axis=1) + np.log(shares))
 
 
 def _mixture(prior: Prior, public: PublicFeatures, settings: Settings, assigned: FloatArray) -> FloatArray:
@@ -284,8 +278,10 @@ def _mixture(prior: Prior, public: PublicFeatures, settings: Settings, assigned:
         means = map_means(assigned, public.features, _inverse(within), prior, _WEIGHT)
         counts = assigned.sum(axis=0) + _BALANCE * len(assigned) * prior.shares
         within = within_covariance(assigned, public.features, means)
-        slopes = means @ _inverse(within)
-        logits = public.features @ slopes.T - 0.5 * (slopes * means).sum(axis=1) + np.log(counts / counts.sum())
+        coefficients = means @ _inverse(within)
+        logits = (
+            public.features @ coefficients.T - 0.5 * (coefficients * means).sum(axis=1) + np.log(counts / counts.sum())
+        )
         assigned = coupled(logits, public.graph, settings)
     return assigned
 

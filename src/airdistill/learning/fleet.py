@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -31,14 +29,10 @@ from airdistill.learning.stacking import can_stack, can_stack_orders, same_code
 from airdistill.stages import report_stage
 from airdistill.streams import stream
 
-logger = logging.getLogger(__name__)
-
 Result = TypeVar("Result")
 CPU = torch.device("cpu")
 _OPTIMISER = "optimizer."  # a prefix of names in checkpoints
 _KEPT_BYTES, _KEPT_BYTES_FUSED = 4 << 30, 1 << 30
-# From malloc.h of the GNU C library.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 class TrainingDivergedError(AirDistillError):
@@ -87,23 +81,6 @@ class Engine:
             return collect(map(function, *arguments))
         with ThreadPoolExecutor(self.workers) as pool:
             return collect(pool.map(function, *arguments))
-
-
-def keep_freed_memory() -> None:
-    """Make the C library keep the memory that a round frees, in one pool for all threads.
-
-    The activations of a round are gigabytes in large blocks. By default the library returns them to the system and
-    maps them again page by page, which took as long as the arithmetic on two cores. Other C libraries do not have this
-    setting and are left as they are.
-    """
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError) as error:
-        logger.debug("freed memory is returned to the system: %s", error)
-        return
-    mallopt(_M_ARENA_MAX, 1)
-    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 class LearnerMaker:
@@ -323,13 +300,17 @@ class LearningFleet:
                 for state in states:
                     state[name].copy_(mean)
 
-    def use_model(self, weights: FloatArray) -> Sequence[Losses]:
-        """Give every device these weights, and return the cross-entropy of this model on every device's samples."""
-        for learner in self.learners:
-            set_flat_weights(learner.model, weights)
-            learner.drop_cache()
-        if self.stacked is not None:
-            self.stacked.drop_cache()
+    def use_model(self, weights: FloatArray | None) -> Sequence[Losses]:
+        """Give every device these weights, and return the cross-entropy of its model on its samples.
+
+        With None, if no model was received, every device keeps its own.
+        """
+        if weights is not None:
+            for learner in self.learners:
+                set_flat_weights(learner.model, weights)
+                learner.drop_cache()
+            if self.stacked is not None:
+                self.stacked.drop_cache()
         return self.engine.for_each(lambda learner: Losses(learner.cross_entropy(), 0.0), self.learners)
 
     def are_equal(self) -> bool:

@@ -14,6 +14,8 @@ from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.transceiver.design import TOLERANCE
 from airdistill.planning.uplink import Uplink
 
+LIMITING_FACTORS = {"privacy": "privacy", "channel": "channel", "mixed": "privacy and channel"}
+
 
 @dataclass(frozen=True)
 class RoundForecast:

@@ -44,6 +44,7 @@ class Payload(ABC):
     has_gap: ClassVar[bool] = False  # whether the convergence gap bounds its learning
     needs_public_set: ClassVar[bool] = False  # whether devices and server look at unlabelled public samples
     hides_counts: ClassVar[bool] = False  # whether `privacy.counts = "private"` is possible
+    broadcast_is_alike: ClassVar[bool] = False  # whether what a receiver broadcasts has the shape of what was received
     answers_public_set: ClassVar[bool] = False  # whether it has an entry per class for every public sample of a round
     # How tables name it: itself, a row, what rounds are counted in, its error, T by the paper's formula.
     words: ClassVar[str] = "payload"
@@ -117,6 +118,10 @@ class Payload(ABC):
     def header(self) -> dict[str, Any]:
         """Facts of it that a ledger's header records besides its neighbours."""
         return {}
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Facts of it for the table of a plan, with their labels."""
+        return []
 
     def problem(self, vectors: FloatArray) -> str | None:  # noqa: ARG002
         """What else a vector `[device, row, entry]` of the right shape and norm breaks, or None: nothing."""

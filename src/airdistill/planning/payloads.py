@@ -59,6 +59,7 @@ class ClassMeans(Payload):
     error_label = "Class-mean error Φ2"
     paper_rounds_label = "paper, eq. (21)"
     has_gap = True
+    broadcast_is_alike = True
     words = "class means"
 
     @classmethod
@@ -151,6 +152,10 @@ class PublicPredictions(OneVector):
 
     def over_fleet(self, of_row: FloatArray) -> FloatArray:
         return np.asarray(self.fleet.num_devices * of_row[..., 0] / self.num_samples)
+
+    def summary(self) -> list[tuple[str, str]]:
+        answered = f"at most {self.most_answers} of {self.num_samples} public samples a device and round"
+        return [("Answered samples", answered)]
 
     def header(self) -> dict[str, Any]:
         return {"public": {"samples": self.num_samples, "answers": self.most_answers}}

@@ -17,7 +17,7 @@ from airdistill.planning.convergence.receiver_error import Parts, ProjectedError
 from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice
 from airdistill.planning.convergence.truncation import best_truncation, typical_floor
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
-from airdistill.planning.forecast import RoundForecast, forecast_round
+from airdistill.planning.forecast import LIMITING_FACTORS, RoundForecast, forecast_round
 from airdistill.planning.payloads import ClassMeans, payload_named
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
@@ -64,7 +64,7 @@ class Plan:
         privacy, forecast = self.scenario.privacy, self.forecast
         return (
             f"Plan({self.scenario.name!r}: {self.num_rounds} rounds of {self.fleet.num_devices} devices, "
-            f"{self.uplink.payload.words}, trust {privacy.trust}, limited by {forecast.regime}, "
+            f"{self.uplink.payload.words}, trust {privacy.trust}, limited by {LIMITING_FACTORS[forecast.regime]}, "
             f"noise {forecast.effective_noise:.3g}, {self.uplink_seconds:.3g} s, {self.uplink_joules:.3g} J)"
         )
 

@@ -17,21 +17,26 @@ PUBLIC_SIZES = (
     "The number of samples of every device, weights, gains, scales, the number of rounds, initial weights and batch "
     "order are public. Class counts are not: noisy weights are sent in their place, charged with the features."
 )
-DISCLOSED_COUNTS = (
+_DISCLOSED_COUNTS = (
     "Class counts are public by declaration: how many samples of each class a device holds is disclosed, not protected."
 )
 
 
 def public_facts(terms: Mapping[str, Any]) -> str:
     """What is public by declaration, from a ledger's terms."""
-    facts = PUBLIC_SIZES if counts_are_private(terms) else PUBLIC
+    facts = PUBLIC_SIZES if _counts_are_private(terms) else PUBLIC
     # Of a run that starts with an earlier one's models, `STARTED_FROM` says what they are.
     return facts.replace(", initial weights and batch order", " and batch order") if "after" in terms else facts
 
 
-def counts_are_private(terms: Mapping[str, Any]) -> bool:
+def _counts_are_private(terms: Mapping[str, Any]) -> bool:
     """Whether a payload sends noisy weights in place of class counts."""
     return float(terms.get("features", {}).get("count_norm", 0.0)) > 0
+
+
+def counts_statement(terms: Mapping[str, Any]) -> list[str]:
+    """That class counts are disclosed, of feature means that are divided by them."""
+    return [_DISCLOSED_COUNTS] if "features" in terms and not _counts_are_private(terms) else []
 
 
 EXACT_CHANNELS = "Channels are known exactly when a round starts."

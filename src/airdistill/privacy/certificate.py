@@ -179,8 +179,8 @@ class Certificate:
                 "releases": self.num_releases,
                 "earlier_releases": self.num_earlier,
                 "runs": [_run_in_json(run) for run in self.runs],
-                "scenario_digest": scenario_digest(terms),
-                "data_digest": data_digest(terms),
+                "scenario_digest": terms.scenario_digest,
+                "data_digest": terms.data_digest,
                 "ledger_digest": self.ledger_digest,
                 "ledger_lines": self.ledger_lines,
                 "audit": self.audit,
@@ -257,19 +257,9 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None, issued: 
 NO_GUARANTEE = ("Nothing is guaranteed.",)
 
 
-def scenario_digest(header: LedgerHeader) -> str | None:
-    """The digest of a run's scenario; None if its ledger does not record it."""
-    return header.terms.get("scenario") or None
-
-
-def data_digest(header: LedgerHeader) -> str | None:
-    """The digest of a run's data and channels; None if they are not in one place, as in a federation."""
-    return header.terms.get("inputs") or None
-
-
 def _run_in_json(run: CertifiedRun) -> dict[str, Any]:
     header = run.header
-    digests = {"scenario_digest": scenario_digest(header), "data_digest": data_digest(header)}
+    digests = {"scenario_digest": header.scenario_digest, "data_digest": header.data_digest}
     return {"name": header.name, "scheme": header.scheme, "releases": run.num_releases, **digests}
 
 

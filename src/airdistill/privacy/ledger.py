@@ -99,7 +99,7 @@ class Ledger:
             ledger = cls(LedgerHeader.from_dict(headers[-1]))
             is_same = noise_is_kept or ledger.header.noise == "seeded"
             ledger._read_lines(path, len(headers), recorded_rounds if is_same else None, check_head)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
             raise LedgerError(f"{path}: is not a ledger: {error}") from None
         return ledger
 

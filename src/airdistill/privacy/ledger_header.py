@@ -51,6 +51,16 @@ class LedgerHeader:
         """
         return " ".join(filter(None, (self.payload, self.terms.get("device_data"))))
 
+    @property
+    def scenario_digest(self) -> str | None:
+        """The digest of the run's scenario; None if the ledger does not record it."""
+        return self.terms.get("scenario") or None
+
+    @property
+    def data_digest(self) -> str | None:
+        """The digest of the run's data and channels; None if they are not in one place, as in a federation."""
+        return self.terms.get("inputs") or None
+
     def to_dict(self) -> dict[str, Any]:
         written: dict[str, Any] = jsonable({"kind": "opening", "format": FORMAT, **asdict(self)})
         return written

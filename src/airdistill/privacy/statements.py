@@ -13,7 +13,6 @@ import numpy as np
 
 from airdistill.privacy.assumptions import (
     ANTENNAS,
-    DISCLOSED_COUNTS,
     EMULATED,
     MOVED_DATA,
     OTHER_RUNS,
@@ -29,7 +28,7 @@ from airdistill.privacy.assumptions import (
     answers_statement,
     channels_statement,
     comparison_statement,
-    counts_are_private,
+    counts_statement,
     noise_statement,
     pilot_source,
     public_facts,
@@ -190,7 +189,7 @@ def guarantees_of(runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption
         lines += [
             *neighbours.statement(header.sensitivity, header.relabel, run.trained),
             *answers_statement(run.terms),
-            *([DISCLOSED_COUNTS] if "features" in run.terms and not counts_are_private(run.terms) else []),
+            *counts_statement(run.terms),
             *comparison_statement(run.terms),
             trust_from(header.trust, run.terms).statement(run.uses_tdma),
             *participation_statements(run.terms),

@@ -200,9 +200,9 @@ def _check_noise_sources(design: RoundDesign, noise: RoundNoise, round_index: in
     """Raise `AirDistillError` unless every device whose noise is counted has noise, and noise of its own."""
     counted = np.flatnonzero(design.noise_gain.any(axis=1))
     first = noise.artificial[counted, 0, :_COMPARED]
-    silent = ~first.any(axis=1)
-    if silent.any() or len(np.unique(first, axis=0)) < len(counted):
-        named = f"device {counted[int(np.argmax(silent))]} has no noise" if silent.any() else "two devices share noise"
+    absent = ~first.any(axis=1)
+    if absent.any() or len(np.unique(first, axis=0)) < len(counted):
+        named = f"device {counted[int(np.argmax(absent))]} has no noise" if absent.any() else "two devices share noise"
         rule = "the ledger counts the noise of every device whose noise gain is not zero"
         raise AirDistillError(f"round {round_index}: cannot be transmitted: {named}; {rule}")
 

@@ -17,8 +17,6 @@ from airdistill.privacy.certificate import (
     SIMULATION,
     UNDER_ASSUMPTIONS,
     Certificate,
-    data_digest,
-    scenario_digest,
 )
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.report.page import Bullets, DataTable, Facts, Page, Paragraph, Section, Verdict, Verdicts, render
@@ -116,8 +114,8 @@ def identity_rows(certificate: Certificate) -> list[tuple[str, str]]:
     terms = certificate.header
     return [
         ("Issued", f"{certificate.issued or 'with no date, by the run itself'}, airdistill {__version__}"),
-        ("Scenario", scenario_digest(terms) or "not recorded in the ledger"),
-        ("Data", data_digest(terms) or "not recorded: in a federation every device has its own"),
+        ("Scenario", terms.scenario_digest or "not recorded in the ledger"),
+        ("Data", terms.data_digest or "not recorded: in a federation every device has its own"),
         ("Ledger", certificate.ledger_digest or "in memory"),
     ]
 

@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from airdistill.arrays import FloatArray
-from airdistill.planning.payloads import PublicPredictions
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.what_if.public_set import PublicSetWhatIf
@@ -113,15 +112,6 @@ def _truncation(plan: Plan) -> float:
     return plan.uplink.truncation if isinstance(plan.uplink, SuperposedUplink) else 0.0
 
 
-def _answered_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Say how many public samples a device answers; nothing for other payloads."""
-    public = plan.uplink.payload
-    if not isinstance(public, PublicPredictions):
-        return []
-    answered = f"at most {public.most_answers} of {public.num_samples} public samples a device and round"
-    return [("Answered samples", answered)]
-
-
 # Rows: labels and values. A label that begins with spaces belongs to the one above it.
 
 
@@ -141,7 +131,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{number(forecast.effective_noise_median)}, {number(forecast.effective_noise_quantile)}",
         ),
         *([("Convergence gap ΣΩ", number(plan.convergence_gap))] if payload.has_gap else []),
-        *_answered_rows(plan),
+        *payload.summary(),
         *_participation_rows(plan),
         *_amplification_rows(plan),
         *_inactive_rows(plan),

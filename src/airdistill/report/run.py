@@ -40,7 +40,7 @@ def print_run(record: RunRecord, console: Console) -> None:
     rows = [
         ("Accuracy", f"{accuracy['mean']:.2%} mean over devices, {accuracy['worst']:.2%} to {accuracy['best']:.2%}"),
         ("  on own classes", f"{accuracy['own_classes']:.2%}"),
-        ("  random iterate", _iterate_in_words(iterate)),
+        *_about_iterate(iterate, summary["rounds"]),
         ("Rounds", _rounds_and_end(summary)),
         ("Uplink", f"{with_prefix(summary['uplink_seconds'], 's')}, {with_prefix(summary['measured_joules'], 'J')}"),
         ("Privacy spent", f"ε {rounded_up(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
@@ -64,9 +64,12 @@ def _budget_row(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return (("  shares of μ²", f"{words}, {max(shares['left'], 0.0):.1%} left"),)
 
 
-def _iterate_in_words(iterate: Mapping[str, Any]) -> str:
+def _about_iterate(iterate: Mapping[str, Any], rounds: int) -> list[tuple[str, str]]:
+    """The row on Theorem 1's random iterate; none in a run of one round, which starts with it."""
     start = f"the start of round {iterate['round']}"
-    return f"{iterate['accuracy']['mean']:.2%}, {start}" if iterate["accuracy"] else f"{start}, which did not happen"
+    if iterate["accuracy"]:
+        return [("  random iterate", f"{iterate['accuracy']['mean']:.2%}, {start}")]
+    return [("  random iterate", f"{start}, which did not happen")] if iterate["round"] > rounds else []
 
 
 def _rounds_and_end(summary: Mapping[str, Any]) -> str:

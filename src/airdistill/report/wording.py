@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from airdistill.arrays import FloatArray
+from airdistill.planning.forecast import LIMITING_FACTORS
 from airdistill.units import rounded_up, with_prefix
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ SUMMARIES: dict[str, Callable[[FloatArray], float]] = {
     "median": lambda values: float(np.median(values)),
     "most": lambda values: float(np.max(values)),
 }
-_LIMITING_FACTORS = {"privacy": "privacy", "channel": "channel", "mixed": "privacy and channel"}
 
 
 def number(value: float | None, form: str = ".3g") -> str:
@@ -78,7 +78,7 @@ def device_rows(columns: Sequence[FloatArray], all_devices: bool) -> tuple[tuple
 
 def limiting_factor(regime: str) -> str:
     """Say what sets the noise of a plan: privacy, the channel, or both in different rounds."""
-    return _LIMITING_FACTORS[regime]
+    return LIMITING_FACTORS[regime]
 
 
 def antennas_in_words(link: Mapping[str, Any] | None) -> str:

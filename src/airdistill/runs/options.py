@@ -5,6 +5,8 @@ PyTorch is imported only when a run starts, because planning and reporting do no
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import warnings
 from dataclasses import InitVar, asdict, dataclass, replace
@@ -21,10 +23,14 @@ if TYPE_CHECKING:
     from airdistill.learning.fleet import Engine
     from airdistill.planning.plan import Plan
 
+logger = logging.getLogger(__name__)
+
 ENGINES = ("auto", "torch", "fused")
 _DTYPES = ("float32", "float64")
 # CPU: as many samples as fit into its cache. GPU: per device, enough to keep it busy without filling its memory.
 _CHUNK_SAMPLES = {"cpu": 300, "cuda": 400}
+# From malloc.h of the GNU C library.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _ENGINE_ON_DISK = "kernels"  # the key in run.json and comparison.json since version 0.1
 
 
@@ -118,7 +124,7 @@ class RunOptions:
         """Return the engine that these options describe; PyTorch is left one thread inside each operation."""
         import torch
 
-        from airdistill.learning.fleet import Engine, keep_freed_memory
+        from airdistill.learning.fleet import Engine
 
         torch.set_num_threads(1)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
@@ -146,3 +152,20 @@ class RunOptions:
     def from_dict(cls, stored: dict[str, Any]) -> RunOptions:
         """Return the options that `to_dict` wrote."""
         return cls(**{"engine" if name == _ENGINE_ON_DISK else name: value for name, value in stored.items()})
+
+
+def keep_freed_memory() -> None:
+    """Make the C library keep the memory that a round frees, in one pool for all threads.
+
+    The activations of a round are gigabytes in large blocks. By default the library returns them to the system and
+    maps them again page by page, which took as long as the arithmetic on two cores. Other C libraries do not have this
+    setting and are left as they are.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError) as error:
+        logger.debug("freed memory is returned to the system: %s", error)
+        return
+    mallopt(_M_ARENA_MAX, 1)
+    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)

@@ -144,8 +144,8 @@ class Simulation:
         return asdict(self._tests.evaluate(self.fleet, self.plan.fleet.class_counts))
 
     def iterate_accuracy(self) -> dict[str, float] | None:
-        """Accuracy of the random iterate of Theorem 1, if the run has passed its round."""
-        if self._iterate is None:
+        """Accuracy of the random iterate of Theorem 1, if the run has passed its round; of one round it is no news."""
+        if self._iterate is None or self.plan.num_rounds == 1:
             return None
         present = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
         self.fleet.load_state(self._iterate)

@@ -6,7 +6,7 @@ from airdistill.radio.superposition import ideal_knowledge
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import BLUE, GREEN, GREY, PURPLE, SKY, Look, Outcome, Round, Scheme
-from airdistill.schemes.planning import truncation_threshold, with_fixed_rounds
+from airdistill.schemes.planning import with_all_steps, with_fixed_rounds
 
 
 class LocalOnly(Scheme):
@@ -62,20 +62,7 @@ class AirDistill(OtaFd):
     look = Look(GREEN, "-", "D")
 
     def adapt(self, scenario: Scenario) -> Scenario:
-        """Take every step; a truncation threshold and a receiver that the scenario chooses stay."""
-        radio, learning = scenario.radio, scenario.learning
-        return changed(
-            scenario,
-            {
-                "privacy": {
-                    "accountant": "exact",
-                    "carry_over": not scenario.fleet.participation_hidden,
-                    "class_budget": "optimal",
-                },
-                "radio": {"transceiver": "optimal", "truncation": truncation_threshold(radio)},
-                "learning": {"receiver": "tracking" if learning.receiver == "linear" else learning.receiver},
-            },
-        )
+        return with_all_steps(scenario, "tracking", class_budget="optimal")
 
 
 class OrthogonalFd(OtaFd):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from scipy.special import softmax
 from torch import Tensor
 
-from airdistill.arrays import FloatArray, IntArray
+from airdistill.arrays import FloatArray, IntArray, divide_or
 from airdistill.data.public import PublicSet
 from airdistill.errors import InputError
 from airdistill.learning.class_features import (
@@ -82,7 +83,7 @@ class FeatureMeansProtocol(PublicDistillation):
         assert broadcast is not None  # a scheme on a public set always broadcasts
         if self.public.broadcast == "predictions":
             return super().learn(fleet, round_index, broadcast, devices)
-        return fleet.use_model(broadcast[0]) if np.isfinite(broadcast).all() else []
+        return fleet.use_model(broadcast[0] if np.isfinite(broadcast).all() else None)
 
     def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:
         assert public is not None  # the scenario declares one, or there would be no such plan
@@ -172,6 +173,9 @@ class FeatureReceiver:
         if self._information == 0:
             return self._without_rows()
         means = self._received_means()
+        if len(means.held) == 0:
+            # Private counts: no noisy weight is above its noise. A later round may raise one.
+            return replace(self._without_rows(), facts={**self._facts, "reading": "none"})
         if self._student is None:
             labels = lda(means, self._features)
             return Estimate(labels, predictions=labels, labels=labels, facts={**self._facts, "reading": "lda"})
@@ -214,7 +218,8 @@ class FeatureReceiver:
             # Nothing of the true counts may be used here: the noisy weights take their place.
             weights_var = noise_var / payload.count_norm**2
             weights = np.maximum(noisy_weights / payload.count_norm, 0.0)
-            shares = np.maximum(weights, 1e-3 * weights.max()) / np.maximum(weights, 1e-3 * weights.max()).sum()
+            least = np.maximum(weights, 1e-3 * weights.max())
+            shares = divide_or(least, least.sum(), 0.0)
             sampling = weights / np.median(payload.fleet.class_counts.sum(axis=1))
         return ReceivedMeans(rows, weights, noise_var, sampling, shares, weights_var)
 

@@ -45,12 +45,28 @@ def with_fixed_rounds(scenario: Scenario) -> Scenario:
     return changed(scenario, {"learning": {"rounds": scenario.learning.fixed_rounds}})
 
 
-def truncation_threshold(radio: Radio) -> float | str:
+def _truncation_threshold(radio: Radio) -> float | str:
     """The truncation threshold of this project's own schemes: the scenario's if it has one, otherwise the optimum.
 
     Several antennas rarely fade at the same time: no device is truncated.
     """
     return radio.truncation or ("optimal" if radio.antennas == 1 else 0.0)
+
+
+def with_all_steps(scenario: Scenario, receiver: str, **privacy: str) -> Scenario:
+    """The scenario with every step of this project's own schemes; `receiver` takes the place of the linear one.
+
+    A truncation threshold and a receiver that the scenario chooses stay.
+    """
+    radio, learning = scenario.radio, scenario.learning
+    return changed(
+        scenario,
+        {
+            "privacy": {"accountant": "exact", "carry_over": not scenario.fleet.participation_hidden, **privacy},
+            "radio": {"transceiver": "optimal", "truncation": _truncation_threshold(radio)},
+            "learning": {"receiver": receiver if learning.receiver == "linear" else learning.receiver},
+        },
+    )
 
 
 def for_public_set(scenario: Scenario, abstain: bool) -> Scenario:

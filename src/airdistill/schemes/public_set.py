@@ -14,7 +14,7 @@ from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, Outcome, Round, Scheme
 from airdistill.schemes.distillation import OtaFd
-from airdistill.schemes.planning import for_public_set, refuse_server_selector, truncation_threshold
+from airdistill.schemes.planning import for_public_set, refuse_server_selector, with_all_steps
 
 _SERVER_SELECTOR = 1.0  # keeps labels given by most devices that answered
 
@@ -82,17 +82,8 @@ class AirDistillProxy(OtaProxyFd):
     look = Look(ORANGE, "-", "D")
 
     def adapt(self, scenario: Scenario) -> Scenario:
-        """Take every step; a truncation threshold and a receiver that the scenario chooses stay."""
-        radio, learning = scenario.radio, scenario.learning
         refuse_server_selector(scenario)
-        return changed(
-            for_public_set(scenario, abstain=True),
-            {
-                "privacy": {"accountant": "exact", "carry_over": not scenario.fleet.participation_hidden},
-                "radio": {"transceiver": "optimal", "truncation": truncation_threshold(radio)},
-                "learning": {"receiver": "learning" if learning.receiver == "linear" else learning.receiver},
-            },
-        )
+        return with_all_steps(for_public_set(scenario, abstain=True), "learning")
 
 
 class FeatureMeansScheme(OtaFd):
@@ -125,13 +116,4 @@ class AirDistillFeatures(FeatureMeansScheme):
     look = Look(GREEN, "-", "X")
 
     def adapt(self, scenario: Scenario) -> Scenario:
-        """Take every step; a truncation threshold and a receiver that the scenario chooses stay."""
-        radio, learning = scenario.radio, scenario.learning
-        return changed(
-            super().adapt(scenario),
-            {
-                "privacy": {"accountant": "exact", "carry_over": not scenario.fleet.participation_hidden},
-                "radio": {"transceiver": "optimal", "truncation": truncation_threshold(radio)},
-                "learning": {"receiver": "learning" if learning.receiver == "linear" else learning.receiver},
-            },
-        )
+        return with_all_steps(super().adapt(scenario), "learning")

@@ -15,7 +15,7 @@ from airdistill.data.public import PublicSet
 from airdistill.errors import InputError, described
 from airdistill.learning.fleet import Engine
 from airdistill.learning.server import Server
-from airdistill.planning.payloads import ClassMeans, PublicPredictions, declared_public, rows_of_round
+from airdistill.planning.payloads import PublicPredictions, declared_public, rows_of_round
 from airdistill.planning.plan import Plan
 from airdistill.plugins import load_object
 from airdistill.radio.receivers import Estimate, PooledRows, Receiver, TrackedRows, project_on_simplex
@@ -42,9 +42,8 @@ class OwnReceiver:
 
     def __init__(self, name: str, plan: Plan) -> None:
         self._name, self._num_rows = name, plan.uplink.num_rows
-        # Receivers of class means return class means; other payloads may be broadcast in a shape of their own.
-        is_fixed, shape = isinstance(plan.uplink.payload, ClassMeans), (self._num_rows, plan.uplink.vector_length)
-        self._shape = shape if is_fixed else None
+        shape = (self._num_rows, plan.uplink.vector_length)
+        self._shape = shape if plan.uplink.payload.broadcast_is_alike else None
         found = load_object(name, "learning.receiver")
         self._own: Receiver = self._called("it", lambda: found(plan))
         for method in ("estimate", "state", "restore"):
