@@ -46,6 +46,14 @@ def run_command(
         Path | None, typer.Option("--out", metavar="DIR", help="An empty folder; by default a new one under runs/.")
     ] = None,
     ledger: LedgerOption = None,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            "--after",
+            metavar="RUN",
+            help="An ended run of the same devices: they start with its models, and its ledger is continued.",
+        ),
+    ] = None,
     device: DeviceOption = "cpu",
     engine: EngineOption = "auto",
     tf32: Tf32Option = False,
@@ -66,7 +74,7 @@ def run_command(
     given = load(scenario, changes or [])
 
     def start(on_round: OnRound) -> RunRecord:
-        return run(given, scheme, rounds, out, options, on_round, ledger)
+        return run(given, scheme, rounds, out, options, on_round, ledger, after)
 
     _follow(start, f"{given.name}, {scheme}", as_json)
 

@@ -70,10 +70,11 @@ class Server:
     def _features(self) -> FloatArray:
         return patch_features(as_model_input(self.samples), self.engine.device)
 
-    def read(self, rows: FloatArray, noise_var: FloatArray) -> FloatArray:
+    def read(self, rows: FloatArray, noise_var: FloatArray, known: FloatArray | None = None) -> FloatArray:
         """Denoised predictions `[sample, class]` from rows `[sample, class]` with noise variance `[sample]`.
 
-        Rows that are not finite were not received. The result is NaN if fewer than two rows were received.
+        `known` `[sample, class]` is what an earlier model of the server predicts: the rows then correct it. Rows that
+        are not finite were not received. The result is NaN if fewer than two rows were received.
         """
         received = np.flatnonzero(np.isfinite(rows).all(axis=1))
         if len(received) < 2:
@@ -85,7 +86,7 @@ class Server:
         else:
             indices, checks = [received, training], HeldOutRows(validation, rows[validation], noise)
         _ = self._features  # here and not by both threads
-        labels = self.engine.for_each(lambda chosen: self._pseudo_labels(rows, noise, chosen), indices)
+        labels = self.engine.for_each(lambda chosen: self._pseudo_labels(rows, noise, chosen, known), indices)
         trainings = [self._training(*pair) for pair in zip(indices, labels, strict=True)]
         model = self._trained(trainings[0], None if checks is None else (trainings[1], checks))
         return self._predictions(model, self._inputs)
@@ -110,9 +111,14 @@ class Server:
             report_stage("server epochs", epoch + 1, epochs)
         return whole.model
 
-    def _pseudo_labels(self, rows: FloatArray, noise_var: float, indices: IntArray) -> IntArray:
-        """The argmax of these samples' rows, smoothed over similar samples."""
-        return np.asarray(smoothed(rows[indices], noise_var, self._spectrum(indices)).argmax(axis=1))
+    def _pseudo_labels(
+        self, rows: FloatArray, noise_var: float, indices: IntArray, known: FloatArray | None
+    ) -> IntArray:
+        """The argmax of these samples' rows, smoothed over similar samples; of rows that are expected, the deviation
+        alone is smoothed."""
+        expected = 0.0 if known is None else expected_rows(rows[indices], known[indices])
+        deviation = smoothed(rows[indices] - expected, noise_var, self._spectrum(indices))
+        return np.asarray((expected + deviation).argmax(axis=1))
 
     @cached_property
     def _held_out(self) -> BoolArray:
@@ -176,6 +182,12 @@ class Server:
 
     def _predictions(self, model: nn.Module, inputs: Tensor) -> FloatArray:
         return predictions_of(logits_of(model, torch.split(channels_last(inputs), self.engine.chunk_samples)))
+
+
+def expected_rows(rows: FloatArray, known: FloatArray) -> FloatArray:
+    """The rows `[sample, class]` that follow from predictions `known`: c·known, with c by least squares."""
+    share = float((rows * known).sum()) / max(float((known**2).sum()), 1e-12)
+    return max(share, 0.0) * known
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Student:
 
     def taught(self, probabilities: FloatArray) -> nn.Module:
         """A new model trained on these probabilities, by SGD with a one-cycle schedule and random augmentation."""
-        model = self._new_model(stream(self.seed, "student-model"))
+        model = self.untrained()
         targets = torch.from_numpy(probabilities).to(self.engine.device, self.engine.dtype)
         schedule = self._schedule(_LR if _has_normalisation(model) else _LR_SMALL)
         descent = Descent(_MOMENTUM, _DECAY, _CLIP_NORM, nesterov=True)
@@ -81,6 +81,10 @@ class Student:
         """The model's predictions on the public samples, `[sample, class]`."""
         chunks = torch.split(channels_last(self._inputs), self.engine.chunk_samples)
         return predictions_of(logits_of(model, chunks))
+
+    def untrained(self) -> nn.Module:
+        """The model with the weights from which `taught` starts."""
+        return self._new_model(stream(self.seed, "student-model"))
 
     def _new_model(self, rng: np.random.Generator) -> nn.Module:
         shape, dtype = input_shape(self.samples), self.engine.dtype

@@ -18,7 +18,7 @@ from airdistill.errors import InputError
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payload import OneVector, declared_public
 from airdistill.planning.transceiver.required_noise import VectorRequiredNoise
-from airdistill.privacy.neighbours import FEATURE_MEANS
+from airdistill.privacy.neighbours import FEATURE_MEANS, LATER_FEATURE_MEANS
 from airdistill.privacy.sensitivity import ConstantShift, feature_means_sensitivity
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.sections import Public
@@ -74,7 +74,8 @@ class FeatureMeans(OneVector):
             held = np.full(fleet.num_devices, scenario.data.classes_per_device or fleet.num_classes)
         bound = public.feature_norm or default_norm_bound(fleet.class_counts, held, dimensions)
         sample_bound = public.sample_norm or math.sqrt(dimensions)
-        return cls(fleet, dimensions, bound, sample_bound, _COUNT_SHARE * bound if is_private else 0.0, model)
+        kind = LaterFeatureMeans if public.later == "features" else cls
+        return kind(fleet, dimensions, bound, sample_bound, _COUNT_SHARE * bound if is_private else 0.0, model)
 
     @classmethod
     def length_for(cls, scenario: Scenario, shape: tuple[int, ...], num_classes: int) -> int | None:
@@ -157,6 +158,12 @@ class FeatureMeans(OneVector):
         return {"features": {**sizes, "count_norm": self.count_norm}}
 
 
+class LaterFeatureMeans(FeatureMeans):
+    """The same, sent in the public embedding first and then in features of the server's model of the round before."""
+
+    neighbours = LATER_FEATURE_MEANS
+
+
 def class_weights(class_counts: IntArray | FloatArray) -> FloatArray:
     """a_ik = √(n_ik/n_i), `[device, class]`: every device's squares sum to 1."""
     return np.asarray(np.sqrt(class_counts / class_counts.sum(axis=1, keepdims=True)))
@@ -221,6 +228,9 @@ def default_norm_bound(class_counts: IntArray, held: IntArray, dimensions: int) 
 
 
 def _check_public_set(public: Public, num_classes: int) -> None:
+    if public.later == "features" and public.broadcast != "model":
+        rule = 'devices need the server\'s model for its features: set public.broadcast = "model", or this to "repeat"'
+        raise InputError("public.later", "features", rule)
     least = max(num_classes, _SAMPLES_PER_FEATURE)
     if public.samples < least:
         rule = f"feature means of {num_classes} classes need at least {least} public samples"

@@ -24,7 +24,9 @@ _DISCLOSED_COUNTS = (
 
 def public_facts(terms: Mapping[str, Any]) -> str:
     """What is public by declaration, from a ledger's terms."""
-    return PUBLIC_SIZES if _counts_are_private(terms) else PUBLIC
+    facts = PUBLIC_SIZES if _counts_are_private(terms) else PUBLIC
+    # Of a run that starts with an earlier one's models, `STARTED_FROM` says what they are.
+    return facts.replace(", initial weights and batch order", " and batch order") if "after" in terms else facts
 
 
 def _counts_are_private(terms: Mapping[str, Any]) -> bool:
@@ -104,6 +106,10 @@ OWN_MODEL = " Its models share no weights or statistics between devices."
 OWN_SCHEME = (
     " Its scheme computes what a device sends from that device's vectors alone, and a bound on one record assumes that "
     "it sends them unchanged."
+)
+STARTED_FROM = (
+    "In {run} the initial weights are those with which an earlier run in the ledger left the devices. They are not "
+    "public: charged releases and each device's own data made them, and the bound holds for any training before it."
 )
 OWN_CODE = (
     "The user's own code in this run ({parts}) is trusted to send and to learn from nothing but what it charges, and "

@@ -220,6 +220,10 @@ class Ledger:
         """μ² of every device so far under the declared models, `[device]`."""
         return self._declared(self.spending)
 
+    def squared_mu_before(self) -> FloatArray:
+        """What earlier runs of the same devices have of it, `[device]`."""
+        return self._declared(self._before_this_run)
+
     def _declared(self, spending: Spending) -> FloatArray:
         return spending.squared_mu(self.header.sensitivity, self.header.trust, self.header.relabel)
 

@@ -8,7 +8,7 @@ ledger may not have the class.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from airdistill.errors import Described, InputError
@@ -46,6 +46,12 @@ _GRADIENT_BASIS = (
 _FEATURES_BASIS = (
     "A device sends sums of features of its samples under an embedding that no private sample has influenced. Every "
     "sample's features are clipped, and so is the whole vector: the bound is exact, in every round."
+)
+_LATER_FEATURES_BASIS = (
+    "A device sends sums of features of its samples: in the first round under an embedding that no private sample has "
+    "influenced, and from then on under one that depends on private samples through charged releases alone. Every "
+    "sample's features are clipped, and so is the whole vector: given all earlier releases the bound is exact in every "
+    "round, and the rounds compose adaptively."
 )
 
 
@@ -176,7 +182,22 @@ FEATURE_MEANS = Neighbours(
     ),
     record_is_exact=True,
 )
-BUILT_IN = {each.payload: each for each in (CLASS_MEANS, PUBLIC_PREDICTIONS, FEATURE_MEANS, GRADIENTS)}
+LATER_FEATURE_MEANS = replace(
+    FEATURE_MEANS,
+    payload="feature means, later in the server's features",
+    basis=dict.fromkeys(FEATURE_MEANS.basis, _LATER_FEATURES_BASIS),
+    declared=Assumption(
+        "public embedding",
+        "The first round's embedding, the number of features and the norms to which they are clipped were fixed from "
+        "public data and from class counts alone, before any private sample was looked at. The embedding of a later "
+        "round is computed from the server's model of the round before and from public samples alone; that model was "
+        "made from charged releases and public data.",
+        declared=True,
+    ),
+)
+BUILT_IN = {
+    each.payload: each for each in (CLASS_MEANS, PUBLIC_PREDICTIONS, FEATURE_MEANS, LATER_FEATURE_MEANS, GRADIENTS)
+}
 
 
 def neighbours_from(payload: str, terms: Mapping[str, Any]) -> Neighbours:

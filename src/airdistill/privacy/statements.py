@@ -22,6 +22,7 @@ from airdistill.privacy.assumptions import (
     PILOT,
     RADIO,
     SECURE_SUM,
+    STARTED_FROM,
     UPDATE_REPORTS,
     Assumption,
     answers_statement,
@@ -107,7 +108,8 @@ def runs_of(ledger: Ledger) -> list[CertifiedRun]:
     if ledger.num_releases:
         found.append((last, ledger.num_releases))
     # Models are public when a run begins, and a device trains after it has sent: only round 1 is of untrained models.
-    trained = ledger.latest_round > 1
+    headers = (*ledger.earlier_headers, last)
+    trained = ledger.latest_round > 1 or any("after" in header.terms for header in headers)
     fleet_only = ledger.spending.squared_mu(last.sensitivity, FleetNoise.name, last.relabel)
     adds_noise = bool(np.any(np.isfinite(fleet_only) & (fleet_only > 0)))
     return [CertifiedRun(replace(header, **terms), count, trained, adds_noise) for header, count in found]
@@ -135,6 +137,9 @@ def _assumptions_behind(run: CertifiedRun) -> Iterator[Assumption]:
         yield neighbours.declared
     yield from _own_code(terms)
     yield Assumption("public counts and batch order", public_facts(terms), declared=True)
+    if "after" in terms:
+        named = f"{header.name}, {header.scheme},"
+        yield Assumption("models of an earlier run", STARTED_FROM.format(run=named), declared=True)
     source = pilot_source(terms)
     # No declaration makes private data public: that its pilot revealed nothing can turn out false.
     is_private = source == "private"

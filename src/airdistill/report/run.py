@@ -44,6 +44,7 @@ def print_run(record: RunRecord, console: Console) -> None:
         ("Rounds", _rounds_and_end(summary)),
         ("Uplink", f"{with_prefix(summary['uplink_seconds'], 's')}, {with_prefix(summary['measured_joules'], 'J')}"),
         ("Privacy spent", f"ε {rounded_up(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
+        *_budget_row(summary),
         ("Certificate", escape(certify(record.folder).verdict_in_words)),
         ("Record", escape(str(record.folder))),
         *(("Damage", escape(line)) for line in record.damage),
@@ -52,6 +53,15 @@ def print_run(record: RunRecord, console: Console) -> None:
     console.print(title, facts_table(rows), sep="\n")
     if summary["epsilon_spent"] not in (0, None):
         console.print("[bold]Assumptions[/bold]", bullets(summary["assumptions"], "·"))
+
+
+def _budget_row(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """How runs of one ledger shared the privacy budget; nothing of a run that took no models over."""
+    shares = summary.get("budget_shares")
+    if shares is None:
+        return ()
+    words = f"{shares['earlier_runs']:.1%} earlier runs, {shares['this_run']:.1%} this one"
+    return (("  shares of μ²", f"{words}, {max(shares['left'], 0.0):.1%} left"),)
 
 
 def _about_iterate(iterate: Mapping[str, Any], rounds: int) -> list[tuple[str, str]]:

@@ -102,7 +102,10 @@ def _left_by_failed_start(path: Path) -> bool:
     if name in (LEDGER, LEDGER_HEAD):
         ledger = path.with_name(LEDGER)  # a ledger with releases is never overwritten, nor is the trace of a lost one
         return ends_with(ledger, "opening") if ledger.exists() else counted_lines(ledger) <= 1
-    return name in (LOCK, SCENARIO, PLAN, "ledger.new") or (name.startswith(".") and name.endswith(".tmp"))
+    if name == ROUNDS:
+        return path.stat().st_size == 0
+    first = ("checkpoint-00000000.json", "checkpoint-00000000.safetensors")  # of a run that starts with given models
+    return name in (LOCK, SCENARIO, PLAN, "ledger.new", *first) or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def existing_folder(folder: Path) -> Path:

@@ -12,7 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from airdistill import DEFAULT_SCHEME, __version__
+from airdistill.errors import InputError
 from airdistill.files import jsonable, write_whole
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import BudgetExceeded
@@ -26,6 +29,7 @@ from airdistill.runs.accounts import (
     trusted_ledger,
 )
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from airdistill.runs.earlier import AFTER, EarlierModels
 from airdistill.runs.folder import (
     CERTIFICATE,
     PLAN,
@@ -34,11 +38,13 @@ from airdistill.runs.folder import (
     SUMMARY,
     TIMINGS,
     RoundFile,
+    RunError,
     locked,
     new_folder,
     read_sealed,
     seal,
     simulated,
+    what_is_left,
     write_json,
     write_summary,
     writing,
@@ -63,24 +69,34 @@ def run(
     options: RunOptions | None = None,
     on_round: OnRound | None = None,
     ledger: str | Path | None = None,
+    after: str | Path | None = None,
 ) -> RunRecord:
     """Train the fleet of a scenario with a scheme, following the plan that `airdistill.plan` returns.
 
     `rounds` replaces the scenario's number of rounds. `out` is an empty folder; by default a new one under `runs/`.
     `on_round(record, num_rounds)` is called after every round. `ledger` is the folder of an earlier run of the same
-    devices, or its ledger: the privacy budget that they spent there is not available to this run.
+    devices, or its ledger: the privacy budget that they spent there is not available to this run. `after` is the folder
+    of an ended run: its ledger is continued, and every device starts with the model that it had there.
     """
-    scenario, chosen, before = as_scenario(scenario), load_scheme(scheme), None if ledger is None else Path(ledger)
+    scenario, chosen = as_scenario(scenario), load_scheme(scheme)
+    before = _continued(ledger, after)
     adapted = with_absolute_paths(as_run_by(chosen, scenario, rounds))
     options = _fitting(adapted, options or RunOptions())
     planned = plan_scheme(chosen, adapted, spent_by_earlier_runs(before, adapted))
     simulation = Simulation(planned, chosen, options)
+    models = None if after is None else EarlierModels.of(Path(after))
+    if models is not None:
+        simulation.start_from(models)
     folder = new_folder(None if out is None else Path(out), f"{scenario.name}-{chosen.name}")
     with locked(folder), writing(folder):
         simulation.ledger = begin_ledger(folder, simulation.ledger.header, before)
         write_whole(folder / SCENARIO, as_toml(adapted).encode())
         write_json(folder / PLAN, simulation.plan.to_dict())
-        how = {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()}
+        how: dict[str, Any] = {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()}
+        if models is not None:
+            # Before the seal: a run that was killed before its first round resumes from these models, wherever RUN is.
+            _checkpoint(folder, simulation, RoundFile(folder / ROUNDS, 0, None))
+            how[AFTER] = {"run": str(models.folder.resolve()), "models": models.digest}
         seal(folder, {**how, "inputs": simulation.inputs_digest, "ledger": mark_of(simulation.ledger)})
         return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
 
@@ -104,6 +120,9 @@ def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
         check_unchanged(folder, simulation.inputs_digest, stored, "resumed")
         checkpoint = newest_checkpoint(folder)
         if checkpoint is None:
+            if AFTER in stored:
+                problem = "its checkpoints were removed or are damaged, and the models that it began with"
+                raise RunError(f"{folder}: {problem}; {what_is_left(folder)}")
             check_repeatable(folder, options.checkpoint_every)
         simulation.ledger = trusted_ledger(folder, 0 if checkpoint is None else checkpoint.round_index)
         with writing(folder):
@@ -115,6 +134,14 @@ def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
             for problem in damage:
                 logger.warning("%s; the rounds after round %d are computed again", problem, checkpoint.round_index)
             return _play(folder, simulation, rounds, on_round)
+
+
+def _continued(ledger: str | Path | None, after: str | Path | None) -> Path | None:
+    """The run whose ledger is continued, which is also the one whose models are taken over."""
+    if ledger is not None and after is not None and Path(ledger).resolve() != Path(after).resolve():
+        raise InputError("--ledger", str(ledger), f"--after {after} continues that run's ledger; leave --ledger out")
+    given = ledger if after is None else after
+    return None if given is None else Path(given)
 
 
 def _fitting(scenario: Scenario, options: RunOptions) -> RunOptions:
@@ -186,11 +213,23 @@ def _summary(simulation: Simulation, last: dict[str, Any], ended_because: str | 
         "measured_joules": simulation.measured_joules,
         "epsilon_spent": float(simulation.ledger.epsilon().max()),
         "epsilon_by_model": {model: simulation.epsilon_spent(model) for model in SENSITIVITY_MODELS},
+        **_shares(simulation),
         "sensitivity": simulation.plan.scenario.privacy.sensitivity,
         "link": _link(simulation),
         "assumptions": list(simulation.plan.assumptions),
         **({} if simulation.class_labels is None else {"class_labels": simulation.class_labels}),
     }
+
+
+def _shares(simulation: Simulation) -> dict[str, Any]:
+    """How the budget μ² of the device that spent most was shared by runs; nothing unless models were taken over."""
+    ledger = simulation.ledger
+    if AFTER not in ledger.header.terms or not ledger.header.enforced or simulation.plan.uplink.participation.is_secret:
+        return {}
+    spent, before = (each / ledger.header.mu**2 for each in (ledger.squared_mu(), ledger.squared_mu_before()))
+    device = int(np.argmax(spent))
+    shares = {"earlier_runs": before[device], "this_run": spent[device] - before[device], "left": 1 - spent[device]}
+    return {"budget_shares": {name: float(share) for name, share in shares.items()}}
 
 
 def _link(simulation: Simulation) -> dict[str, Any] | None:

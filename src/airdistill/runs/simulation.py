@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,22 @@ from airdistill.data.public import Comparison, PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError, described
 from airdistill.learning.evaluation import TestSet
 from airdistill.learning.fleet import LearningFleet, TrainingDivergedError, check_finite
-from airdistill.learning.learner import Losses
-from airdistill.learning.samples import to_tensor
+from airdistill.learning.learner import Losses, logits_of, predictions_of
+from airdistill.learning.samples import channels_last, to_tensor
 from airdistill.planning.plan import Plan
 from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
 from airdistill.radio.superposition import Reception
 from airdistill.runs.accounts import Inputs, ledger_header
+from airdistill.runs.earlier import AFTER, EarlierModels
 from airdistill.runs.folder import RunError
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.schemes.payloads import receiver_of
 from airdistill.schemes.planning import has_own_code, is_users
+from airdistill.schemes.receivers import StartingReceiver
 from airdistill.streams import stream
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,16 @@ class Simulation:
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
         self.round_index = 0
         self.uplink_seconds = self.planned_joules = self.measured_joules = 0.0
+
+    def start_from(self, models: EarlierModels) -> None:
+        """Give every device the model that it had at the end of an earlier run; the ledger's header says so."""
+        header = self.ledger.header
+        models.check_fits(self.scheme, self.plan, header)
+        self.fleet.load_state(models.tensors)
+        self.ledger = Ledger(replace(header, terms={**header.terms, AFTER: models.digest}))
+        if models.server_has_them and isinstance(self._receiver, StartingReceiver):
+            chunks = torch.split(channels_last(self.fleet.public_samples()), self.options.chunk_samples)
+            self._receiver.start_from(predictions_of(logits_of(self.fleet.models()[0], chunks)))
 
     def advance(self) -> dict[str, Any]:
         """Play the next round and return its record; `BudgetExceeded` leaves the state unchanged.

@@ -61,6 +61,11 @@ class Public(Section):
     abstain_weight: NotNegative = Field(
         1.0, description="abstain: β, weight of the uncertainty loss; not used if all samples are predicted"
     )
+    train_copy: StrictBool = Field(
+        False,
+        description="devices train a copy of their model to answer, and learn from the broadcast with the model "
+        "itself: one that knows all classes already (--after) would forget those that its device lacks",
+    )
     confidence: Number = Field(0.0, ge=0, le=1, description="abstain: smallest predicted probability of a vote")
     client_selector: Literal["none", "density"] = Field(
         "none",
@@ -83,6 +88,12 @@ class Public(Section):
         description="feature means, receiver learning: what devices receive, the server's predictions on the public "
         "samples, from which they learn, or its model, which they take over",
     )
+    later: Literal["repeat", "features"] = Field(
+        "repeat",
+        description="feature means, transmissions after the first: the same class means again, with new noise, or "
+        "class means of features of the server's model that the round before has broadcast, the input of its last "
+        'linear layer (needs broadcast = "model")',
+    )
     embedding: StrictStr = Field(
         "auto",
         description="feature means: patches, contrastive or patches+contrastive (images), raw or random; or a frozen "
@@ -103,7 +114,9 @@ class Public(Section):
         None, description="feature means: ρ_s, norm to which one sample's features are clipped; by default √features"
     )
 
-    _written_if_used: ClassVar[tuple[str, ...]] = ("broadcast", "embedding", "features", "feature_norm", "sample_norm")
+    _written_if_used: ClassVar[tuple[str, ...]] = (
+        "broadcast", "later", "train_copy", "embedding", "features", "feature_norm", "sample_norm",
+    )  # fmt: skip
 
     @property
     def rows_a_round(self) -> int:

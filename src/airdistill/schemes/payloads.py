@@ -174,9 +174,13 @@ class PublicPredictionProtocol(PublicDistillation):
         return kept_tables(tables, num_classes)
 
     def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
-        places = list(devices)
+        places, kept = list(devices), {}
+        if self.public.train_copy:
+            kept = {name: tensor.clone() for name, tensor in fleet.state().items()}
         self._train(fleet, round_index, places)
         answers = self._answers(fleet, round_index, places)
+        if kept:
+            fleet.load_state(kept)
         return answers.reshape(len(answers), 1, -1)
 
     def _answers(self, fleet: LearningFleet, round_index: int, devices: list[int]) -> FloatArray:

@@ -6,7 +6,7 @@ The latter go from the noisy sum of all answers to a row for every public sample
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,8 +21,16 @@ from airdistill.plugins import load_object
 from airdistill.radio.receivers import Estimate, PooledRows, Receiver, TrackedRows, project_on_simplex
 from airdistill.scenario.sections import Public
 
-# From the pooled rows `[sample, class]` and their noise variances `[sample]` to what is broadcast.
-Reading = Callable[[FloatArray, FloatArray], FloatArray]
+# From the pooled rows `[sample, class]`, their noise variances `[sample]`, and the predictions of the server's model of
+# an earlier run, if there is one, to what is broadcast.
+Reading = Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]
+
+
+@runtime_checkable
+class StartingReceiver(Protocol):
+    """A receiver that can take over the server's model of an earlier run."""
+
+    def start_from(self, predictions: FloatArray) -> None: ...
 
 
 class OwnReceiver:
@@ -85,13 +93,13 @@ def public_receiver(plan: Plan, public: PublicSet, engine: Engine) -> Receiver:
     scale = payload.num_samples / payload.most_answers
     if learning.receiver == "tracking":
         tracked = TrackedRows(declared.samples, num_classes, learning.knowledge_drift)
-        return RowReceiver(declared, num_classes, scale, tracked, lambda rows, _: project_on_simplex(rows))
+        return RowReceiver(declared, num_classes, scale, tracked, lambda rows, *_: project_on_simplex(rows))
     pooled = PooledRows(declared.samples, num_classes)
     if learning.receiver == "learning":
         server = Server.of(plan.scenario, public.samples, num_classes, engine)
         return RowReceiver(declared, num_classes, scale, pooled, server.read)
     reading: Reading = (
-        (lambda rows, _: rows) if learning.receiver == "linear" else lambda rows, _: project_on_simplex(rows)
+        (lambda rows, *_: rows) if learning.receiver == "linear" else lambda rows, *_: project_on_simplex(rows)
     )
     return RowReceiver(declared, num_classes, scale, pooled, reading)
 
@@ -105,6 +113,11 @@ class RowReceiver:
         self._public, self._num_classes, self._scale = public, num_classes, scale
         self._gathered, self._reading = gathered, reading
         self._rounds = 0
+        self._known: FloatArray | None = None
+
+    def start_from(self, predictions: FloatArray) -> None:
+        """Expect what the server's model of an earlier run predicts, `[sample, class]`."""
+        self._known = predictions
 
     def estimate(self, received: FloatArray, noise_var: FloatArray) -> Estimate:
         """From the vector `[1, sample · class]` of a round to the rows of all public samples, `[sample, class]`."""
@@ -112,11 +125,13 @@ class RowReceiver:
         rows = received.reshape(-1, self._num_classes) * self._scale
         places = rows_of_round(self._public, self._rounds)
         self._gathered.add(places, rows, float(noise_var[0]) * self._scale**2)
-        return Estimate(self._reading(self._gathered.mean, self._gathered.noise_var))
+        return Estimate(self._reading(self._gathered.mean, self._gathered.noise_var, self._known))
 
     def state(self) -> dict[str, FloatArray]:
-        return {"rounds": np.array(float(self._rounds)), **self._gathered.state()}
+        known = {} if self._known is None else {"known": self._known}
+        return {"rounds": np.array(float(self._rounds)), **known, **self._gathered.state()}
 
     def restore(self, state: dict[str, FloatArray]) -> None:
         self._rounds = int(state["rounds"])
-        self._gathered.restore({name: array for name, array in state.items() if name != "rounds"})
+        self._known = state["known"].copy() if "known" in state else None
+        self._gathered.restore({name: array for name, array in state.items() if name not in ("rounds", "known")})
