@@ -1,23 +1,21 @@
 """Reading class means of public features: each formula against another computation of the same."""
 
 import numpy as np
-import pytest
-from scipy.optimize import approx_fprime, minimize_scalar
+from scipy.optimize import approx_fprime
 from scipy.sparse import csr_array
-from scipy.stats import multivariate_normal, norm
+from scipy.stats import multivariate_normal
 
+from airdistill.learning import class_features
 from airdistill.learning.class_features import (
     Prior,
     PublicFeatures,
     ReceivedMeans,
     Settings,
     coupled,
-    evidence,
     map_means,
     prior_of,
     read_class_features,
     read_with,
-    split,
     within_covariance,
 )
 
@@ -106,44 +104,31 @@ def test_the_covariance_within_classes_is_that_of_the_assigned_samples():
     np.testing.assert_allclose(within_covariance(assigned, features, means), expected, atol=1e-10)
 
 
-def test_the_two_halves_of_a_split_have_independent_noise():
-    zeros = np.zeros((3, 4000))
-    received = received_of(zeros, noise_var=2.0, sampling=1.0)
-    fit, held_out = split(received, np.random.default_rng(2))
-    for half in (fit, held_out):
-        assert half.rows.var() == pytest.approx(half.noise_var + half.sampling[0], rel=0.06)
-    correlation = np.corrcoef(fit.rows.ravel(), held_out.rows.ravel())[0, 1]
-    assert abs(correlation) < 4 / np.sqrt(12000)
-    assert np.corrcoef(fit.rows.ravel(), received.rows.ravel())[0, 1] > 0.8  # of which the split is made
-
-
-def test_evidence_is_the_likelihood_ratio_at_the_likeliest_scale():
-    features, labels, means = world(num_samples=300)
-    held_out, probabilities = received_of(means, noise_var=3.0, sampling=0.5), np.eye(3)[labels]
-    deviation = np.sqrt(3.5)
-
-    def log_ratio(scale):
-        mean = scale * held_out.weights[:, None] * means
-        rows = held_out.rows
-        return float((norm.logpdf(rows, mean, deviation) - norm.logpdf(rows, 0, deviation)).sum())
-
-    best = minimize_scalar(lambda scale: -log_ratio(scale), bounds=(0, 5), method="bounded")
-    assert evidence(probabilities, held_out, features) == pytest.approx(-best.fun, rel=1e-6)
-
-
-def test_coupled_probabilities_agree_with_their_neighbours():
+def test_coupled_probabilities_agree_with_their_neighbours_and_have_the_class_shares():
     rng = np.random.default_rng(4)
     graph = csr_array(np.full((6, 6), 1 / 6))
-    settings, logits = Settings("lda", 1.0, temper=0.3, coupling=2.0), rng.standard_normal((6, 3))
-    found = coupled(logits, graph, settings)
-    powers = np.exp(settings.temper * logits + settings.coupling * (graph @ found))
-    np.testing.assert_allclose(found, powers / powers.sum(axis=1, keepdims=True), atol=1e-3)
+    settings, logits = Settings("lda", 1.0, temper=0.3, coupling=2.0), rng.normal([3.0, 0.0, 0.0], 1.0, (6, 3))
+    found = coupled(logits, graph, settings, SHARES)
+    np.testing.assert_allclose(found.mean(axis=0), SHARES, atol=1e-3)
+    # All else is as without shares: a constant for each class is what remains.
+    balance = np.log(found) - settings.temper * logits - settings.coupling * (graph @ found)
+    balance -= balance[:, :1]
+    np.testing.assert_allclose(balance, np.broadcast_to(balance[0], balance.shape), atol=1e-3)
 
 
-def test_the_reading_is_chosen_and_scored_by_rows_that_it_has_not_seen():
+def test_a_reading_is_the_geometric_mean_of_several():
     features, labels, means = world(num_samples=600, spread=2.5)
-    reading = read_class_features(received_of(means, noise_var=1.0), features, np.random.default_rng(0))
-    assert reading.score > 0
-    assert np.mean(reading.probabilities.argmax(axis=1) == labels) > 0.8
-    scrambled = received_of(np.random.default_rng(5).permuted(means, axis=1), noise_var=1.0)
-    assert read_class_features(scrambled, features, np.random.default_rng(0)).score < reading.score
+    received, public = received_of(means, noise_var=1.0), PublicFeatures.of(features)
+    single = [read_with(settings, received, public) for settings in class_features._POOLED]
+    assert len(single) == 15
+    product = np.prod([np.maximum(each, 1e-6) ** (1 / 15) for each in single], axis=0)
+    for workers in (1, 3):
+        found = read_class_features(received, features, workers).probabilities
+        np.testing.assert_allclose(found, product / product.sum(axis=1, keepdims=True), rtol=1e-9)
+    assert np.mean(found.argmax(axis=1) == labels) > 0.8
+
+
+def test_a_reading_of_scrambled_rows_is_wrong():
+    features, labels, means = world(num_samples=600, spread=2.5)
+    scrambled = received_of(means[[1, 2, 0]], noise_var=1.0)
+    assert np.mean(read_class_features(scrambled, features).probabilities.argmax(axis=1) == labels) < 0.3

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from airdistill.errors import InputError
-from airdistill.planning.feature_means import FeatureMeans, default_norm_bound
+from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.plan import plan
 from airdistill.privacy.sensitivity import feature_means_sensitivity
 from airdistill.scenario import load
@@ -144,7 +144,39 @@ def test_private_counts_do_not_set_the_clip():
     other = plan(load("skewed", ["privacy.counts=private", "seed=9"]), "feature_means").uplink.payload
     assert (first.fleet.class_counts != other.fleet.class_counts).any()
     assert first.norm_bound == other.norm_bound
-    assert first.norm_bound == default_norm_bound(np.full((1, 10), 30), np.array([2]), 256)
+    # 200 devices with 300 samples of 2 of 10 classes: a quarter of K − 1, and d·K_held/n.
+    assert first.norm_bound == pytest.approx(np.sqrt(9 / 4 + first.dimensions * 2 / 300), rel=1e-12)
+
+
+def snr_by_hand(made, dimensions):
+    """Signal-to-noise ratio of an entry of a class sum, for classes spread evenly over devices."""
+    payload, held = made.uplink.payload, (made.fleet.class_counts[0] > 0).sum()
+    devices_of_class = made.fleet.num_devices * held / 10
+    sum_of_weights = devices_of_class / np.sqrt(held)
+    norm = np.sqrt(6 + dimensions * held / made.fleet.class_counts[0].sum())
+    clip = np.sqrt(9 / 4 + dimensions * held / made.fleet.class_counts[0].sum())
+    noise = 2 * clip / payload.fleet.mu.min()
+    return sum_of_weights**2 * 6 / dimensions * (clip / norm) ** 2 / noise**2
+
+
+@pytest.mark.parametrize(
+    ("changes", "width"),
+    [
+        ([], 256),
+        (["privacy.epsilon=2", "fleet.devices=50", "data.samples_per_device=1200"], 32),
+        (["privacy.epsilon=8", "fleet.devices=50", "data.samples_per_device=1200"], 256),
+        (["privacy.epsilon=1", "fleet.devices=50", "data.samples_per_device=1200"], 16),
+        (["public.samples=500"], 125),
+    ],
+)
+def test_the_number_of_features_follows_the_foreseen_noise(changes, width):
+    made = plan(load("skewed", changes), "feature_means")
+    assert made.uplink.payload.dimensions == width
+    wider = {16: 24, 32: 48}.get(width)
+    if width > 16:
+        assert snr_by_hand(made, width) >= 0.08
+    if wider is not None:
+        assert snr_by_hand(made, wider) < 0.08
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@
    class means lie in directions in which neighbours agree. Rows and features are rotated to these directions.
 2. `lda`: linear discriminant analysis with the received class means, each direction shrunk by its signal share.
 3. `map_em`: a mixture of Gaussians on the unlabelled public features; the received means are the prior of its means.
-4. `read_class_features`: couples the probabilities of neighbours, and chooses the method, the shrinkage and the
-   strength of the coupling by received rows held out of the fit.
+4. `coupled`: neighbours have similar probabilities, and all samples together have the given class shares.
+5. `read_class_features`: the geometric mean of both methods with several shrinkages and strengths of the coupling.
+   Choosing one of them by held-out rows labelled up to four samples of a hundred less.
 
 Everything is a function of received rows and public samples, and so it costs no privacy. No label is read.
 """
@@ -13,9 +14,9 @@ Everything is a function of received rows and public samples, and so it costs no
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -34,8 +35,8 @@ _SIGNALS = np.geomspace(1e-4, 8.0, 37)  # candidates for the means' variance whe
 _PASSES = 15  # of the coupling
 _ITERATIONS, _WEIGHT = 5, 0.05  # of EM; of a public sample, because features of one class are not Gaussian
 _BALANCE = 0.1  # weight of the given class shares, in public samples per public sample
-_SPLITS = 4
-_SPLIT = 0.5  # standard deviation of the noise added before the fit, over that of the received rows
+_STEP = 0.5  # towards the class shares, in each pass of the coupling
+_LEAST_PROBABILITY = 1e-6  # so that no single reading rules a class out
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,8 @@ class Reading:
     """Class probabilities `[public sample, class]`, and how they were computed."""
 
     probabilities: FloatArray
-    method: str  # "lda" or "map_em"
+    method: str  # "pooled" or "map_em"
     dimensions: int  # leading features that were used
-    score: float  # evidence of the held-out rows, by which this was chosen
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Settings:
     coupling: float = 0.0
 
 
-_CANDIDATES = (
+_POOLED = (
     *(
         Settings("lda", decay, *pair)
         for decay, pair in itertools.product((0.5, 1.0, 2.0, 4.0), ((1, 4), (0.3, 4), (1, 8)))
@@ -139,81 +139,61 @@ def map_em(received: ReceivedMeans, features: FloatArray, dimensions: int | None
     return read_with(Settings("map_em", 1.0, temper=0.3), received, PublicFeatures.of(features[:, :dimensions]))
 
 
-def read_class_features(
-    received: ReceivedMeans, features: FloatArray, rng: np.random.Generator, workers: int = 1
-) -> Reading:
-    """The reading, among several settings of both methods, that predicts held-out rows best.
+def read_class_features(received: ReceivedMeans, features: FloatArray, workers: int = 1) -> Reading:
+    """The geometric mean of the probabilities by all pooled settings.
 
     `features` `[sample, feature]` are whitened (mean 0, covariance I), with the leading principal components first.
-    `workers` threads read the splits, with the same result.
+    `workers` threads read, with the same result.
     """
-    public = PublicFeatures.of(features)
-
-    def scores(halves: tuple[ReceivedMeans, ReceivedMeans]) -> list[float]:
-        return [evidence(found, halves[1], features) for found in _readings(_CANDIDATES, halves[0], public)]
-
-    with ThreadPoolExecutor(workers) as pool:
-        of_splits = list(pool.map(scores, [split(received, rng) for _ in range(_SPLITS)]))
-    total = np.sum(of_splits, axis=0)
-    best = int(total.argmax())
-    probabilities = read_with(_CANDIDATES[best], received, public)
-    return Reading(probabilities, _CANDIDATES[best].method, features.shape[1], float(total[best]) / _SPLITS)
-
-
-def split(received: ReceivedMeans, rng: np.random.Generator) -> tuple[ReceivedMeans, ReceivedMeans]:
-    """Two copies with independent noise: rows R + cZ to fit and R − Z/c to score, where Z has the variance of R.
-
-    The variance of R includes the sampling of the devices, whose covariance is close to a multiple of I.
-    """
-    noise = rng.standard_normal(received.rows.shape) * np.sqrt(received.noise_var + received.sampling)[:, None]
-    return _with_noise(received, _SPLIT, noise), _with_noise(received, -1 / _SPLIT, noise)
-
-
-def _with_noise(received: ReceivedMeans, factor: float, noise: FloatArray) -> ReceivedMeans:
-    grown = 1 + factor**2
-    rows = received.rows + factor * noise
-    return replace(received, rows=rows, noise_var=grown * received.noise_var, sampling=grown * received.sampling)
-
-
-def evidence(probabilities: FloatArray, held_out: ReceivedMeans, features: FloatArray) -> float:
-    """Log-likelihood of the held-out rows, with class means from the probabilities, over that with all means zero.
-
-    The scale of the means is the likeliest one.
-    """
-    held = held_out.held
-    mass = np.maximum(probabilities[:, held].sum(axis=0), 1e-9)
-    predicted = held_out.weights[held, None] * (probabilities[:, held].T @ features) / mass[:, None]
-    precision = 1 / np.maximum(held_out.noise_var + held_out.sampling[held, None], _TINY)
-    rows = held_out.rows[held, : features.shape[1]]
-    match, power = float((rows * predicted * precision).sum()), float((predicted**2 * precision).sum())
-    return 0.5 * max(match, 0.0) ** 2 / max(power, 1e-30)
+    held = received.held
+    logits = sum(
+        np.log(np.maximum(found[:, held], _LEAST_PROBABILITY))
+        for found in _readings(_POOLED, received, PublicFeatures.of(features), workers)
+    )
+    probabilities = np.zeros((len(features), len(received.weights)))
+    probabilities[:, held] = _softmax(np.asarray(logits) / len(_POOLED))
+    return Reading(probabilities, "pooled", features.shape[1])
 
 
 def read_with(settings: Settings, received: ReceivedMeans, public: PublicFeatures) -> FloatArray:
     """Class probabilities `[sample, class]` with the given settings; 0 for a class that no device holds."""
-    return next(_readings((settings,), received, public))
+    return _readings((settings,), received, public)[0]
 
 
-def _readings(several: Sequence[Settings], received: ReceivedMeans, public: PublicFeatures) -> Iterator[FloatArray]:
+def _readings(
+    several: Sequence[Settings], received: ReceivedMeans, public: PublicFeatures, workers: int = 1
+) -> list[FloatArray]:
     """Class probabilities `[sample, class]` with each of several settings; those of equal decay share their prior."""
     held = received.held
     priors = {decay: prior_of(received, held, public, decay) for decay in {settings.decay for settings in several}}
-    for settings in several:
+
+    def read(settings: Settings) -> FloatArray:
         prior = priors[settings.decay]
-        found = coupled(_discriminants(prior.mean, prior.shares, public.features), public.graph, settings)
+        logits = _discriminants(prior.mean, prior.shares, public.features)
+        found = coupled(logits, public.graph, settings, prior.shares)
         if settings.method == "map_em":
             found = _mixture(prior, public, settings, found)
         probabilities = np.zeros((len(found), len(received.weights)))
         probabilities[:, held] = found
-        yield probabilities
+        return probabilities
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(read, several))
 
 
-def coupled(logits: FloatArray, graph: csr_array, settings: Settings) -> FloatArray:
-    """Probabilities p ∝ exp(temper · logits + coupling · graph p), by repeated substitution: a mean field."""
-    logits = settings.temper * logits
+def coupled(logits: FloatArray, graph: csr_array, settings: Settings, shares: FloatArray) -> FloatArray:
+    """Probabilities p ∝ exp(temper · logits + coupling · graph p + b), by repeated substitution: a mean field.
+
+    b `[class]` brings the mean of p to the class shares. Without it, a class that noise favours would spread from
+    neighbour to neighbour.
+    """
+    logits, balance = settings.temper * logits, np.zeros(len(shares))
     probabilities = _softmax(logits)
     for _ in range(_PASSES if settings.coupling else 0):
-        probabilities = _softmax(logits + settings.coupling * (graph @ probabilities))
+        together = logits + settings.coupling * (graph @ probabilities)
+        mass = _softmax(together + balance).mean(axis=0)
+        balance = balance + _STEP * np.log(shares / np.maximum(mass, _LEAST_PROBABILITY))
+        probabilities = _softmax(together + balance)
     return probabilities
 
 
@@ -289,7 +269,7 @@ def _mixture(prior: Prior, public: PublicFeatures, settings: Settings, assigned:
         coefficients = means @ inverse
         offsets = 0.5 * (coefficients * means).sum(axis=1)
         logits = public.features @ coefficients.T - offsets + np.log(counts / counts.sum())
-        assigned = coupled(logits, public.graph, settings)
+        assigned = coupled(logits, public.graph, settings, prior.shares)
     return assigned
 
 

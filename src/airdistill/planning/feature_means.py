@@ -25,11 +25,14 @@ from airdistill.scenario.sections import Public
 
 IMAGE_EMBEDDINGS = ("patches", "contrastive")
 EMBEDDINGS = ("raw", "random", *IMAGE_EMBEDDINGS)
-MOST_FEATURES = 256  # of "auto": beyond it the noise grows faster than what the features tell
+# Candidates of "auto". More than 256 add noise faster than they tell classes apart.
+_WIDTHS = (256, 192, 128, 96, 64, 48, 32, 24, 16)
+_LEAST_SNR = 0.08  # of an entry of a class sum; chosen on seeds from 100 on, docs/feature-means.md
 _SAMPLES_PER_FEATURE = 4  # public samples: a covariance of fewer is mostly noise
 _COUNT_SHARE = 0.5  # τ/ρ of private counts: costs 6 % more noise (theory section 10)
-# Whitened class means have Σ_k π_k ‖m_k‖² ≤ K − 1; patch features of images reach about this share of it.
-_BETWEEN_CLASSES = 2 / 3
+# Whitened class means have Σ_k π_k ‖m_k‖² ≤ K − 1; features of images reach a quarter (CIFAR-10) to two thirds of it
+# (MNIST). A clip below a device's norm costs nothing in the guarantee of whole devices: signal and noise shrink alike.
+_LEAST_BETWEEN, _MOST_BETWEEN = 1 / 4, 2 / 3
 
 
 @dataclass(frozen=True)
@@ -65,26 +68,22 @@ class FeatureMeans(OneVector):
         _check_public_set(public, fleet.num_classes)
         check_reading(scenario)
         is_private = scenario.privacy.counts == "private"
-        dimensions = num_features(public) if vector_length is None else vector_length // fleet.num_classes - is_private
         if is_private and scenario.fleet.participation_hidden:
             rule = 'the amplified guarantee is for the features alone: set it to "public"'
             raise InputError("privacy.counts", "private", rule)
-        held = np.count_nonzero(fleet.class_counts, axis=1)
-        if is_private:  # nothing may follow from the true ones
-            held = np.full(fleet.num_devices, scenario.data.classes_per_device or fleet.num_classes)
-        bound = public.feature_norm or default_norm_bound(fleet.class_counts, held, dimensions)
-        sample_bound = public.sample_norm or math.sqrt(dimensions)
-        kind = LaterFeatureMeans if public.later == "features" else cls
-        return kind(fleet, dimensions, bound, sample_bound, _COUNT_SHARE * bound if is_private else 0.0, model)
+        if vector_length is None:
+            return _of_width(scenario, fleet, num_features(scenario, fleet))
+        return _of_width(scenario, fleet, vector_length // fleet.num_classes - is_private)
 
     @classmethod
-    def length_for(cls, scenario: Scenario, shape: tuple[int, ...], num_classes: int) -> int | None:
+    def length_for(cls, scenario: Scenario, fleet: RealisedFleet, shape: tuple[int, ...]) -> int | None:
         public = declared_public(scenario)
+        _check_public_set(public, fleet.num_classes)
         for part in public.embedding.split("+"):
             _check_embedding(public.embedding, part, shape)
         is_raw = public.embedding == "raw" or (public.embedding == "auto" and len(shape) == 1)
-        width = num_features(public, math.prod(shape) if is_raw else None)
-        return num_classes * (width + (scenario.privacy.counts == "private"))
+        width = num_features(scenario, fleet, math.prod(shape) if is_raw else None)
+        return fleet.num_classes * (width + (scenario.privacy.counts == "private"))
 
     @property
     def vector_length(self) -> int:
@@ -169,11 +168,30 @@ def class_weights(class_counts: IntArray | FloatArray) -> FloatArray:
     return np.asarray(np.sqrt(class_counts / class_counts.sum(axis=1, keepdims=True)))
 
 
-def num_features(public: Public, widest: int | None = None) -> int:
-    """d: as given, or the most that the public samples can whiten, up to 256 and to the embedding's width."""
+def _of_width(scenario: Scenario, fleet: RealisedFleet, dimensions: int) -> FeatureMeans:
+    public, model = declared_public(scenario), scenario.privacy.sensitivity
+    bound = public.feature_norm or default_norm_bound(fleet, _held(scenario, fleet), dimensions, model)
+    sample_bound = public.sample_norm or math.sqrt(dimensions)
+    count_norm = _COUNT_SHARE * bound if scenario.privacy.counts == "private" else 0.0
+    kind = LaterFeatureMeans if public.later == "features" else FeatureMeans
+    return kind(fleet, dimensions, bound, sample_bound, count_norm, model)
+
+
+def _held(scenario: Scenario, fleet: RealisedFleet) -> IntArray:
+    """The number of classes of every device; if counts are private, nothing may follow from the true ones."""
+    if scenario.privacy.counts == "private":
+        return np.full(fleet.num_devices, scenario.data.classes_per_device or fleet.num_classes)
+    return np.asarray(np.count_nonzero(fleet.class_counts, axis=1))
+
+
+def num_features(scenario: Scenario, fleet: RealisedFleet, widest: int | None = None) -> int:
+    """d: as given; or the most that the public samples can whiten, that the embedding has, and that the foreseen noise
+    leaves a signal-to-noise ratio of 0.08 in an entry."""
+    public = declared_public(scenario)
     most = public.samples // _SAMPLES_PER_FEATURE
     if public.features == "auto":
-        return min(MOST_FEATURES, most, most if widest is None else widest)
+        widths = [min(width, most, most if widest is None else widest) for width in _WIDTHS]
+        return next((width for width in widths if entry_snr(scenario, fleet, width) >= _LEAST_SNR), widths[-1])
     if public.features > most:
         rule = (
             f"{public.samples} public samples can whiten at most {most} features, a quarter of them; set it to {most} "
@@ -218,13 +236,39 @@ def _check_embedding(name: str, part: str, shape: tuple[int, ...]) -> None:
     raise InputError("public.embedding", name, rule)
 
 
-def default_norm_bound(class_counts: IntArray, held: IntArray, dimensions: int) -> float:
+def default_norm_bound(fleet: RealisedFleet, held: IntArray, dimensions: int, model: str) -> float:
     """ρ ≈ √(‖m‖² + d·K_held/n_i) of the median device: the length of its class means, and of their sampling error.
 
-    `held` is the number of classes of every device.
+    `held` is the number of classes of every device. Noise for one record does not fall with ρ, which then clips little.
     """
-    sampling = float(np.median(divide_or(held.astype(np.float64), class_counts.sum(axis=1), 0.0)))
-    return float(np.sqrt(_BETWEEN_CLASSES * max(class_counts.shape[1] - 1, 1) + dimensions * sampling))
+    share = _LEAST_BETWEEN if model == "device" else _MOST_BETWEEN
+    return math.sqrt(share * _classes_apart(fleet) + dimensions * _sampling(fleet, held))
+
+
+def entry_snr(scenario: Scenario, fleet: RealisedFleet, dimensions: int) -> float:
+    """Mean square of an entry of a class sum over that of the noise that privacy requires, at most: the means of all
+    classes are taken to be as long as those of easy data, and classes to be spread evenly.
+
+    h_k² = M² K_held/K², ‖m_k‖² = 2/3 (K − 1), shortened by the clip; the noise of the sum is (shift/μ)².
+    """
+    payload, held = _of_width(scenario, fleet, dimensions), _held(scenario, fleet)
+    apart = _MOST_BETWEEN * _classes_apart(fleet)
+    kept = min(1.0, payload.norm_bound**2 / (apart + dimensions * _sampling(fleet, held)))
+    weight = fleet.num_devices**2 * float(np.median(held)) / fleet.num_classes**2
+    noise = float((payload.sensitivity(payload.model) / fleet.mu).max()) ** 2
+    rounds = scenario.learning.rounds if isinstance(scenario.learning.rounds, int) else 1
+    # Rows of the same features are pooled over the rounds; those of others are read one by one.
+    noise *= rounds if isinstance(payload, LaterFeatureMeans) else 1
+    return weight * apart * kept / (dimensions * noise) if noise else math.inf
+
+
+def _classes_apart(fleet: RealisedFleet) -> int:
+    return max(fleet.num_classes - 1, 1)
+
+
+def _sampling(fleet: RealisedFleet, held: IntArray) -> float:
+    """K_held/n_i of the median device."""
+    return float(np.median(divide_or(held.astype(np.float64), fleet.class_counts.sum(axis=1), 0.0)))
 
 
 def _check_public_set(public: Public, num_classes: int) -> None:

@@ -88,7 +88,7 @@ class Payload(ABC):
         """The payload of a scenario. Raise `InputError` if the scenario needs what it does not support."""
 
     @classmethod
-    def length_for(cls, scenario: Scenario, shape: tuple[int, ...], num_classes: int) -> int | None:  # noqa: ARG003
+    def length_for(cls, scenario: Scenario, fleet: RealisedFleet, shape: tuple[int, ...]) -> int | None:  # noqa: ARG003
         """The `vector_length` for `for_scenario` if it depends on samples of this shape; None if it does not.
 
         Raise `InputError` if the payload cannot be made of such samples.

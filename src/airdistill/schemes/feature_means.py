@@ -205,7 +205,7 @@ class FeatureReceiver:
         return Estimate(np.full((len(self._features), self._payload.fleet.num_classes), np.nan))
 
     def _read(self, means: ReceivedMeans) -> Reading:
-        return read_class_features(means, self._features, np.random.default_rng(0))
+        return read_class_features(means, self._features, self._engine.workers)
 
     def _add(self, received: FloatArray, noise_var: float, weights: FloatArray) -> None:
         """Pool a round by the inverse of its noise, in units of the sum over all devices."""
@@ -303,7 +303,7 @@ class OwnFeatureReceiver(FeatureReceiver):
             return super()._read(means)
         found = read_with(_OWN_FEATURES, means, PublicFeatures.of(self._features))
         both = [np.log(np.maximum(each, _LEAST_PROBABILITY)) for each in (found, self._predicted)]
-        return Reading(softmax(sum(both), axis=1), _OWN_FEATURES.method, self._features.shape[1], score=0.0)
+        return Reading(softmax(sum(both), axis=1), _OWN_FEATURES.method, self._features.shape[1])
 
     def state(self) -> dict[str, FloatArray]:
         sent = {} if self._sent is None else {"sent": self._sent}

@@ -9,6 +9,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, Described, InputError, described
+from airdistill.planning.fleet import realise_fleet
 from airdistill.planning.payloads import Gradient, declared_public
 from airdistill.planning.plan import Plan, plan
 from airdistill.scenario.loading import changed, for_scheme
@@ -126,7 +127,8 @@ def _planned(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | 
     length = num_parameters(scenario) if scheme.payload.needs_model_size else None
     if scenario.public is not None and scheme.payload.needs_public_set and scenario.data.class_counts is None:
         dataset, _ = load_data(scenario)  # a public set that cannot be loaded is refused now
-        length = scheme.payload.length_for(scenario, dataset.x_train.shape[1:], dataset.num_classes)
+        fleet = realise_fleet(scenario, spent_squared_mu)
+        length = scheme.payload.length_for(scenario, fleet, dataset.x_train.shape[1:])
     made = plan(scenario, scheme.uplink_kind, length, spent_squared_mu if scheme.releases == "private" else None)
     return made if scheme.releases == "private" else _without_protection(made, scheme)
 
