@@ -14,13 +14,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def test_accuracies_are_those_of_the_tables():
     drawing = runpy.run_path(str(MAKING / "accuracy_picture.py"))
-    text = (MAKING.parent / "results.md").read_text()
     for group in drawing["GROUPS"]:
+        text = (MAKING.parent / group.page).read_text()
         found = drawing["measured"](text, group)
         assert len(found) == len(group.rows)
         assert all(f"{row.accuracy:g}" in text and 0 < row.accuracy < 100 and row.seeds >= 3 for row in found)
         assert group.rows[f"`{found[0].scheme}`"].startswith("airdistill")
-    drawing["draw"](text)
+    drawing["draw"]()
 
 
 def test_an_accuracy_without_an_interval_is_refused():
@@ -52,8 +52,31 @@ def test_the_readmes_accuracies_are_those_of_the_results():
     found = re.compile(r"([\d.]+) ± ([\d.]+) %")
     known = {
         (round(float(mean), 1), round(float(half), 1))
-        for mean, half in found.findall((MAKING.parent / "results.md").read_text())
+        for page in ("results.md", "results-feature-means.md")
+        for mean, half in found.findall((MAKING.parent / page).read_text())
     }
     told = found.findall((MAKING.parent.parent / "README.md").read_text())
     assert len(told) > 10
     assert [each for each in told if (float(each[0]), float(each[1])) not in known] == []
+
+
+def test_feature_means_are_drawn_with_what_a_simulation_sends_and_receives(few_digits):
+    """Three devices hold all that is sent: the sum is their mean."""
+    drawing = runpy.run_path(str(MAKING / "feature_means_picture.py"))
+    small = ["fleet.devices=3", "data.samples_per_device=60", "public.samples=60", f"data.dataset={few_digits}"]
+    made = drawing["played"]([*small, "learning.model=softmax_regression", "public.embedding=raw"])
+    assert len(made.devices) == 3
+    np.testing.assert_allclose(made.added, np.mean([vector for _, vector in made.devices], axis=0))
+    assert not np.allclose(made.received, made.added)
+    assert made.noise_ratio > 1
+    assert len(made.public) == len(made.read) == 60
+    picture = drawing["feature_means"](made)
+    assert len(ElementTree.fromstring(picture).findall(f"{SVG}image")) == 6 + 3 * 3 + 3
+    assert picture == drawing["feature_means"](made)
+
+
+def test_images_that_were_labelled_wrongly_are_drawn_in_red():
+    tinted = runpy.run_path(str(MAKING / "feature_means_picture.py"))["_tinted"]
+    image = np.array([[255, 0]], dtype=np.uint8)
+    assert tinted(image, True).tolist() == [[[255, 255, 255], [0, 0, 0]]]
+    assert tinted(image, False).tolist() == [[[255, 255, 255], [213, 94, 0]]]

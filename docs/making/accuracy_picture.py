@@ -1,6 +1,6 @@
-"""Draw docs/images/accuracy.png: accuracies of this project's schemes and others, from docs/results.md.
+"""Draw docs/images/accuracy.png: accuracies of this project's schemes and others, from the tables of results.
 
-Every number is read from the tables of that page, and so the picture cannot contradict them. Run it with
+Every number is read from these tables, and so the picture cannot contradict them. Run it with
 `python docs/making/accuracy_picture.py` after they have changed.
 """
 
@@ -27,7 +27,7 @@ _ACCURACY = re.compile(r"([\d.]+) ± ([\d.]+) %")
 class Group:
     """Rows of one table: where it stands, what it is about, its setting, and in which words its schemes are shown.
 
-    A row is found by how its first cell begins, behind the line `after` if that is given.
+    A row is found by how its first cell begins, behind the line `after` if that is given. `page` has the table.
     """
 
     section: str
@@ -35,6 +35,11 @@ class Group:
     setting: str
     rows: dict[str, str]
     after: str = ""
+    page: str = "results.md"
+
+    @property
+    def text(self) -> str:
+        return (DOCS / self.page).read_text()
 
 
 GROUPS = (
@@ -98,18 +103,18 @@ def measured(text: str, group: Group) -> list[Measured]:
         accuracy, by_seed = line.split("|")[2:4]
         number = _ACCURACY.search(accuracy)
         if number is None:
-            raise ValueError(f"docs/results.md: no accuracy with an interval in {line!r}")
+            raise ValueError(f"docs/{group.page}: no accuracy with an interval in {line!r}")
         found.append(Measured(begins.split("`")[1], words, float(number[1]), float(number[2]), by_seed.count(",") + 1))
     return found
 
 
-def draw(text: str) -> Figure:
-    figure, (axes,) = new_figure(height=7.3)
+def draw() -> Figure:
+    figure, (axes,) = new_figure(height=1.3 + 0.3 * sum(len(group.rows) + 2 for group in GROUPS))
     axes.grid(visible=False, axis="y")
     place, labels, seeds = 0.0, [], []
     for group in GROUPS:
         _head(axes, group, place)
-        for row in measured(text, group):
+        for row in measured(group.text, group):
             place += 1
             _draw_row(axes, row, place)
             labels.append((place, row.words))
@@ -147,7 +152,7 @@ def _draw_row(axes: Axes, row: Measured, place: float) -> None:
 
 
 def main() -> None:
-    write_whole(DOCS / "images" / "accuracy.png", rendered(draw((DOCS / "results.md").read_text()), "png"))
+    write_whole(DOCS / "images" / "accuracy.png", rendered(draw(), "png"))
 
 
 if __name__ == "__main__":
