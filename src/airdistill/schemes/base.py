@@ -179,6 +179,13 @@ class Round:
         self._check_broadcast(broadcast)
         return self.protocol.learn(self.fleet, self.index, broadcast, devices)
 
+    def learn_alone(self, rows: FloatArray) -> Sequence[Losses]:
+        """Update every device from its own rows for the public samples, `[device, sample, class]`."""
+        from airdistill.schemes.protocol import PublicDistillation
+
+        assert isinstance(self.protocol, PublicDistillation)
+        return self.protocol.learn_alone(self.fleet, self.index, rows, range(len(self.fleet.learners)))
+
     def _check_broadcast(self, broadcast: FloatArray) -> None:
         """Raise if devices would learn from vectors that were made but never sent, or from the sum without its noise.
 

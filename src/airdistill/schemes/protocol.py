@@ -90,12 +90,29 @@ class PublicDistillation(BaseProtocol):
         self, fleet: LearningFleet, round_index: int, broadcast: FloatArray | None, devices: Iterable[int]
     ) -> Sequence[Losses]:
         assert broadcast is not None  # a scheme on a public set always broadcasts
-        target = Target.of(sharpened(broadcast, self.public.temperature), fleet.engine.dtype, fleet.engine.device)
-        steps = [
+        return fleet.mixed_steps(
+            self._all_distilling_steps(fleet, round_index, devices), self._target(fleet, broadcast), "devices taught"
+        )
+
+    def learn_alone(
+        self, fleet: LearningFleet, round_index: int, own: FloatArray, devices: Iterable[int]
+    ) -> Sequence[Losses]:
+        """Update every device from its own rows `[device, sample, class]`, by the steps of `learn`."""
+        public, steps = fleet.public_samples(), self._all_distilling_steps(fleet, round_index, devices)
+
+        def of_one(learner: Learner, pair: tuple[MixedSteps, FloatArray]) -> Losses:
+            return learner.mixed_steps(pair[0], public, self._target(fleet, pair[1]))
+
+        return fleet.engine.for_each(of_one, fleet.learners, list(zip(steps, own, strict=True)), stage="devices taught")
+
+    def _target(self, fleet: LearningFleet, rows: FloatArray) -> Target:
+        return Target.of(sharpened(rows, self.public.temperature), fleet.engine.dtype, fleet.engine.device)
+
+    def _all_distilling_steps(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> list[MixedSteps]:
+        return [
             self._distilling_steps(learner, round_index, device)
             for device, learner in zip(devices, fleet.learners, strict=True)
         ]
-        return fleet.mixed_steps(steps, target, "devices taught")
 
     def _distilling_steps(self, learner: Learner, round_index: int, device: int) -> MixedSteps:
         learning, public = self.scenario.learning, self.public

@@ -12,11 +12,31 @@ from airdistill.radio.receivers import Estimate
 from airdistill.radio.superposition import mean_of_answers
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, Outcome, Round, Scheme
+from airdistill.schemes.base import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, Look, Outcome, Round, Scheme
 from airdistill.schemes.distillation import OtaFd
 from airdistill.schemes.planning import for_public_set, refuse_server_selector, with_all_steps
 
 _SERVER_SELECTOR = 1.0  # keeps labels given by most devices that answered
+
+
+class LocalPublic(Scheme):
+    """Devices alone that use the public samples too: each trains on its own, labels them with its own model, and learns
+    from these labels by the steps of the other schemes on a public set. Schemes on a public set must beat it."""
+
+    name = "local_public"
+    payload = PublicPredictions
+    releases = "nothing"
+    look = Look(BLACK, ":", "x")
+
+    def adapt(self, scenario: Scenario) -> Scenario:
+        samples = declared_public(scenario).samples
+        every_sample = {"answers_per_device": samples, "samples_per_round": None, "client_selector": "none"}
+        return for_public_set(changed(scenario, {"public": every_sample}), abstain=False)
+
+    def play(self, this: Round) -> Outcome:
+        public, vectors = declared_public(this.scenario), this.vectors()
+        rows = vectors.reshape(len(vectors), public.samples, -1)
+        return Outcome(this.learn_alone(rows))
 
 
 class ProxyFd(Scheme):
