@@ -88,6 +88,11 @@ class Public(Section):
         description="feature means, receiver learning: what devices receive, the server's predictions on the public "
         "samples, from which they learn, or its model, which they take over",
     )
+    own_predictions: StrictBool = Field(
+        False,
+        description="feature means, broadcast predictions: devices that hold all classes train on their own samples "
+        "first, and multiply the probabilities that they receive by those of their own model",
+    )
     later: Literal["repeat", "features"] = Field(
         "repeat",
         description="feature means, transmissions after the first: the same class means again, with new noise, or "
@@ -115,7 +120,7 @@ class Public(Section):
     )
 
     _written_if_used: ClassVar[tuple[str, ...]] = (
-        "broadcast", "later", "train_copy", "embedding", "features", "feature_norm", "sample_norm",
+        "broadcast", "own_predictions", "later", "train_copy", "embedding", "features", "feature_norm", "sample_norm",
     )  # fmt: skip
 
     @property

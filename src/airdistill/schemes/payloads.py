@@ -15,10 +15,8 @@ import numpy as np
 from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.data.public import PublicSet
 from airdistill.errors import InputError
-from airdistill.learning.fleet import Engine, LearningFleet, check_finite
-from airdistill.learning.gradients import Target
+from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.learner import Learner, Losses
-from airdistill.learning.mixed import MixedSteps, passes_in_batches
 from airdistill.learning.public_predictions import ClientSelector, check_answers, surest_answers, votes
 from airdistill.planning.payloads import Gradient, PublicPredictions, rows_of_round
 from airdistill.planning.plan import Plan
@@ -30,8 +28,6 @@ from airdistill.schemes.protocol import PayloadProtocol, PublicDistillation, kep
 from airdistill.schemes.protocol import learn_from as learn_from
 from airdistill.schemes.receivers import OwnReceiver, public_receiver
 from airdistill.streams import stream
-
-_SHIFT_LOCAL = 1  # pixels of random translation in local training; tuned on MNIST, docs/results.md
 
 
 def payload_protocol(plan: Plan) -> PayloadProtocol:
@@ -206,30 +202,10 @@ class PublicPredictionProtocol(PublicDistillation):
         return np.stack(fleet.engine.for_each(of_one, fleet.learners, devices))
 
     def _train(self, fleet: LearningFleet, round_index: int, devices: list[int]) -> None:
-        public, engine = self.public, fleet.engine
+        public = self.public
         # A device that may answer every sample has no reason to learn uncertainty.
         lacks = self.most_answers < public.rows_a_round
-        weight = public.abstain_weight if public.abstain and lacks else 0.0
-        unsure = np.full((public.samples, self.num_classes), 1.0 / self.num_classes)
-        steps = [
-            self._local_steps(learner, round_index, device, weight)
-            for device, learner in zip(devices, fleet.learners, strict=True)
-        ]
-        losses = fleet.mixed_steps(steps, Target.of(unsure, engine.dtype, engine.device), "devices trained")
-        check_finite(losses, fleet.finite_weights(), round_index)
-
-    def _local_steps(self, learner: Learner, round_index: int, device: int, public_weight: float) -> MixedSteps:
-        learning, own = self.scenario.learning, stream(self.scenario.seed, "batch-order", round_index, device)
-        shared = stream(self.scenario.seed, "public-order", round_index, device)
-        num_steps = learning.local_epochs * -(-learner.num_samples // learning.batch_size)
-        batch = learning.batch_size if public_weight else 0
-        lr = np.full(num_steps, learning.step_size(round_index))
-        batches = (
-            passes_in_batches(learner.num_samples, num_steps, learning.batch_size, own),
-            passes_in_batches(self.public.samples, num_steps, batch, shared),
-        )
-        steps = self.steps(batches, (1.0, public_weight), lr)
-        return self.translated(steps, _SHIFT_LOCAL, learner, own)
+        self.train(fleet, round_index, devices, public.abstain_weight if public.abstain and lacks else 0.0)
 
 
 _BUILT_IN: dict[str, Any] = {

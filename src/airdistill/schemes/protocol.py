@@ -10,7 +10,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.public import PublicSet
-from airdistill.learning.fleet import Engine, LearningFleet
+from airdistill.learning.fleet import Engine, LearningFleet, check_finite
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps, passes_in_batches, rise_and_fall
@@ -25,7 +25,7 @@ from airdistill.streams import stream
 # Tuned on MNIST, docs/results.md.
 _MOMENTUM = 0.9
 _CLIP_NORM = 4.0
-_SHIFT_DISTILLING = 2  # pixels of random translation
+_SHIFT_LOCAL, _SHIFT_DISTILLING = 1, 2  # pixels of random translation; tuned on MNIST, docs/results.md
 _PUBLIC_BATCH, _OWN_BATCH, _WARM_UP = 50, 10, 30
 MOST_CLASSES = 100  # larger tables are not recorded: they are long to write and too large to read
 _DIGITS = 6
@@ -104,6 +104,30 @@ class PublicDistillation(BaseProtocol):
             return learner.mixed_steps(pair[0], public, self._target(fleet, pair[1]))
 
         return fleet.engine.for_each(of_one, fleet.learners, list(zip(steps, own, strict=True)), stage="devices taught")
+
+    def train(self, fleet: LearningFleet, round_index: int, devices: Iterable[int], unsure_weight: float = 0.0) -> None:
+        """Train every device on its own samples, and with this weight to be uncertain on public ones."""
+        engine, num_classes = fleet.engine, self.plan.fleet.num_classes
+        unsure = np.full((self.public.samples, num_classes), 1.0 / num_classes)
+        steps = [
+            self._local_steps(learner, round_index, device, unsure_weight)
+            for device, learner in zip(devices, fleet.learners, strict=True)
+        ]
+        losses = fleet.mixed_steps(steps, Target.of(unsure, engine.dtype, engine.device), "devices trained")
+        check_finite(losses, fleet.finite_weights(), round_index)
+
+    def _local_steps(self, learner: Learner, round_index: int, device: int, public_weight: float) -> MixedSteps:
+        learning, own = self.scenario.learning, stream(self.scenario.seed, "batch-order", round_index, device)
+        shared = stream(self.scenario.seed, "public-order", round_index, device)
+        num_steps = learning.local_epochs * -(-learner.num_samples // learning.batch_size)
+        batch = learning.batch_size if public_weight else 0
+        lr = np.full(num_steps, learning.step_size(round_index))
+        batches = (
+            passes_in_batches(learner.num_samples, num_steps, learning.batch_size, own),
+            passes_in_batches(self.public.samples, num_steps, batch, shared),
+        )
+        steps = self.steps(batches, (1.0, public_weight), lr)
+        return self.translated(steps, _SHIFT_LOCAL, learner, own)
 
     def _target(self, fleet: LearningFleet, rows: FloatArray) -> Target:
         return Target.of(sharpened(rows, self.public.temperature), fleet.engine.dtype, fleet.engine.device)
