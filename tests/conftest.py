@@ -25,7 +25,7 @@ settings.register_profile(
 settings.load_profile("airdistill")
 
 TESTS = Path(__file__).parent
-MEMORY, ROOM = Path("/dev/shm"), 4 * 2**30  # a file system in memory, where there is one with so much room
+MEMORY, NEEDED = Path("/dev/shm"), 4 * 2**30  # a file system in memory is used if it has this much free
 
 
 # Files that take a minute or more, the longest first: one of them that began last would keep one core busy alone.
@@ -58,7 +58,7 @@ def pytest_configure(config):
     else:
         os.environ["AIRDISTILL_CACHE"] = str(cache.mkdir("airdistill"))
     # Ledgers and records are synced to the disk, thousands of times in a second: a disk would be most of the wait.
-    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > NEEDED:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 

@@ -1,7 +1,7 @@
 """Planted bugs: each breaks one thing that a printed guarantee rests on, in the code that a run uses.
 
 A mutant is planted with pytest's monkeypatch and stays planted while the run is audited: a build audits itself.
-`audit/test_mutants.py` says which run meets it and who must stop it.
+`audit/test_mutants.py` says which run meets it and which check must stop it.
 """
 
 from dataclasses import replace

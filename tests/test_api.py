@@ -53,7 +53,8 @@ def test_plan_run_and_compare_take_a_dictionary_and_plan_what_run_runs(tmp_path)
         stored = json.loads((record.folder / "plan.json").read_text())
         assert json.loads(json.dumps(planned.to_dict())) == stored
         assert planned.scenario.learning.receiver == ("tracking" if scheme is None else "linear")
-    continued = ad.plan(given, "ota_fd", rounds=2, ledger=record.folder)
+    continued = ad.plan(given, "ota_fd", rounds=2, ledger=record)
+    assert ad.certify(record).to_dict() == ad.certify(record.folder).to_dict()  # a record stands for its folder
     assert (continued.fleet.mu < ad.plan(given, "ota_fd", rounds=2).fleet.mu).all()
     with runs_in_this_process():
         compared = ad.compare(given, ["local_only"], rounds=1, out=tmp_path / "compared", options=OFTEN)

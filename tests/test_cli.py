@@ -475,15 +475,15 @@ def test_a_users_own_scheme_is_shown(run, tmp_path, monkeypatch):
     (tmp_path / "shown_scheme.py").write_text(
         "from airdistill.schemes.distillation import OtaFd\n"
         "class Mine(OtaFd):\n    '''Sends\n    signs.'''\n    name = 'mine'\n"
-        "class Silent(OtaFd):\n    name = 'silent'\n"
+        "class Undescribed(OtaFd):\n    name = 'undescribed'\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    code, out, _ = run("schemes", "shown_scheme:Mine", "local_only", "shown_scheme:Silent", "--json")
+    code, out, _ = run("schemes", "shown_scheme:Mine", "local_only", "shown_scheme:Undescribed", "--json")
     assert code == 0
     shown = json.loads(out)
-    assert list(shown) == ["mine", "local_only", "silent"]
-    assert (shown["mine"], shown["silent"]) == ("Sends signs.", "")
+    assert list(shown) == ["mine", "local_only", "undescribed"]
+    assert (shown["mine"], shown["undescribed"]) == ("Sends signs.", "")
     assert run("schemes", "nothing")[0] == 2
 
 

@@ -19,7 +19,7 @@ from airdistill.scenario.reference import fields_by_section, scenario_fields
 
 # What is run, loaded or parsed, here or in test_docs.py; `text` is output, and commands that take a GPU or hours.
 CHECKED_LANGUAGES = {"console", "python", "toml", "bash", "text"}
-ROOMS = {path.parent.name for path in (ROOT / "src/airdistill").glob("*/__init__.py")}
+PACKAGES = {path.parent.name for path in (ROOT / "src/airdistill").glob("*/__init__.py")}
 FIELDS = {field.name for field in scenario_fields()} | {"overrides"}
 COMMANDS = dict(every_command())
 
@@ -66,7 +66,7 @@ def test_every_field_that_is_named_exists(page):
 @on_every_page
 def test_every_function_that_is_named_exists(page):
     for code in inline_code(page):
-        if re.fullmatch(rf"(airdistill\.)?({'|'.join(ROOMS)})(\.\w+){{2,}}", code):
+        if re.fullmatch(rf"(airdistill\.)?({'|'.join(PACKAGES)})(\.\w+){{2,}}", code):
             assert is_importable(code.removeprefix("airdistill.")), code
 
 

@@ -45,7 +45,7 @@ NOT_PLANNED = "The records are not those of the plan"
 TOO_LONG = "would send a vector of norm"
 RECORD_MOVES = "The certified bound of one record, theory section 10 is not a valid bound"
 
-# Mutant, scheme, changes of the small scenario, who stops it, and a word of the message.
+# Mutant, scheme, changes of the small scenario, the check that stops it, and a word of the message.
 MUTANTS = [
     ("noise_times_0_7", "ota_fd", (), "audit", REDRAWN),
     (
@@ -130,7 +130,7 @@ def test_a_planted_bug_is_stopped(tmp_path, monkeypatch, mutant, scheme, changes
     stopped_by, messages = _stopped(scenario, scheme, tmp_path / "run")
     assert stopped_by == caught_by
     assert any(words in message for message in messages), messages
-    # The manual's table says who catches which bug.
+    # The manual's table says which check catches which bug.
     assert f"| `{mutant}` | `{scheme}` | {stopped_by} | {words} |" in MANUAL.read_text().splitlines()
 
 

@@ -16,8 +16,8 @@ from airdistill.channel.csi import ChannelError, planning_estimates, round_estim
 from airdistill.errors import InputError
 from airdistill.planning.convergence.truncation import typical_floor
 from airdistill.planning.plan import plan, planning_draws
-from airdistill.planning.transceiver.active_set import active_devices, squared_bias_bound, weights_of_active_devices
 from airdistill.planning.transceiver.design import design_round, noise_by_trust
+from airdistill.planning.transceiver.superposed import active_devices, squared_bias_bound, weights_of_active_devices
 from airdistill.privacy.sensitivity import aggregation_weights, required_noise_var
 from airdistill.radio.superposition import RoundNoise, over_the_air
 from airdistill.scenario import load

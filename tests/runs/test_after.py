@@ -27,7 +27,7 @@ VOTES = (
 )  # fmt: skip
 
 
-def world(folder, *changes):
+def scenario_of_blobs(folder, *changes):
     """Twelve devices that hold two of four blobs each; 60 of 120 test samples are public."""
     path = folder / "skewed.npz"
     if not path.exists():
@@ -43,7 +43,7 @@ def world(folder, *changes):
 def first(tmp_path_factory):
     """A folder with an ended run of feature means with ε = 25, whose model all devices took over."""
     folder = tmp_path_factory.mktemp("after")
-    scenario = world(folder, "privacy.epsilon=25", "public.features=8", "public.broadcast=model")
+    scenario = scenario_of_blobs(folder, "privacy.epsilon=25", "public.features=8", "public.broadcast=model")
     ad.run(scenario, "airdistill_features", out=folder / "first", options=FAST)
     return folder
 
@@ -55,7 +55,7 @@ def copied(first, folder):
 
 def votes_after(first, folder, *changes, **arguments):
     after = copied(first, folder)
-    scenario = world(first, *VOTES, *changes)
+    scenario = scenario_of_blobs(first, *VOTES, *changes)
     return ad.run(scenario, "airdistill_proxy", out=folder / "votes", options=FAST, after=after, **arguments)
 
 
@@ -147,7 +147,7 @@ def test_without_its_first_checkpoint_it_is_not_resumed(first, tmp_path):
     ],
 )
 def test_what_does_not_fit_the_earlier_run_is_refused(first, tmp_path, changes, scheme, words):
-    after, scenario = copied(first, tmp_path), world(first, *VOTES, changes)
+    after, scenario = copied(first, tmp_path), scenario_of_blobs(first, *VOTES, changes)
     with pytest.raises(InputError, match=re.escape(words)):
         ad.run(scenario, scheme, out=tmp_path / "refused", options=FAST, after=after)
 

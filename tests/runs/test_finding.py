@@ -13,6 +13,7 @@ from small_worlds import small_scenario
 import airdistill as ad
 from airdistill.errors import AirDistillError
 from airdistill.reproduce.claims import claims_about
+from airdistill.runs import folder as run_folder
 from airdistill.runs.finding import compare_runs, find_comparisons, find_runs
 from airdistill.runs.folder import LOCK, RunError, is_locked, locked, process_in
 from airdistill.runs.options import RunOptions
@@ -76,7 +77,8 @@ def test_the_process_in_a_folder_is_named_while_it_runs(tmp_path):
     assert (tmp_path / LOCK).read_text() == ""
 
 
-def test_a_lock_counts_before_its_holder_has_written_its_id(runs, tmp_path):
+def test_a_lock_counts_before_its_holder_has_written_its_id(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "_NAMING_S", 0.0)
     shutil.copytree(runs / "ota_fd-3", tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     with locked(tmp_path / "run"):
@@ -84,6 +86,14 @@ def test_a_lock_counts_before_its_holder_has_written_its_id(runs, tmp_path):
         assert is_locked(tmp_path / "run")
         assert process_in(tmp_path / "run") is None
         assert states(tmp_path) == {"run": "running"}
+
+
+def test_a_process_that_has_just_taken_the_lock_is_waited_for_until_it_is_named(tmp_path, monkeypatch):
+    with locked(tmp_path):
+        (tmp_path / LOCK).write_text("")
+        monkeypatch.setattr(run_folder, "_NAMING_S", 600.0)
+        monkeypatch.setattr(time, "sleep", lambda _: (tmp_path / LOCK).write_text("7\n"))
+        assert process_in(tmp_path) == 7
 
 
 def test_a_reader_of_the_state_does_not_keep_a_run_out(tmp_path, monkeypatch):

@@ -182,10 +182,10 @@ def test_secure_noise_holds(tmp_path, trust):
 def test_truncated_devices_send_nothing_and_are_not_counted(tmp_path):
     changes = ("radio.truncation=-112 dB", "privacy.trust=receiver_noise")
     record = played(tmp_path, "feature_means", *changes)
-    silent = record.rounds[0]["silent_devices"]
-    assert 0 < len(silent) < DEVICES
+    inactive = record.rounds[0]["silent_devices"]
+    assert 0 < len(inactive) < DEVICES
     release = next(release for _, release in Ledger.read(record.folder / "ledger.jsonl").history())
-    assert sorted({*range(DEVICES)} - {*release.participants.tolist()}) == sorted(silent)
+    assert sorted({*range(DEVICES)} - {*release.participants.tolist()}) == sorted(inactive)
 
 
 @pytest.mark.parametrize("hidden", ["false", "true"])

@@ -18,7 +18,7 @@ from airdistill.runs.options import RunOptions
 FAST = RunOptions(threads=1, eval_every=1, checkpoint_every=1)
 
 
-def features_world(folder, *changes):
+def features_scenario(folder, *changes):
     """Twelve devices that hold two of four blobs each; 60 of 120 test samples are public."""
     path = folder / "skewed.npz"
     if not path.exists():
@@ -42,7 +42,7 @@ class Bare(torch.nn.Module):
 
 
 def own_features_run(folder, *changes):
-    scenario = features_world(folder, "public.later=features", *changes)
+    scenario = features_scenario(folder, "public.later=features", *changes)
     return ad.run(scenario, "airdistill_features", out=folder / "run", options=FAST)
 
 
@@ -82,7 +82,7 @@ def test_later_rounds_are_read_in_the_features_of_the_model_sent_before(tmp_path
 def test_a_resumed_run_is_bit_identical(tmp_path):
     whole = own_features_run(tmp_path)
     expected = (tmp_path / "run" / "rounds.jsonl").read_bytes(), whole.summary
-    stopped = features_world(tmp_path, "public.later=features")
+    stopped = features_scenario(tmp_path, "public.later=features")
 
     def stop(record, _):
         if record["round"] == 2:
@@ -104,8 +104,8 @@ def test_the_certificate_says_which_embedding_private_samples_have_influenced(tm
 
 def test_the_first_round_is_that_of_a_run_without_later_features(tmp_path):
     """The noise differs, because the scenario does; what the devices hold and the plan do not."""
-    plain = ad.plan(features_world(tmp_path), "airdistill_features")
-    later = ad.plan(features_world(tmp_path, "public.later=features"), "airdistill_features")
+    plain = ad.plan(features_scenario(tmp_path), "airdistill_features")
+    later = ad.plan(features_scenario(tmp_path, "public.later=features"), "airdistill_features")
     assert (plain.required_noise_var() == later.required_noise_var()).all()
     assert plain.epsilon_by_model["class_mean"] == pytest.approx(later.epsilon_by_model["class_mean"])
     assert plain.scenario.model_dump()["public"].keys() == later.scenario.model_dump()["public"].keys() - {"later"}

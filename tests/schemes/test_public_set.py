@@ -123,8 +123,8 @@ def test_ledger_and_certificate_state_what_public_samples_were_compared_with(tmp
     assert ledger.header.terms["public_comparison"] == compared
     sentence = "60 public samples were compared with 240 private and 60 test samples: no exact copies. Near copies are"
     assert any(line.startswith(sentence) for line in ad.certify(record.folder).statement)
-    silent = {name: value for name, value in ledger.header.terms.items() if name != "public_comparison"}
-    ledger.header = replace(ledger.header, terms=silent)  # as an older version wrote it
+    without = {name: value for name, value in ledger.header.terms.items() if name != "public_comparison"}
+    ledger.header = replace(ledger.header, terms=without)  # as an older version wrote it
     assert any(line.startswith("The public samples were not compared") for line in certificate_of(ledger).statement)
 
 

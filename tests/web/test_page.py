@@ -28,7 +28,7 @@ def open_page(tmp_path, monkeypatch):
 
     def opened(folder=tmp_path, *arguments, **address):
         monkeypatch.setattr(sys, "argv", ["app.py", str(folder), *arguments])
-        page = AppTest.from_file(str(SCRIPT), default_timeout=60)
+        page = AppTest.from_file(str(SCRIPT), default_timeout=600)  # only a failing test waits so long
         page.query_params.update(address)
         return page.run()
 

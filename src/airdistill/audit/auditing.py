@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -348,7 +349,9 @@ def _scenario_named(name: str, changes: list[str] | None) -> Scenario:
         raise
 
 
-def audit_run(folder: str | Path, options: AuditOptions | None = None, on_progress: OnProgress | None = None) -> Audit:
+def audit_run(
+    folder: str | PathLike[str], options: AuditOptions | None = None, on_progress: OnProgress | None = None
+) -> Audit:
     """Audit a run as it was run; its certificate includes the result from then on."""
     if not (Path(folder) / RUN).is_file():
         raise InputError("RUN", str(folder), "is not a run folder")

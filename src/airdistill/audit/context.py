@@ -200,7 +200,7 @@ class AuditContext:
     """The replayed rounds, what the server received and broadcast in them, and the samples of each device.
 
     `received` and `broadcasts` are `[round, row, entry]`; they differ if there is a receiver. `seen` is what an
-    attacker sees who knows the other devices' vectors, with the counted noise; empty without a public set.
+    attacker who knows the other devices' vectors sees, with the counted noise; empty without a public set.
     """
 
     plan: Plan

@@ -69,15 +69,15 @@ def forecast_round(
     channel_floor = uplink.channel_floor(channels)[:, held]
     again = np.arange(len(tally.required_noise_var)) % len(channels)
     bias = uplink.over_fleet(uplink.squared_bias(channels)) / fleet.num_devices
-    binds = float((tally.required_noise_var[:, held] > channel_floor[again]).mean())
+    limited = float((tally.required_noise_var[:, held] > channel_floor[again]).mean())
     gains = np.abs(channels) ** 2
     # With several antennas: the power after a combiner matched to one device, ‖h‖².
     strongest = (gains if gains.ndim == 2 else gains.sum(axis=-1)) * fleet.peak_power_w
     numbers_sent = uplink.num_rows * uplink.vector_length
     return RoundForecast(
         num_draws=len(channels),
-        regime="privacy" if binds >= 0.99 else "channel" if binds <= 0.01 else "mixed",
-        privacy_binds_share=binds,
+        regime="privacy" if limited >= 0.99 else "channel" if limited <= 0.01 else "mixed",
+        privacy_binds_share=limited,
         required_noise_var=np.median(tally.required_noise_var, axis=0),
         effective_noise_var=np.median(tally.noise_var, axis=0),
         effective_noise=float(noise[kept].mean()),

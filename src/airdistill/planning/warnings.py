@@ -20,7 +20,6 @@ from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts
 from airdistill.privacy.neighbours import RELABEL
-from airdistill.privacy.participation import KnownPoisson
 from airdistill.privacy.targets import target_mu
 from airdistill.privacy.trust import trust_named
 from airdistill.scenario.model import Scenario
@@ -171,10 +170,7 @@ def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast
 
 def _about_channel(scenario: Scenario, uplink: Uplink, forecast: RoundForecast) -> Iterator[str]:
     if not np.isfinite(forecast.effective_noise) and forecast.silent_share > 0:
-        sampled = uplink.participation
-        remedy = "raise fleet.participation" if isinstance(sampled, KnownPoisson) else "lower radio.truncation"
-        if not (sampled.everyone or isinstance(sampled, KnownPoisson)):
-            remedy = f"let more devices join with fleet.sampling = {scenario.fleet.sampling}"
+        remedy = uplink.participation.advice or "lower radio.truncation"
         yield f"A class has no active device in more rounds than the outage allows: {remedy}."
     elif not np.isfinite(forecast.effective_noise) and channel_noise_var(scenario) > 0:
         yield "A class cannot be received in more rounds than the outage allows: a holder has no channel."

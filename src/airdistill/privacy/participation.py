@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -104,10 +104,34 @@ class Participation(ABC):
         """The expected number of rounds that each device joins, `[device]`."""
         return self.rounds_joined(num_rounds)
 
+    def share_joined(self, num_rounds: int) -> float:
+        """The share of the first T rounds that a device joins, as tables state it."""
+        return float(self.rounds_joined(num_rounds).mean() / num_rounds)
+
+    def for_devices(self, num_devices: int) -> Participation:
+        """The same rule for another number of devices; a user's own class may know its own number only."""
+        return _Repeated(num_devices, self.seed, self)
+
+    @property
+    def advice(self) -> str | None:
+        """What lets more devices join; None if all do."""
+        return None if self.everyone else f"let more devices join with fleet.sampling = {self.header()['sampling']}"
+
     def num_planned(self, num_draws: int, num_rounds: int) -> int:
         """How many rounds to forecast from: about `num_draws`, and each of the T equally often, because ε adds up over
         these very rounds."""
         return num_draws if self.everyone else num_rounds * max(1, round(num_draws / num_rounds))
+
+
+@dataclass(frozen=True)
+class _Repeated(Participation):
+    """Another model for its devices repeated, or for the first of them."""
+
+    of: Participation
+
+    def mask(self, round_index: int) -> BoolArray | None:
+        mask = self.of.mask(round_index)
+        return None if mask is None else np.resize(mask, self.num_devices)
 
 
 @dataclass(frozen=True)
@@ -118,6 +142,9 @@ class Everyone(Participation):
 
     def mask(self, round_index: int) -> BoolArray | None:  # noqa: ARG002
         return None
+
+    def for_devices(self, num_devices: int) -> Everyone:
+        return replace(self, num_devices=num_devices)
 
     def header(self) -> dict[str, Any]:
         return {"sampling": "none"}
@@ -154,6 +181,16 @@ class KnownPoisson(Participation):
     def expected_rounds(self, num_rounds: int) -> FloatArray:
         return np.full(self.num_devices, num_rounds * self.probability)
 
+    def share_joined(self, num_rounds: int) -> float:  # noqa: ARG002
+        return self.probability
+
+    def for_devices(self, num_devices: int) -> KnownPoisson:
+        return replace(self, num_devices=num_devices)
+
+    @property
+    def advice(self) -> str:
+        return "raise fleet.participation"
+
 
 @dataclass(frozen=True)
 class SecretPoisson(Participation):
@@ -173,6 +210,9 @@ class SecretPoisson(Participation):
     @property
     def signal_probability(self) -> float:
         return self.probability
+
+    def for_devices(self, num_devices: int) -> SecretPoisson:
+        return replace(self, num_devices=num_devices)
 
     def signal_mask(self, round_index: int) -> BoolArray:
         drawn = stream(self.seed, "fleet.participation_hidden", round_index).random(self.num_devices)

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def check_repeatable(folder: Path, checkpoint_every: int) -> None:
         raise RunError(f"{folder}: {problem} after round {reached}; {what_is_left(folder)}")
 
 
-def certify(folder: str | Path, issued: str | None = None) -> Certificate:
+def certify(folder: str | PathLike[str], issued: str | None = None) -> Certificate:
     """The certificate of a run's ledger, whether the run has ended or not, with its audits and the date of issue."""
     folder = existing_folder(Path(folder))
     return certificate_of(trusted_ledger(folder), audits_in(folder), issued)

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +26,7 @@ CERTIFICATE, AUDIT, AUDITS = "certificate.json", "audit.json", "audits.jsonl"
 
 _POLL_S = 0.05  # between two attempts to take a lock
 _READERS_S = 30.0  # readers hold the lock for an instant; on a busy machine an instant can be long
+_NAMING_S = 1.0  # so does a holder between taking the lock and writing its id
 
 
 class RunError(AirDistillError):
@@ -161,11 +162,18 @@ def is_locked(folder: Path) -> bool:
 
 
 def process_in(folder: Path) -> int | None:
-    """The id of the process that is running in the folder; None without one, or before it has written its id."""
-    try:
-        return int((folder / LOCK).read_text()) if is_locked(folder) else None
-    except (OSError, ValueError):
-        return None
+    """The id of the process that is running in the folder; None without one.
+
+    A process that has just taken the lock is waited for until it has written its id.
+    """
+    started = time.monotonic()
+    while is_locked(folder):
+        with suppress(OSError, ValueError):
+            return int((folder / LOCK).read_text())
+        if time.monotonic() - started >= _NAMING_S:
+            break
+        time.sleep(_POLL_S)
+    return None
 
 
 def _try_lock(file: IO[str], kind: int) -> bool:

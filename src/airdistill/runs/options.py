@@ -10,6 +10,7 @@ import logging
 import os
 import warnings
 from dataclasses import InitVar, asdict, dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,7 +39,7 @@ def plan(
     scenario: ScenarioLike,
     scheme: str | None = None,
     rounds: int | Literal["optimal", "paper"] | None = None,
-    ledger: str | Path | None = None,
+    ledger: str | PathLike[str] | None = None,
 ) -> Plan:
     """Return the plan that `run` with the same arguments follows.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,10 @@ class RunRecord:
             rounds, lost = _unharmed(path, content, rounds, problem, digests | {"rounds": summary["rounds"]})
             damage = (*damage, *lost)
         return cls(folder, rounds, summary, damage)
+
+    def __fspath__(self) -> str:
+        """The folder: a record stands wherever the path of a run does, as in `certify(record)`."""
+        return os.fspath(self.folder)
 
     def __repr__(self) -> str:
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy['mean']:.1%}"

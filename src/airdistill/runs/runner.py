@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ def run(
     out: str | Path | None = None,
     options: RunOptions | None = None,
     on_round: OnRound | None = None,
-    ledger: str | Path | None = None,
-    after: str | Path | None = None,
+    ledger: str | PathLike[str] | None = None,
+    after: str | PathLike[str] | None = None,
 ) -> RunRecord:
     """Train the fleet of a scenario with a scheme, following the plan that `airdistill.plan` returns.
 
@@ -101,7 +102,7 @@ def run(
         return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
 
 
-def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
+def resume(folder: str | PathLike[str], on_round: OnRound | None = None) -> RunRecord:
     """Resume a run that was stopped or killed; the result is bit-identical to that of an uninterrupted run.
 
     A run that has ended is returned as it is. Raise `RunError` if rounds would be lost.
@@ -136,7 +137,7 @@ def resume(folder: str | Path, on_round: OnRound | None = None) -> RunRecord:
             return _play(folder, simulation, rounds, on_round)
 
 
-def _continued(ledger: str | Path | None, after: str | Path | None) -> Path | None:
+def _continued(ledger: str | PathLike[str] | None, after: str | PathLike[str] | None) -> Path | None:
     """The run whose ledger is continued, which is also the one whose models are taken over."""
     if ledger is not None and after is not None and Path(ledger).resolve() != Path(after).resolve():
         raise InputError("--ledger", str(ledger), f"--after {after} continues that run's ledger; leave --ledger out")

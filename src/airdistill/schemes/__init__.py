@@ -1,4 +1,4 @@
-"""The systems that can be run, each a short file that composes the rooms above."""
+"""The systems that can be run: each is a short class that composes planning, learning and the charged round."""
 
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.schemes.registry import SCHEMES, load_scheme, plan_run

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +36,9 @@ _SETTINGS = {
     "theme.headingFontSizes": "2rem,1.6rem,1.25rem",
 }
 _RUN_SERVER = "from airdistill.web.serving import run_streamlit; run_streamlit()"
-_TIMEOUT_S, _POLL_S = 60.0, 0.2
+_TIMEOUT_S, _POLL_S = 300.0, 0.2
+# Of `served`. The system gives higher ports to outgoing connections, which could take one before the server does.
+_PORTS = range(10_000, 20_000)
 
 
 @dataclass(frozen=True)
@@ -135,10 +138,8 @@ def served(runs: Path, log: Path) -> Iterator[Served]:
 
     The block begins when the server answers. The server's output goes to `log`.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "airdistill", "serve", str(runs), "--port", port]
+    port = _free_port()
+    command = [sys.executable, "-m", "airdistill", "serve", str(runs), "--port", str(port)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
         try:
             page = Served(f"http://localhost:{port}", process)
@@ -146,6 +147,15 @@ def served(runs: Path, log: Path) -> Iterator[Served]:
             yield page
         finally:
             process.terminate()
+
+
+def _free_port() -> int:
+    """A port that is free now, drawn at random because two callers may look at once."""
+    while True:
+        with suppress(InputError):
+            port = secrets.choice(_PORTS)
+            _check_free("localhost", port)
+            return port
 
 
 def _wait_for(page: Served, log: Path) -> None:

@@ -18,7 +18,7 @@ from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.uplinks import Choices, uplink_for
-from airdistill.privacy.participation import KnownPoisson, without_sampling
+from airdistill.privacy.participation import without_sampling
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 
@@ -52,7 +52,7 @@ def participation_comparison(
     assert isinstance(uplink, GradientUplink | SuperposedUplink)
     of_all = forecast_of(replace(uplink, participation=without_sampling(sampled)))
     return ParticipationComparison(
-        probability=sampled.probability if isinstance(sampled, KnownPoisson) else float(rounds.mean() / num_rounds),
+        probability=sampled.share_joined(num_rounds),
         least_devices=int(devices.min()),
         most_devices=int(devices.max()),
         least_rounds=int(rounds.min()),

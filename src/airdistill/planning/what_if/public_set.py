@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from airdistill.arrays import BoolArray, ComplexArray, FloatArray
+from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payloads import PublicPredictions
 from airdistill.planning.plan import Plan, planning_draws
 from airdistill.planning.transceiver.superposed import SuperposedUplink
-from airdistill.privacy.participation import Everyone, KnownPoisson, Participation, SecretPoisson
 
 # Measured on MNIST (docs/results.md): above the first value devices learned nearly everything, below the second about
 # half of it.
@@ -120,7 +119,7 @@ def _forecast(
 ) -> PublicForecast:
     fleet, drawn = _resized(plan.fleet, channels, devices)
     answers = max(1, round(payload.most_answers * samples / payload.num_samples))
-    joins = _resized_participation(uplink.participation, devices)
+    joins = uplink.participation.for_devices(devices)
     varied = replace(uplink, fleet=fleet, payload=PublicPredictions(fleet, samples, answers), participation=joins)
     noise_var = float(np.median(varied.noise_over(drawn)(rounds)))
     known = float((plan.fleet.class_counts > 0).mean())
@@ -136,24 +135,6 @@ def _forecast(
         float(row),
         float(row * np.sqrt(samples / plan.fleet.num_classes)),
     )
-
-
-@dataclass(frozen=True)
-class _Repeated(Participation):
-    """A user's own participation model for its devices repeated, or for the first of them."""
-
-    of: Participation
-
-    def mask(self, round_index: int) -> BoolArray | None:
-        mask = self.of.mask(round_index)
-        return None if mask is None else np.resize(mask, self.num_devices)
-
-
-def _resized_participation(participation: Participation, devices: int) -> Participation:
-    """The same rule for another number of devices; a user's own class may know its own number only."""
-    if isinstance(participation, Everyone | KnownPoisson | SecretPoisson):
-        return replace(participation, num_devices=devices)
-    return _Repeated(devices, participation.seed, participation)
 
 
 def _resized(fleet: RealisedFleet, channels: ComplexArray, devices: int) -> tuple[RealisedFleet, ComplexArray]:
