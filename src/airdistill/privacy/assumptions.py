@@ -103,6 +103,7 @@ RADIO = (
     "a round in which a device that adds noise was missing, hides less than is counted."
 )
 OWN_MODEL = " Its models share no weights or statistics between devices."
+OWN_EMBEDDING = " Its embedding gives a sample features of that sample alone, and no private sample has influenced it."
 OWN_SCHEME = (
     " Its scheme computes what a device sends from that device's vectors alone, and a bound on one record assumes that "
     "it sends them unchanged."

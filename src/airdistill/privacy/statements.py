@@ -17,6 +17,7 @@ from airdistill.privacy.assumptions import (
     MOVED_DATA,
     OTHER_RUNS,
     OWN_CODE,
+    OWN_EMBEDDING,
     OWN_MODEL,
     OWN_SCHEME,
     PILOT,
@@ -156,7 +157,8 @@ def _moved_data(runs: Sequence[CertifiedRun]) -> Iterator[Assumption]:
 
 def _own_code(terms: Mapping[str, Any]) -> Iterator[Assumption]:
     if own := terms.get("own_code"):
-        more = (OWN_SCHEME if "scheme" in own else "") + (OWN_MODEL if "model" in own else "")
+        sentences = {"scheme": OWN_SCHEME, "model": OWN_MODEL, "embedding": OWN_EMBEDDING}
+        more = "".join(sentence for part, sentence in sentences.items() if part in own)
         yield Assumption("user's own code", OWN_CODE.format(parts=" and ".join(own)) + more)
 
 
