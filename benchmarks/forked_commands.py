@@ -43,7 +43,7 @@ from airdistill.runs import comparison, worker
 from airdistill.runs.folder import RoundFile
 from airdistill.scenario.loading import as_toml, load
 
-ROUNDS, NOISES, SCHEMES = 5, ("seeded", "secure"), ("airdistill", "ota_fd")
+ROUNDS, NOISES, SCHEMES = 5, ("seeded", "secure"), ("airdistill", "ota_fd", "airdistill_features")
 OPTIONS = ["--eval-every", "2", "--checkpoint-every", "2"]
 ALONE = [*OPTIONS, "--threads", "1", "--engine", "torch"]
 LIMIT_S = 300.0  # for a command that is not killed
@@ -228,6 +228,7 @@ def write_scenarios(base: Path) -> None:
         "fleet.devices=3", f"data.dataset={base / 'blobs.npz'}", "data.samples_per_device=20", "privacy.epsilon=4",
         f"learning.rounds={ROUNDS}", "learning.max_rounds=20", "learning.model=softmax_regression",
         "learning.local_epochs=0", "learning.initial_lr=0.1", f"radio.trace={base / 'trace.npz'}",
+        "public.samples=12", "public.features=3", "public.broadcast=model",
     ]  # fmt: skip
     for noise in NOISES:
         (base / f"{noise}.toml").write_text(as_toml(load("quick", [*changes, f"privacy.noise={noise}"])))
@@ -253,10 +254,16 @@ def warm_up(base: Path) -> None:
             command_line()
 
 
+def continuing(scheme: str) -> str:
+    """The option with which a run of this scheme continues another."""
+    return "--after" if scheme == "airdistill_features" else "--ledger"
+
+
 def prepare(base: Path, noise: str, scheme: str) -> None:
     """Folders that trials start from or are compared with: ended, interrupted, continued, and a comparison."""
     start, more = ["run", str(base / f"{noise}.toml"), "--scheme", scheme, *ALONE], ["--set", "privacy.epsilon=8"]
-    kinds = {"ended": start, "cut": start, "chain": [*start, *more, "--ledger", str(base / f"first-{noise}-{scheme}")]}
+    chain = [*start, *more, continuing(scheme), str(base / f"first-{noise}-{scheme}")]
+    kinds = {"ended": start, "cut": start, "chain": chain}
     kinds["compare"] = ["compare", start[1], "--schemes", f"{scheme},local_only", "--jobs", "1", *OPTIONS]
     for kind, arguments in kinds.items():
         folder = base / f"{kind}-{noise}-{scheme}"

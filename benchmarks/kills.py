@@ -3,9 +3,10 @@
     python benchmarks/kills.py --kills 1000
 
 Every trial forks a process that runs one command (`run`, `resume`, `compare`, `audit`, `certify` or `report`; secure or
-seeded noise; with or without `--ledger`) on a tiny fleet, and sends it SIGKILL at a random moment. Then the command is
-resumed or repeated, and all commands that read the folder are run. A witness file, written by the killed processes and
-flushed before each transmission, knows independently of the ledger what was transmitted. Counted are
+seeded noise; with or without `--ledger` or, for feature means, `--after`) on a tiny fleet, and sends it SIGKILL at a
+random moment. Then the command is resumed or repeated, and all commands that read the folder are run. A witness file,
+written by the killed processes and flushed before each transmission, knows independently of the ledger what was
+transmitted. Counted are
 
 * lost releases: transmissions that a ledger which is still accepted does not count;
 * uncharged transmissions: those that were not on disk in the ledger when they were made;
@@ -151,7 +152,7 @@ def arguments_of(action: str, trial: Trial) -> list[str]:
         return start
     if action == "run --ledger":
         first = trial.copy("ended", "first")
-        return [*start, "--set", "privacy.epsilon=8", "--ledger", str(first)]
+        return [*start, "--set", "privacy.epsilon=8", forked.continuing(trial.scheme), str(first)]
     if action == "compare":
         schemes = f"{trial.scheme},local_only"
         return [
@@ -182,7 +183,7 @@ def recover(action: str, trial: Trial, arguments: list[str], seconds: float) -> 
     if trial.rng.random() < 0.3 and trial.killed(repeat, seconds):
         trial.findings.kills["while it recovers"] += 1
     if action == "run --ledger" and not started and trial.rng.random() < 0.5:
-        trial.command([each for each in arguments if each not in ("--ledger", str(trial.folder / "first"))])
+        trial.command([each for each in arguments if each not in ("--ledger", "--after", str(trial.folder / "first"))])
     if repeat is arguments and not (trial.run / "run.json").exists():
         trial.command(arguments)
     if action == "compare" and trial.rng.random() < 0.5:

@@ -77,3 +77,35 @@ def test_the_header_states_the_norms_that_the_bound_rests_on(tmp_path):
     release = next(release for _, release in ledger.history())
     expected = feature_means_sensitivity(plan_of(record).fleet.class_counts, "class_mean", 1.5, 2.0)
     assert release.sensitivity["class_mean"][:, 0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scheme", ["airdistill", "feature_means"])
+def test_counts_that_a_later_run_discloses_are_not_called_private(tmp_path, scheme):
+    """The certificate of both said of the first that class counts are not public, and the second published them."""
+    first = played(tmp_path, "feature_means", "privacy.counts=private", "privacy.epsilon=20", name="first")
+    alone = certificate_of(Ledger.read(first.folder / "ledger.jsonl"))
+    assert "Class counts are not: noisy weights" in sentences_of(alone)
+    second = played(tmp_path, scheme, "privacy.epsilon=90", name="second", ledger=first.folder)
+    both = ad.certify(second.folder)
+    assert "Class counts are not: noisy weights" not in sentences_of(both)
+    assert "Class counts are not protected: feature means of this ledger kept them private, and another" in str(
+        both.reasons
+    )
+
+
+def sentences_of(certificate):
+    return " ".join([*certificate.statement, *(each.sentence for each in certificate.assumptions)])
+
+
+@pytest.mark.parametrize("source", ["test", "train"])
+def test_it_is_an_assumption_that_no_record_of_another_run_was_made_public(tmp_path, source):
+    """The first run's training samples may be the second one's public samples: the ledger has digests of both as a
+    whole, and cannot compare them."""
+    first = played(tmp_path, "feature_means", "privacy.epsilon=20", name="first")
+    changes = ("privacy.epsilon=90", f"public.source={source}", "data.samples_per_device=10")
+    again = played(tmp_path, "feature_means", *changes, name="second", ledger=first.folder)
+    certificate = ad.certify(again.folder)
+    assert "data stay with their device" in certificate.fallible
+    assert "None of their private records was or is in a public set of another of these runs." in sentences_of(
+        certificate
+    )

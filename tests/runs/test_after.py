@@ -12,6 +12,7 @@ from scipy.stats import norm
 from small_worlds import small_scenario, write_dataset
 
 import airdistill as ad
+from airdistill.audit import AuditOptions, audit_run
 from airdistill.errors import InputError
 from airdistill.learning.fleet import Engine
 from airdistill.learning.server import Server, expected_rows
@@ -150,6 +151,43 @@ def test_what_does_not_fit_the_earlier_run_is_refused(first, tmp_path, changes, 
     after, scenario = copied(first, tmp_path), scenario_of_blobs(first, *VOTES, changes)
     with pytest.raises(InputError, match=re.escape(words)):
         ad.run(scenario, scheme, out=tmp_path / "refused", options=FAST, after=after)
+
+
+def test_runs_with_and_without_the_models_never_share_noise(first, tmp_path):
+    """One of them continues a copy of the first run, which no ledger can show: other vectors with the same noise would
+    cost the noise, and not only a second charge."""
+    scenario = world(first, *VOTES)
+    ad.run(scenario, "airdistill_proxy", out=tmp_path / "without", options=FAST, ledger=copied(first, tmp_path))
+    (tmp_path / "first").rename(tmp_path / "continued")
+    votes_after(first, tmp_path)
+    keys = [trusted_ledger(tmp_path / name).noise_keys for name in ("without", "votes")]
+    assert all(len(each) == 1 for each in keys)
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_server_never_starts_from_a_model_that_a_device_has_trained(first, tmp_path, lost):
+    """If every feature mean was lost, devices still have the models that they trained for the run before: predictions
+    of one would reach the server, and no ledger counts them."""
+    models = ("public.features=8", "public.broadcast=model", "privacy.epsilon=30")
+    scenario = world(first, *VOTES, "public.train_copy=false", "privacy.epsilon=15")
+    ad.run(scenario, "airdistill_proxy", out=tmp_path / "trained", options=FAST)
+    joining = ("fleet.participation=0.005",) if lost else ()
+    between = world(first, *models, *joining)
+    record = ad.run(between, "airdistill_features", out=tmp_path / "r", options=FAST, after=tmp_path / "trained")
+    assert ("features" in record.rounds[0]) != lost
+    ad.run(world(first, *VOTES), "airdistill_proxy", out=tmp_path / "last", options=FAST, after=tmp_path / "r")
+    known = newest_checkpoint(tmp_path / "last").tensors.keys() & {"receiver.known"}
+    assert bool(known) != lost
+
+
+def test_an_audit_says_that_it_attacks_untrained_models(first, tmp_path):
+    votes_after(first, tmp_path)
+    options = AuditOptions(parts=("exact",), rounds=1, transcripts=2, candidates=2)
+    found = audit_run(tmp_path / "votes", options)
+    assert any(
+        "started with the models of an earlier one, and the attacks with untrained" in each for each in found.notes
+    )
 
 
 def test_rows_are_expected_in_proportion_to_the_predictions():

@@ -4,12 +4,14 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from in_process import exit_code, runs_in_this_process
 from small_worlds import small_scenario
 
 import airdistill as ad
+from airdistill.audit import AuditOptions, audit_run
 from airdistill.report.comparison import comparison_page, print_comparison
 from airdistill.report.terminal import Terminal
 from airdistill.runs.comparison import ComparisonRecord, compare, resume_comparison
@@ -178,6 +180,42 @@ def test_damaged_records_of_an_interrupted_run_are_named_and_kept(copied, capsys
     assert "airdistill certify" in line
     assert contents(folder) == before
     assert exit_code("certify", folder) == 0
+
+
+def cut_to_3(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+
+
+@pytest.mark.parametrize("damage", [cut_to_3, empty, Path.unlink])
+def test_an_interrupted_run_that_lost_records_is_not_audited_as_sound(copied, capsys, damage):
+    """An audit of no records found nothing, and said so: "not violated"."""
+    folder = copied("cut-seeded")
+    path = folder / "rounds.jsonl"
+    damage(path)
+    before = contents(folder, ("rounds.jsonl", "ledger.jsonl"))
+    for command in (("audit", folder, "--parts", "recorded"), ("report", folder)):
+        assert exit_code(*command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{path}: does not match its checkpoint: it was edited, cut or removed" in line
+    assert exit_code("certify", folder) == 0
+    assert "does not match its checkpoint" in capsys.readouterr().err
+    assert contents(folder, before) == before
+    assert not (folder / "audit.json").exists()
+
+
+def test_an_audit_names_charged_rounds_without_a_record(tmp_path):
+    """Before the first checkpoint nothing else tells of records that were removed."""
+
+    def stop_after_3(record, _):
+        if record["round"] == 3:
+            raise PulledPlugError
+
+    never = RunOptions(eval_every=2, checkpoint_every=100, threads=1)
+    with pytest.raises(PulledPlugError):
+        ad.run(small_scenario(tmp_path), out=tmp_path / "run", options=never, on_round=stop_after_3)
+    (tmp_path / "run" / "rounds.jsonl").write_bytes(b"")
+    found = audit_run(tmp_path / "run", AuditOptions(parts=("recorded",)))
+    assert any(note.startswith("Charged rounds without a record (1 to 3)") for note in found.recorded.notes)
 
 
 def test_garbage_after_the_last_checkpoint_is_named_and_computed_again(copied, runs, caplog):

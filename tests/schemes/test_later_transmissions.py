@@ -9,7 +9,7 @@ from small_worlds import small_scenario, write_dataset
 from torch import nn
 
 import airdistill as ad
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.own_features import OwnFeatures, hidden_features
 from airdistill.privacy.certificate import certificate_of
 from airdistill.runs.accounts import trusted_ledger
@@ -109,6 +109,46 @@ def test_the_first_round_is_that_of_a_run_without_later_features(tmp_path):
     assert (plain.required_noise_var() == later.required_noise_var()).all()
     assert plain.epsilon_by_model["class_mean"] == pytest.approx(later.epsilon_by_model["class_mean"])
     assert plain.scenario.model_dump()["public"].keys() == later.scenario.model_dump()["public"].keys() - {"later"}
+
+
+MIXES_SAMPLES = """
+import torch
+class Mixing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = torch.nn.Linear(8, 6), torch.nn.Linear(6, 4)
+    def forward(self, samples):
+        hidden = torch.tanh(self.hidden(samples))
+        return self.head(hidden - hidden.mean(dim=0))
+"""
+
+TRAINS_FIRST = """
+from airdistill.schemes.public_set import AirDistillFeatures
+class TrainsFirst(AirDistillFeatures):
+    name = "trains_first"
+    def play(self, this):
+        this.learn(None)
+        return super().play(this)
+"""
+
+
+def test_a_model_that_mixes_samples_has_no_features_of_single_records(tmp_path, monkeypatch):
+    """A record's certified ε was 4.4 for it, and one record changed the features of all."""
+    (tmp_path / "mixing.py").write_text(MIXES_SAMPLES)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = 'public.later = "features": Mixing gives a sample features that depend on the other samples'
+    with pytest.raises(InputError, match=re.escape(words)):
+        own_features_run(tmp_path, "learning.model=mixing:Mixing")
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()  # before anything is charged
+
+
+def test_no_features_are_read_from_a_model_that_a_device_has_trained(tmp_path, monkeypatch):
+    """Device 0's model would be the embedding of all devices, and its samples have influenced it without a charge."""
+    (tmp_path / "trains_first.py").write_text(TRAINS_FIRST)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = features_world(tmp_path, "public.later=features")
+    with pytest.raises(AirDistillError, match="round 2: devices have other models than the server sent"):
+        ad.run(scenario, "trains_first:TrainsFirst", out=tmp_path / "trained", options=FAST)
 
 
 def test_what_has_no_own_features_is_refused(tmp_path, monkeypatch):

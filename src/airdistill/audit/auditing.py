@@ -24,6 +24,7 @@ from airdistill.files import jsonable
 from airdistill.planning.plan import Plan
 from airdistill.privacy.trust import TRUST_MODELS
 from airdistill.runs.accounts import audits_in, note_audit, trusted_ledger
+from airdistill.runs.earlier import AFTER
 from airdistill.runs.folder import RUN, existing_folder, read_sealed, simulated
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import undamaged_run
@@ -40,6 +41,10 @@ _REPLAYED = (
 _NEVER_JOINED = (
     "Device {device} transmits in none of these {rounds} rounds, and so there was nothing to attack: audit another one "
     "(--audited-device), or more rounds (--rounds)."
+)
+_STARTED = (
+    "This run started with the models of an earlier one, and the attacks with untrained ones: leakage by what those "
+    "models have learned is not measured."
 )
 _LOWER_BOUND = "An attack gives a lower bound on the privacy loss; it cannot prove the absence of a larger loss."
 _COUNTS_ARE_PUBLIC = (
@@ -120,7 +125,9 @@ def audit(
         raise left_out
     if not attacks:
         raise InputError("--parts", Described("recorded"), "a scenario has no records; name a run's folder, or attacks")
-    return replace(_attacked(plan, scheme, options, run_options, tell, noise_source), recorded=recorded)
+    found = replace(_attacked(plan, scheme, options, run_options, tell, noise_source), recorded=recorded)
+    started = folder is not None and AFTER in read_sealed(folder)[0]
+    return replace(found, notes=(*found.notes, _STARTED)) if started else found
 
 
 def _attacked(

@@ -38,6 +38,9 @@ from airdistill.runs.folder import CERTIFICATE, RunError
 from airdistill.runs.record import RunRecord, undamaged_run
 
 _SAME_EPSILON = 1e-6  # relative
+_UNRECORDED = (
+    "Charged rounds without a record ({rounds}): only their charges were compared, and not what was sent in them."
+)
 _AT_THEIR_WORD = (
     "The records are compared with the plan and with each other: this finds a program that does not do what it says, "
     "and not a folder whose files were all forged to agree."
@@ -105,8 +108,22 @@ def audit_recorded(folder: Path, plan: Plan, own_gains: bool, on_progress: OnPro
         variance=noise.variance(),
         correlations={**correlations, **chain},
         violations=tuple(found),
-        notes=(_AT_THEIR_WORD, *charges.notes, *noise.notes, *_about_tables(plan, tests), *chain_notes),
+        notes=(
+            _AT_THEIR_WORD,
+            *_unrecorded(ledger, record),
+            *charges.notes,
+            *noise.notes,
+            *_about_tables(plan, tests),
+            *chain_notes,
+        ),
     )
+
+
+def _unrecorded(ledger: Ledger, record: RunRecord) -> list[str]:
+    """The rounds that were charged and have no record: a run was stopped there, or its records are gone."""
+    missing = sorted(set(_last_entries(ledger)) - {line["round"] for line in record.rounds})
+    named = f"{missing[0]} to {missing[-1]}" if len(missing) > 1 else "".join(map(str, missing))
+    return [_UNRECORDED.format(rounds=named)] if missing else []
 
 
 def _of_tests(tests: TableTests | None) -> list[str]:

@@ -123,6 +123,19 @@ def fit_embedding(
     return _assembled(name, public, base, fitted["mean"].float().to(device), projection, fitted["variances"])
 
 
+def own_networks_digest(name: str, samples: Tensor, seed: int) -> str:
+    """The digest of the user's own networks in the embedding `name`, of the bytes of files and the weights that code
+    makes; empty without any. It contains no computed number."""
+    found, shape = hashlib.sha256(), torch.Size((len(samples), *Scale.of(samples)(samples[:1]).shape[1:]))
+    own = [part for part in _parts_of(name) if part not in _BUILT_IN]
+    for part in own:
+        if Path(part).is_file():
+            found.update(hashlib.sha256(Path(part).read_bytes()).digest())
+        else:
+            found.update(digest_of(load_network(part, shape, seed).state_dict()).encode())
+    return found.hexdigest() if own else ""
+
+
 @dataclass(frozen=True)
 class _Public:
     """The public samples, and what every step of a fit needs to know."""

@@ -18,6 +18,8 @@ from airdistill.learning.embeddings import principal_directions
 from airdistill.learning.samples import channels_last
 
 _LEAST_VARIANCE = 1e-6  # of a direction, relative to the largest: units that are never active have none
+_CHECKED = 32  # samples
+_CLOSE = 1e-2  # relative to the largest feature: TensorFloat-32 alone makes a thousandth
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,7 @@ class OwnFeatures:
     @classmethod
     def fit(cls, model: nn.Module, public: Tensor, width: int, chunk: int) -> OwnFeatures:
         """The leading `width` directions of the public samples, or all that vary if they are fewer."""
+        check_separate(model, public)
         mean, directions, variances = principal_directions(hidden_features(model, public, chunk), width)
         varying = variances > _LEAST_VARIANCE * variances.max()
         if not varying.any():
@@ -74,6 +77,17 @@ def hidden_features(model: nn.Module, samples: Tensor, chunk: int) -> Tensor:
             hook.remove()
         model.train(was_training)
     return torch.cat(rows)
+
+
+def check_separate(model: nn.Module, public: Tensor) -> None:
+    """Refuse a model that mixes samples: one changed record would change the features of others."""
+    samples = public[:_CHECKED]
+    together = hidden_features(model, samples, len(samples))
+    apart = torch.cat([hidden_features(model, part, len(samples)) for part in (samples[:1], samples[1:])])
+    if (together - apart).abs().max() > _CLOSE * together.abs().max():
+        named = f"{type(model).__name__} gives a sample features that depend on the other samples of its batch"
+        rule = 'use group or layer normalisation, or set it to "repeat"'
+        raise InputError("public.later", "features", f"{named}; {rule}")
 
 
 def check_has_linear_layer(model: nn.Module, found: bool | None = None) -> None:

@@ -236,6 +236,12 @@ def _check_embedding(name: str, part: str, shape: tuple[int, ...]) -> None:
     raise InputError("public.embedding", name, rule)
 
 
+def has_own_embedding(scenario: Scenario) -> bool:
+    """Whether the scenario names an embedding of the user's own."""
+    public = scenario.public
+    return public is not None and any(part not in ("auto", *EMBEDDINGS) for part in public.embedding.split("+"))
+
+
 def default_norm_bound(fleet: RealisedFleet, held: IntArray, dimensions: int, model: str) -> float:
     """ρ ≈ √(‖m‖² + d·K_held/n_i) of the median device: the length of its class means, and of their sampling error.
 

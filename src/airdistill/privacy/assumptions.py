@@ -22,23 +22,27 @@ _DISCLOSED_COUNTS = (
 )
 
 
-def public_facts(terms: Mapping[str, Any]) -> str:
-    """What is public by declaration, from a ledger's terms."""
-    facts = PUBLIC_SIZES if _counts_are_private(terms) else PUBLIC
+def public_facts(terms: Mapping[str, Any], counts_disclosed: bool = False) -> str:
+    """What is public by declaration, from a ledger's terms; another run of the ledger may have disclosed counts."""
+    facts = PUBLIC if counts_disclosed or not counts_are_private(terms) else PUBLIC_SIZES
     # Of a run that starts with an earlier one's models, `STARTED_FROM` says what they are.
     return facts.replace(", initial weights and batch order", " and batch order") if "after" in terms else facts
 
 
-def _counts_are_private(terms: Mapping[str, Any]) -> bool:
+def counts_are_private(terms: Mapping[str, Any]) -> bool:
     """Whether a payload sends noisy weights in place of class counts."""
     return float(terms.get("features", {}).get("count_norm", 0.0)) > 0
 
 
 def counts_statement(terms: Mapping[str, Any]) -> list[str]:
     """That class counts are disclosed, of feature means that are divided by them."""
-    return [_DISCLOSED_COUNTS] if "features" in terms and not _counts_are_private(terms) else []
+    return [_DISCLOSED_COUNTS] if "features" in terms and not counts_are_private(terms) else []
 
 
+COUNTS_NO_LONGER_PRIVATE = (
+    "Class counts are not protected: feature means of this ledger kept them private, and another run of it has "
+    "disclosed them."
+)
 EXACT_CHANNELS = "Channels are known exactly when a round starts."
 _NEARLY_KNOWN = (
     "Channels are known up to a relative error of {limit} when a round starts; a larger error would reveal more. "
@@ -83,6 +87,7 @@ MOVED_DATA = (
     "The earlier runs ({names}) had other data on the devices, or their ledger does not record which: no record has "
     "moved from one device to another since. What a device spends is added up, whatever data it held."
 )
+MOVED_PUBLIC = " None of their private records was or is in a public set of another of these runs."
 SECURE_SUM = (
     "The signals were added by secure aggregation: the server saw sums of at least {least} of {all} devices if these "
     "have each other's keys from a party other than the server, and if fewer than {enough} of them collude with it. "
@@ -103,6 +108,7 @@ RADIO = (
     "a round in which a device that adds noise was missing, hides less than is counted."
 )
 OWN_MODEL = " Its models share no weights or statistics between devices."
+OWN_EMBEDDING = " Its embedding gives a sample features of that sample alone, and no private sample has influenced it."
 OWN_SCHEME = (
     " Its scheme computes what a device sends from that device's vectors alone, and a bound on one record assumes that "
     "it sends them unchanged."

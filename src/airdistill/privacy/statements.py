@@ -13,10 +13,13 @@ import numpy as np
 
 from airdistill.privacy.assumptions import (
     ANTENNAS,
+    COUNTS_NO_LONGER_PRIVATE,
     EMULATED,
     MOVED_DATA,
+    MOVED_PUBLIC,
     OTHER_RUNS,
     OWN_CODE,
+    OWN_EMBEDDING,
     OWN_MODEL,
     OWN_SCHEME,
     PILOT,
@@ -28,6 +31,7 @@ from airdistill.privacy.assumptions import (
     answers_statement,
     channels_statement,
     comparison_statement,
+    counts_are_private,
     counts_statement,
     noise_statement,
     pilot_source,
@@ -117,7 +121,8 @@ def runs_of(ledger: Ledger) -> list[CertifiedRun]:
 
 def assumptions_of(runs: Sequence[CertifiedRun], ledger: Ledger) -> tuple[Assumption, ...]:
     """Each assumption of any run once; what can turn out false comes first."""
-    found = [each for run in runs if run.terms["releases"] != "bare" for each in _assumptions_behind(run)]
+    disclosed = any(not counts_are_private(run.terms) for run in runs)
+    found = [each for run in runs if run.terms["releases"] != "bare" for each in _assumptions_behind(run, disclosed)]
     if not runs:
         found += _own_code(ledger.header.terms)  # which may send without a charge
     found += _moved_data(runs)
@@ -127,7 +132,7 @@ def assumptions_of(runs: Sequence[CertifiedRun], ledger: Ledger) -> tuple[Assump
     return tuple(sorted(dict.fromkeys(found), key=lambda each: each.declared))
 
 
-def _assumptions_behind(run: CertifiedRun) -> Iterator[Assumption]:
+def _assumptions_behind(run: CertifiedRun, counts_disclosed: bool) -> Iterator[Assumption]:
     header, terms = run.header, run.terms
     neighbours = neighbours_from(header.payload, terms)
     if not run.assumes_untrained_model:
@@ -136,7 +141,7 @@ def _assumptions_behind(run: CertifiedRun) -> Iterator[Assumption]:
     if neighbours.declared is not None:
         yield neighbours.declared
     yield from _own_code(terms)
-    yield Assumption("public counts and batch order", public_facts(terms), declared=True)
+    yield Assumption("public counts and batch order", public_facts(terms, counts_disclosed), declared=True)
     if "after" in terms:
         named = f"{header.name}, {header.scheme},"
         yield Assumption("models of an earlier run", STARTED_FROM.format(run=named), declared=True)
@@ -151,12 +156,15 @@ def _moved_data(runs: Sequence[CertifiedRun]) -> Iterator[Assumption]:
     held = [run.terms.get("device_data") for run in runs]
     names = [run.header.name for run, data in zip(runs, held, strict=True) if data is None or data != held[-1]]
     if len(runs) > 1 and names:
-        yield Assumption("data stay with their device", MOVED_DATA.format(names=", ".join(dict.fromkeys(names))))
+        public = any(name in run.terms for run in runs for name in ("public", "features"))
+        sentence = MOVED_DATA.format(names=", ".join(dict.fromkeys(names))) + (MOVED_PUBLIC if public else "")
+        yield Assumption("data stay with their device", sentence)
 
 
 def _own_code(terms: Mapping[str, Any]) -> Iterator[Assumption]:
     if own := terms.get("own_code"):
-        more = (OWN_SCHEME if "scheme" in own else "") + (OWN_MODEL if "model" in own else "")
+        sentences = {"scheme": OWN_SCHEME, "model": OWN_MODEL, "embedding": OWN_EMBEDDING}
+        more = "".join(sentence for part, sentence in sentences.items() if part in own)
         yield Assumption("user's own code", OWN_CODE.format(parts=" and ".join(own)) + more)
 
 
@@ -238,6 +246,8 @@ def facts_about(ledger: Ledger, runs: Sequence[CertifiedRun]) -> Iterator[str]:
     header = ledger.header
     if ledger.closed:
         yield "Another run continues this ledger: what it released is not included here."
+    if len({counts_are_private(run.terms) for run in runs}) > 1:
+        yield COUNTS_NO_LONGER_PRIVATE
     if any(run.is_private and pilot_source(run.terms) == "private" for run in runs):
         yield "The pilot was not private: the learning constants were measured on the devices' own data."
     if any(run.is_simulation for run in runs):

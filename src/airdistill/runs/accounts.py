@@ -17,6 +17,7 @@ from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
 from airdistill.files import json_value
+from airdistill.planning.feature_means import FeatureMeans, has_own_embedding
 from airdistill.planning.fleet import reserved_delta
 from airdistill.planning.payloads import PAYLOADS
 from airdistill.planning.plan import Plan
@@ -99,6 +100,8 @@ def _noise_key(scenario: Scenario, scheme: str, data_digest: str) -> str:
     fields.pop("name", None)
     for section, field in (("data", "dataset"), ("public", "source"), ("radio", "trace")):
         fields.get(section, {}).pop(field, None)
+    if scenario.public is not None and Path(scenario.public.embedding).is_file():
+        fields["public"].pop("embedding", None)
     trace = scenario.radio.trace
     contents = [data_digest, digest_of(Path(trace).read_bytes()) if trace else ""]
     return digest_of(json.dumps([scheme, fields, contents], sort_keys=True).encode())
@@ -151,6 +154,7 @@ def _own_code(plan: Plan, own_scheme: bool) -> dict[str, Any]:
     own = {
         "scheme": own_scheme,
         "model": any(":" in name for name in plan.scenario.model_names),
+        "embedding": uplink.payload.kind == FeatureMeans.kind and has_own_embedding(plan.scenario),
         "payload": uplink.payload.kind not in PAYLOADS,
         "participation model": not type(uplink.participation).__module__.startswith("airdistill."),
         "trust model": uplink.trust not in TRUST_MODELS,

@@ -108,12 +108,25 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 def newest_ledger_marks(folder: Path) -> list[dict[str, Any]]:
     """Return the length and digest of the ledger at the newest valid checkpoint header; empty without a checkpoint."""
+    found = _newest_described(folder)
+    return [] if found is None else [found["ledger"]]
+
+
+def newest_rounds_mark(folder: Path) -> tuple[int, str] | None:
+    """Return the length in bytes and the digest of the round file at the newest valid checkpoint header."""
+    found = _newest_described(folder)
+    return None if found is None else (found["rounds_bytes"], found["rounds_digest"])
+
+
+def _newest_described(folder: Path) -> dict[str, Any] | None:
     for header in _headers(folder):
         try:
-            return [_described(header)["ledger"]]
-        except (OSError, ValueError, KeyError):
+            described = _described(header)
+            if {"ledger", "rounds_bytes", "rounds_digest"} <= described.keys():
+                return described
+        except (OSError, ValueError):
             continue  # `newest_checkpoint` warns about it
-    return []
+    return None
 
 
 def _described(header: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.runs.accounts import trusted_ledger
 from airdistill.runs.checkpoint import newest_checkpoint
 from airdistill.runs.folder import PLAN, RunError
+from airdistill.runs.folder import digest_of as digest_of_text
 from airdistill.runs.record import ended_run
 from airdistill.schemes.base import Scheme
 
@@ -48,10 +49,17 @@ class EarlierModels:
         return digest_of(self.tensors)
 
     @property
-    def server_has_them(self) -> bool:
-        """Whether all devices took the server's model over, and have not trained it since."""
+    def server_sent_them(self) -> bool:
+        """Whether the server broadcast its model and the devices took it over, unless no transmission arrived: they
+        have then kept models of their own, which an earlier run may have trained."""
         public = self.plan.scenario.public
         return self.plan.uplink.kind == "feature_means" and public is not None and public.broadcast == "model"
+
+    def continued(self, header: LedgerHeader) -> LedgerHeader:
+        """The header of a run that starts with these models. Its noise is not that of the same run without them, which
+        may have continued a copy of the same ledger."""
+        key = digest_of_text(f"{header.terms['noise_key']} {AFTER}".encode())
+        return replace(header, terms={**header.terms, AFTER: self.digest, "noise_key": key})
 
     def check_fits(self, scheme: Scheme, plan: Plan, header: LedgerHeader) -> None:
         """Refuse a run of other devices, data, models or seed, or one whose guarantee needs untrained models."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airdistill.errors import InputError
 from airdistill.files import json_value
+from airdistill.runs.checkpoint import newest_rounds_mark
 from airdistill.runs.folder import ROUNDS, SUMMARY, RunError, digest_of, read_digests, simulated
 
 if TYPE_CHECKING:
@@ -62,18 +63,28 @@ class RunRecord:
 
 def undamaged_run(folder: Path) -> RunRecord:
     """The record of a run, whether it has ended or not. Raise `RunError` if any of it is damaged."""
-    record = RunRecord.read(folder)
-    if record.damage:
-        raise RunError(record.damage[0])
+    lost, record = _cut_since_checkpoint(folder), RunRecord.read(folder)
+    if damage := (*record.damage, *(() if record.summary else lost)):
+        raise RunError(damage[0])
     return record
 
 
 def damage_in(folder: Path) -> tuple[str, ...]:
     """What is damaged of a run's records and summary; nothing of this concerns its ledger."""
     try:
-        return RunRecord.read(folder).damage
+        lost, record = _cut_since_checkpoint(folder), RunRecord.read(folder)
     except RunError as problem:
         return (str(problem),)
+    return (*record.damage, *(() if record.summary else lost))
+
+
+def _cut_since_checkpoint(folder: Path) -> tuple[str, ...]:
+    """That the records at the newest checkpoint of a run are not there any more; a run in progress adds to them."""
+    mark, path = newest_rounds_mark(folder), folder / ROUNDS
+    content = path.read_bytes() if path.exists() else b""
+    if mark is None or (len(content) >= mark[0] and digest_of(content[: mark[0]]) == mark[1]):
+        return ()
+    return (f"{path}: does not match its checkpoint: it was edited, cut or removed; what is left of it is kept",)
 
 
 def _digests(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -136,5 +147,7 @@ def ended_run(folder: Path) -> RunRecord:
     """The record of a run that has ended."""
     record = RunRecord.read(simulated(folder))
     if not record.summary:
+        if lost := _cut_since_checkpoint(folder):
+            raise RunError(lost[0])
         raise InputError("RUN", str(folder), "has not ended yet; continue it with airdistill resume")
     return record

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from airdistill.data.partition import assign_samples
 from airdistill.data.public import Comparison, PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError, described
 from airdistill.learning.evaluation import TestSet
-from airdistill.learning.fleet import LearningFleet, TrainingDivergedError, check_finite
+from airdistill.learning.fleet import CPU, LearningFleet, TrainingDivergedError, check_finite
 from airdistill.learning.learner import Losses, logits_of, predictions_of
 from airdistill.learning.samples import channels_last, to_tensor
 from airdistill.planning.plan import Plan
@@ -31,11 +31,12 @@ from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
 from airdistill.radio.superposition import Reception
 from airdistill.runs.accounts import Inputs, ledger_header
-from airdistill.runs.earlier import AFTER, EarlierModels
+from airdistill.runs.earlier import EarlierModels
 from airdistill.runs.folder import RunError
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
+from airdistill.schemes.feature_means import own_embedding_digest
 from airdistill.schemes.payloads import receiver_of
 from airdistill.schemes.planning import has_own_code, is_users
 from airdistill.schemes.receivers import StartingReceiver
@@ -60,7 +61,7 @@ class Simulation:
         test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
         self._source = channel_source(scenario)
-        inputs = _inputs(dataset, self._public, self._source, plan.num_rounds, shares.indices)
+        inputs = _inputs(plan, dataset, self._public, self._source, shares.indices)
         self.inputs_digest, self.class_labels = inputs.digest, dataset.class_labels
         self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme)))
         self._receiver = receiver_of(plan, self._public, engine)
@@ -74,8 +75,10 @@ class Simulation:
         header = self.ledger.header
         models.check_fits(self.scheme, self.plan, header)
         self.fleet.load_state(models.tensors)
-        self.ledger = Ledger(replace(header, terms={**header.terms, AFTER: models.digest}))
-        if models.server_has_them and isinstance(self._receiver, StartingReceiver):
+        self.ledger = Ledger(models.continued(header))
+        # Models that differ were trained by their devices: the server does not have them, and may not read one.
+        has_theirs = models.server_sent_them and self.fleet.are_equal()
+        if has_theirs and isinstance(self._receiver, StartingReceiver):
             chunks = torch.split(channels_last(self.fleet.public_samples()), self.options.chunk_samples)
             self._receiver.start_from(predictions_of(logits_of(self.fleet.models()[0], chunks)))
 
@@ -268,30 +271,27 @@ def check_has_data(scenario: Scenario) -> None:
 def check_inputs(folder: Path, plan: Plan, stored: dict[str, Any], to_be: str) -> None:
     """Raise unless the data and channels of a run are still those with which it began."""
     dataset, public = load_data(plan.scenario)
-    check_unchanged(
-        folder, _inputs(dataset, public, channel_source(plan.scenario), plan.num_rounds).digest, stored, to_be
-    )
+    check_unchanged(folder, _inputs(plan, dataset, public, channel_source(plan.scenario)).digest, stored, to_be)
 
 
 def check_unchanged(folder: Path, inputs_digest: str, stored: dict[str, Any], to_be: str) -> None:
     if inputs_digest != stored["inputs"]:
-        raise RunError(f"{folder}: cannot be {to_be}: its dataset or trace has changed since it began")
+        raise RunError(f"{folder}: cannot be {to_be}: its dataset, trace or embedding has changed since it began")
 
 
 def _inputs(
-    dataset: Dataset,
-    public: PublicSet | None,
-    source: ChannelSource,
-    num_rounds: int,
-    held: Sequence[IntArray] = (),
+    plan: Plan, dataset: Dataset, public: PublicSet | None, source: ChannelSource, held: Sequence[IntArray] = ()
 ) -> Inputs:
     """The digests of the data, and of the data and every round's channel, which a resumed run must find unchanged.
 
+    A user's own embedding is data too: from another one a repeated round would send other vectors with the same noise.
     `held` are the positions of every device's samples.
     """
     digest = _hashed(dataset, public)
+    if public is not None:
+        digest.update(own_embedding_digest(plan, to_tensor(public.samples, torch.float32, CPU)).encode())
     of_data = digest.hexdigest()
-    for round_index in range(1, num_rounds + 1):
+    for round_index in range(1, plan.num_rounds + 1):
         digest.update(source.round_channel(round_index).tobytes())
     compared = None if public is None else _reported(public.comparison)
     return Inputs(of_data, digest.hexdigest(), compared, _device_data(dataset, held))

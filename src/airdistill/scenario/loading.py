@@ -24,8 +24,13 @@ from airdistill.scenario.model import Scenario
 
 ScenarioLike: TypeAlias = Scenario | str | Path | Mapping[str, Any]
 
-_PATH_FIELDS = [("data", "dataset"), ("radio", "trace"), ("public", "source")]
-_NO_PATHS = ("mnist", "test", "train")  # values of these fields that never name a file, even if such a file exists
+# Fields that may name a file, and their values that never do, even if such a file exists.
+_PATH_FIELDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("data", "dataset"): ("mnist",),
+    ("radio", "trace"): (),
+    ("public", "source"): ("test", "train"),
+    ("public", "embedding"): ("auto", "raw", "random", "patches", "contrastive"),
+}
 
 
 def as_scenario(given: ScenarioLike) -> Scenario:
@@ -82,10 +87,10 @@ def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
 def with_absolute_paths(scenario: Scenario) -> Scenario:
     """Return a copy that names the same files from any working directory."""
     changes: dict[str, Any] = {}
-    for section, field in _PATH_FIELDS:
+    for (section, field), names in _PATH_FIELDS.items():
         value = getattr(getattr(scenario, section), field, None)
-        if value is not None and value not in _NO_PATHS and Path(value).exists():
-            changes[section] = {field: str(Path(value).resolve())}
+        if value is not None and value not in names and Path(value).exists():
+            changes.setdefault(section, {})[field] = str(Path(value).resolve())
     return changed(scenario, changes)
 
 
@@ -127,11 +132,11 @@ def _read(source: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("scenario", str(source), f"cannot be read: {error}") from None
     given = {"name": path.stem, **_parsed(text, str(source))}
-    for section, field in _PATH_FIELDS:
+    for (section, field), names in _PATH_FIELDS.items():
         table = given.get(section)
         if isinstance(table, dict) and isinstance(table.get(field), str):
             from_here = path.parent / table[field]
-            if table[field] not in _NO_PATHS and from_here.exists():
+            if table[field] not in names and from_here.exists():
                 given[section] = {**table, field: str(from_here)}
     return given
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.data.public import PublicSet
+from airdistill.errors import AirDistillError
 from airdistill.learning.class_features import (
     PublicFeatures,
     Reading,
@@ -23,11 +24,11 @@ from airdistill.learning.class_features import (
     read_class_features,
     read_with,
 )
-from airdistill.learning.embeddings import Embedding, fit_embedding
+from airdistill.learning.embeddings import Embedding, fit_embedding, own_networks_digest
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.models import flat_weights, set_flat_weights
-from airdistill.learning.own_features import OwnFeatures, check_has_linear_layer
+from airdistill.learning.own_features import OwnFeatures, check_has_linear_layer, check_separate
 from airdistill.learning.samples import to_tensor
 from airdistill.learning.student import Student
 from airdistill.planning.feature_means import FeatureMeans, class_weights
@@ -77,6 +78,9 @@ class FeatureMeansProtocol(PublicDistillation):
     def _features_of_round(self, fleet: LearningFleet, round_index: int) -> Callable[[Tensor], FloatArray]:
         """What embeds samples in this round: features of the model that all devices received, or the public ones."""
         if self.public.later == "features" and round_index > 1:
+            if not fleet.are_equal():
+                rule = "a device that has trained its model would send features that its samples have influenced"
+                raise AirDistillError(f"round {round_index}: devices have other models than the server sent: {rule}")
             model, public = fleet.models()[0], fleet.public_samples()
             return OwnFeatures.fit(model, public, self._payload.dimensions, fleet.engine.chunk_samples).features
         return partial(_as_features, self._fitted(fleet))
@@ -134,6 +138,13 @@ def embedding_of(plan: Plan, samples: Tensor, engine: Engine) -> Embedding:
     if name == "auto":
         name = "patches" if samples.ndim == 4 else "raw"
     return fit_embedding(name, samples, payload.dimensions, engine=engine, seed=EMBEDDING_SEED)
+
+
+def own_embedding_digest(plan: Plan, samples: Tensor) -> str:
+    """The digest of the user's own networks in the embedding that a plan names; empty without any."""
+    payload, name = plan.uplink.payload, declared_public(plan.scenario).embedding
+    is_own = isinstance(payload, FeatureMeans) and name != "auto"
+    return own_networks_digest(name, samples, EMBEDDING_SEED) if is_own else ""
 
 
 def device_vector(payload: FeatureMeans, features: FloatArray, labels: IntArray, counts: IntArray) -> FloatArray:
@@ -285,6 +296,7 @@ class OwnFeatureReceiver(FeatureReceiver):
         super().__init__(plan, public, engine)
         assert self._student is not None  # public.later needs a broadcast model, which was checked
         check_has_linear_layer(self._student.untrained())
+        check_separate(self._student.untrained(), self._samples)
         self._sent: FloatArray | None = None  # weights of the model that devices have
         self._predicted: FloatArray | None = None  # by this model
 

@@ -9,6 +9,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, Described, InputError, described
+from airdistill.planning.feature_means import has_own_embedding
 from airdistill.planning.fleet import realise_fleet
 from airdistill.planning.payloads import Gradient, declared_public
 from airdistill.planning.plan import Plan, plan
@@ -105,7 +106,8 @@ def has_own_code(scheme: Scheme, scenario: Scenario) -> bool:
     public, learning = scenario.public, scenario.learning
     named = [scenario.privacy.trust, scenario.fleet.sampling, learning.receiver, *scenario.model_names]
     server = None if public is None else public.server_model
-    return is_users(scheme) or any(":" in name for name in (*named, server or ""))
+    named_code = any(":" in name for name in (*named, server or ""))
+    return is_users(scheme) or named_code or has_own_embedding(scenario)
 
 
 def is_users(scheme: Scheme) -> bool:
