@@ -156,7 +156,7 @@ def test_what_does_not_fit_the_earlier_run_is_refused(first, tmp_path, changes, 
 def test_runs_with_and_without_the_models_never_share_noise(first, tmp_path):
     """One of them continues a copy of the first run, which no ledger can show: other vectors with the same noise would
     cost the noise, and not only a second charge."""
-    scenario = world(first, *VOTES)
+    scenario = scenario_of_blobs(first, *VOTES)
     ad.run(scenario, "airdistill_proxy", out=tmp_path / "without", options=FAST, ledger=copied(first, tmp_path))
     (tmp_path / "first").rename(tmp_path / "continued")
     votes_after(first, tmp_path)
@@ -170,13 +170,15 @@ def test_the_server_never_starts_from_a_model_that_a_device_has_trained(first, t
     """If every feature mean was lost, devices still have the models that they trained for the run before: predictions
     of one would reach the server, and no ledger counts them."""
     models = ("public.features=8", "public.broadcast=model", "privacy.epsilon=30")
-    scenario = world(first, *VOTES, "public.train_copy=false", "privacy.epsilon=15")
+    scenario = scenario_of_blobs(first, *VOTES, "public.train_copy=false", "privacy.epsilon=15")
     ad.run(scenario, "airdistill_proxy", out=tmp_path / "trained", options=FAST)
     joining = ("fleet.participation=0.005",) if lost else ()
-    between = world(first, *models, *joining)
+    between = scenario_of_blobs(first, *models, *joining)
     record = ad.run(between, "airdistill_features", out=tmp_path / "r", options=FAST, after=tmp_path / "trained")
     assert ("features" in record.rounds[0]) != lost
-    ad.run(world(first, *VOTES), "airdistill_proxy", out=tmp_path / "last", options=FAST, after=tmp_path / "r")
+    ad.run(
+        scenario_of_blobs(first, *VOTES), "airdistill_proxy", out=tmp_path / "last", options=FAST, after=tmp_path / "r"
+    )
     known = newest_checkpoint(tmp_path / "last").tensors.keys() & {"receiver.known"}
     assert bool(known) != lost
 

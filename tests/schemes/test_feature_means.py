@@ -170,6 +170,22 @@ def test_the_server_s_model_is_taken_over(tmp_path):
     assert record.accuracy["mean"] > 0.8
 
 
+def test_devices_alone_with_public_samples_send_nothing_and_learn_no_class_that_they_lack(tmp_path):
+    record = played(tmp_path, "local_public", "learning.local_epochs=5")
+    # With two classes of four a device cannot tell more than half of the samples; the odd one holds three.
+    assert record.accuracy["mean"] < 0.6
+    assert record.accuracy["own_classes"] > 0.9
+    assert (record.folder / "ledger.jsonl").read_text().count('"kind": "release"') == 0
+
+
+def test_own_predictions_help_devices_that_hold_all_classes(tmp_path):
+    """The target is so strict that what the server broadcasts is mostly wrong."""
+    noisy = ("data.partition=iid", "privacy.epsilon=0.02", "learning.local_epochs=10", "learning.initial_lr=0.1")
+    without = played(tmp_path, "airdistill_features", *noisy, name="without").accuracy["mean"]
+    joined = played(tmp_path, "airdistill_features", *noisy, "public.own_predictions=true", name="joined")
+    assert joined.accuracy["mean"] > without + 0.2
+
+
 @pytest.mark.parametrize("trust", ["fleet_noise", "own_noise"])
 def test_secure_noise_holds(tmp_path, trust):
     record = played(tmp_path, "airdistill_features", "privacy.noise=secure", f"privacy.trust={trust}")
@@ -251,6 +267,10 @@ def _shuffle_public_labels(path):
 # What is refused, by the plan and by the run.
 
 REFUSED = [
+    (
+        ("public.own_predictions=true", "public.broadcast=model"),
+        'public.own_predictions = True: needs broadcast = "pre',
+    ),
     (["public.features=16"], "public.features = 16: 60 public samples can whiten at most 15 features"),
     (["public.features=9"], "public.features = 9: a sample has 8 numbers, the width of the embedding raw"),
     (["public.samples=3"], "public.samples = 3: feature means of 4 classes need at least 4 public samples"),

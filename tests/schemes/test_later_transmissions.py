@@ -146,7 +146,7 @@ def test_no_features_are_read_from_a_model_that_a_device_has_trained(tmp_path, m
     """Device 0's model would be the embedding of all devices, and its samples have influenced it without a charge."""
     (tmp_path / "trains_first.py").write_text(TRAINS_FIRST)
     monkeypatch.syspath_prepend(tmp_path)
-    scenario = features_world(tmp_path, "public.later=features")
+    scenario = features_scenario(tmp_path, "public.later=features")
     with pytest.raises(AirDistillError, match="round 2: devices have other models than the server sent"):
         ad.run(scenario, "trains_first:TrainsFirst", out=tmp_path / "trained", options=FAST)
 

@@ -24,6 +24,7 @@ from airdistill.scenario.model import Scenario
 from airdistill.scenario.sections import Public
 
 IMAGE_EMBEDDINGS = ("patches", "contrastive")
+CONTRASTIVE_FEATURES = 64  # of the network that a CPU trains; that of a GPU has more, but a plan is for both
 EMBEDDINGS = ("raw", "random", *IMAGE_EMBEDDINGS)
 # Candidates of "auto". More than 256 add noise faster than they tell classes apart.
 _WIDTHS = (256, 192, 128, 96, 64, 48, 32, 24, 16)
@@ -82,7 +83,10 @@ class FeatureMeans(OneVector):
         for part in public.embedding.split("+"):
             _check_embedding(public.embedding, part, shape)
         is_raw = public.embedding == "raw" or (public.embedding == "auto" and len(shape) == 1)
-        width = num_features(scenario, fleet, math.prod(shape) if is_raw else None)
+        widest = math.prod(shape) if is_raw else None
+        if public.embedding == "contrastive" and public.features == "auto":
+            widest = CONTRASTIVE_FEATURES
+        width = num_features(scenario, fleet, widest)
         return fleet.num_classes * (width + (scenario.privacy.counts == "private"))
 
     @property
@@ -211,6 +215,9 @@ def check_reading(scenario: Scenario) -> None:
         names = ", ".join(FeatureMeans.receivers)
         rule = f"cannot read feature means: one of {names}, or your own as package.module:Class"
         raise InputError("learning.receiver", receiver, rule)
+    if public.own_predictions and (public.broadcast == "model" or scenario.learning.local_epochs == 0):
+        rule = 'needs broadcast = "predictions", and learning.local_epochs of 1 or more for a model of the device'
+        raise InputError("public.own_predictions", True, rule)
     if public.broadcast != "model":
         return
     if receiver == "linear":

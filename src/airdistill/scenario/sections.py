@@ -90,8 +90,8 @@ class Public(Section):
     )
     own_predictions: StrictBool = Field(
         False,
-        description="feature means, broadcast predictions: devices that hold all classes train on their own samples "
-        "first, and multiply the probabilities that they receive by those of their own model",
+        description="feature means, broadcast predictions: devices train on their own samples first, and those that "
+        "hold all classes multiply the probabilities that they receive by those of their own model",
     )
     later: Literal["repeat", "features"] = Field(
         "repeat",

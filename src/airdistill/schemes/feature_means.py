@@ -108,8 +108,9 @@ class FeatureMeansProtocol(PublicDistillation):
         and those of the fleet are hidden in noise. Nothing of it is sent."""
         self.train(fleet, round_index, devices)
         own = fleet.public_predictions(np.arange(self.public.samples))
-        holds_all = (self._payload.fleet.class_counts[devices] > 0).all(axis=1)
-        product = np.where(holds_all[:, None, None], own, 1.0) * broadcast
+        counts = self._payload.fleet.class_counts[devices]
+        holds_all = np.all(counts > 0, axis=1, keepdims=True)[..., None]
+        product = np.where(holds_all, own, 1.0) * broadcast
         return self.learn_alone(fleet, round_index, product / product.sum(axis=-1, keepdims=True), devices)
 
     def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:
