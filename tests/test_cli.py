@@ -532,6 +532,28 @@ def test_bench_measures_all_engines(run, tmp_path):
     assert measured["sgemm_floor_seconds"] > 0
 
 
+def test_bench_compares_receivers_at_equal_privacy(run, small_file):
+    few = ["--rounds", 6, "--seeds", 2, "--tuning-seeds", 2, "--paths", 3, "--repeats", 1, "--epsilon", 4]
+    code, out, err = run("bench", "receivers", small_file, *few)
+    assert (code, err) == (0, "")
+    assert "ε = 4: mean noise variance per entry" in out
+    code, as_json, _ = run("bench", "receivers", small_file, *few, "--json")
+    (level,) = json.loads(as_json)["levels"]
+    assert (code, level["epsilon"]) == (0, 4)
+    for name, found in level["class_means"]["recorded"]["receivers"].items():
+        (line,) = [line for line in out.splitlines() if line.split()[:1] == [name]]
+        assert line.split()[-2:] == [f"{found['gain_db']:.1f}", f"{found['above_bound_db']:.1f}"]
+    code, _, err = run("bench", "receivers", small_file, "--rounds", 2)
+    assert code == 2
+    assert "--rounds" in err
+
+
+def test_bench_without_a_name_measures_engines(run):
+    assert "engines" in run("bench", "--help")[1]
+    assert run("bench", "nowhere") == run("bench", "engines", "nowhere") == (2, "", run("bench", "nowhere")[2])
+    assert "no such preset" in run("bench", "nowhere")[2]
+
+
 def loaded_by(*commands):
     """The names of all modules that a process has imported after these commands."""
     script = (

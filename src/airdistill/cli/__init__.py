@@ -4,6 +4,7 @@ Commands import what they need when they are called, which keeps `--help` fast.
 """
 
 from airdistill.cli import (  # noqa: F401 - registers the commands
+    benchmarking,
     comparing,
     federating,
     planning,
@@ -15,7 +16,7 @@ from airdistill.cli.app import app, main
 # `--help` lists them in the order in which a newcomer needs them, not in that of the imports.
 _ORDER = (
     "plan", "pilot", "run", "resume", "compare", "reproduce", "certify", "verify", "audit", "report", "serve",
-    "schemes", "bench",
+    "schemes",
 )  # fmt: skip
 app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))
 

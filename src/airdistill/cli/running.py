@@ -1,4 +1,4 @@
-"""Commands for one run: `run`, `resume` and `report`; and `schemes` and `bench`."""
+"""Commands for one run: `run`, `resume` and `report`; and `schemes`."""
 
 from __future__ import annotations
 
@@ -160,28 +160,3 @@ def schemes_command(
 
     schemes = [load_scheme(name) for name in names or SCHEMES]
     print_summaries({scheme.name: " ".join((type(scheme).__doc__ or "").split()) for scheme in schemes}, as_json)
-
-
-@app.command("bench")
-def bench_command(
-    scenario: Annotated[
-        str, typer.Argument(metavar="SCENARIO", help="A preset's name or a TOML file, whose fleet is measured.")
-    ] = "paper",
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Rounds of each engine; the fastest one counts.")
-    ] = 1,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure time and memory of a round, full-batch and minibatch, against a naive loop and the machine's limit.
-
-    Example: airdistill bench quick --json
-    """
-    from airdistill.bench.engines import measure_engines
-
-    measured = measure_engines(scenario, repeats)
-    if as_json:
-        print_json(measured)
-        return
-    from airdistill.report.terminal import Terminal, print_bench
-
-    print_bench(measured, Terminal())
