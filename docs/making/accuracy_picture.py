@@ -43,6 +43,20 @@ class Group:
 
 
 GROUPS = (
+    *(
+        Group(
+            "## Two classes each",
+            f"{data}, two classes a device",
+            f"200 devices × {samples} samples, whole-device ε = 8; {public} public samples",
+            {"`airdistill_features`": "airdistill_features", **others},
+            after=f"**{data}, 200 × {samples}, ε = 8**",
+            page="results-feature-means.md",
+        )
+        for data, samples, public, others in (
+            ("CIFAR-10", 150, "10,000", {}),
+            ("Fashion-MNIST", 300, "3000", {"`feature_means`:": "linear receiver", "`airdistill_proxy`:": "votes"}),
+        )
+    ),
     Group(
         "### `paper` with",
         "The paper's fleet",
@@ -122,7 +136,7 @@ def draw() -> Figure:
         place += 2
     axes.set(xlim=(0, 100), ylim=(place - 1.3, -0.8))
     over = f"mean and 95 % interval over {min(seeds)} to {max(seeds)} seeds"
-    axes.set_xlabel(f"accuracy of the devices' own models on MNIST, %\n{over}", fontsize=9)
+    axes.set_xlabel(f"accuracy of the devices' own models, %; MNIST if not named\n{over}", fontsize=9)
     axes.set_yticks([at for at, _ in labels], [words for _, words in labels], fontsize=9)
     axes.tick_params(axis="y", length=0)
     for side in ("top", "right", "left"):
