@@ -16,14 +16,16 @@ from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, ReceiverError, TrackingError
 from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice
 from airdistill.planning.convergence.truncation import best_truncation, typical_floor
+from airdistill.planning.correlated_noise import PrefixErrors
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.forecast import LIMITING_FACTORS, RoundForecast, forecast_round
 from airdistill.planning.payloads import ClassMeans, payload_named
+from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND
 from airdistill.planning.uplink import Uplink
-from airdistill.planning.uplinks import Choices, uplink_for
+from airdistill.planning.uplinks import Choices, correlated_choices, uplink_for
 from airdistill.planning.warnings import assumptions_of, warnings_of
 from airdistill.planning.what_if.participation import (
     AmplificationComparison,
@@ -99,6 +101,12 @@ class Plan:
     def privacy_slack(self, channel: ComplexArray) -> FloatArray:
         """Counted over required noise, minus one, in a round with this channel, `[device, row]`."""
         return self.design(channel).privacy_slack(self.required_noise_var())
+
+    def prefix_errors(self) -> PrefixErrors | None:
+        """The error of the model that correlated noise predicts; None for independent noise."""
+        if not isinstance(self.uplink, CorrelatedUplink):
+            return None
+        return self.uplink.prefix_errors(self.num_rounds, self.scenario.learning.step_sizes(self.num_rounds))
 
     def to_dict(self) -> dict[str, Any]:
         """The whole plan as JSON values: lists for arrays, null for infinity."""
@@ -227,6 +235,8 @@ def choose_uplink(
         return made
 
     learning, asked = scenario.learning, scenario.radio.truncation
+    if scenario.privacy.correlation != "none":
+        return uplink_for(kind, scenario, fleet, num_parameters, correlated_choices(scenario, fleet, channels))
     if asked != "optimal" or kind == TDMA_KIND or not payload_named(kind).is_knowledge:
         return choice(asked if isinstance(asked, float) else 0.0, channels)
     fixed = learning.rounds if isinstance(learning.rounds, int) else None

@@ -16,9 +16,11 @@ from airdistill.planning.convergence.rounds import RoundsChoice
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.plan import Plan
+from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.uplinks import Choices, uplink_for
 from airdistill.planning.what_if.participation import AmplificationComparison, ParticipationComparison
+from airdistill.privacy.correlation import Correlation
 from airdistill.scenario.loading import validated
 
 _Numbers = TypeVar("_Numbers")
@@ -51,6 +53,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "forecast": forecast,
             **({} if plan.participation is None else {"taking_part": asdict(plan.participation)}),
             **({} if plan.amplification is None else {"hidden_part": asdict(plan.amplification)}),
+            **_prefix_errors_of(plan),
             "privacy": {
                 "sensitivity": privacy.sensitivity,
                 "relabel": privacy.relabel,
@@ -99,13 +102,24 @@ def _numbers_of(kind: Callable[..., _Numbers], stored: dict[str, Any] | None) ->
 
 
 def _choices_of(plan: Plan) -> dict[str, Any]:
+    if isinstance(plan.uplink, CorrelatedUplink):
+        return {"correlation": plan.uplink.correlation.to_dict(), "typical_power_w": plan.uplink.typical_power_w}
     if not isinstance(plan.uplink, SuperposedUplink):
         return {}
     return {"truncation": plan.uplink.truncation, "floor": [] if plan.uplink.floor is None else plan.uplink.floor}
 
 
+def _prefix_errors_of(plan: Plan) -> dict[str, Any]:
+    """What correlated noise is predicted to do; nothing for independent noise."""
+    found = plan.prefix_errors()
+    return {} if found is None else {"correlated_noise": {**asdict(found), "gain": found.gain}}
+
+
 def _stored_choices(sent: dict[str, Any]) -> Choices:
     """The planner's choices in a stored plan; older plans have none."""
+    if "correlation" in sent:
+        matrix = Correlation.from_dict(sent["correlation"])
+        return Choices(correlation=matrix, typical_power_w=_array(sent["typical_power_w"]))
     floor = sent.get("floor") or None
     return Choices(sent.get("truncation", 0.0), None if floor is None else _array(floor))
 

@@ -17,6 +17,7 @@ from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.payloads import Payload
 from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.privacy.correlation import Correlation
 from airdistill.privacy.participation import Participation
 from airdistill.privacy.release import Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS, Shift
@@ -66,6 +67,11 @@ class Uplink(ABC):
     @property
     def model(self) -> str:
         return self.payload.model
+
+    @property
+    def correlation(self) -> Correlation | None:
+        """How a device's noise is correlated over rounds; None if it is independent."""
+        return None
 
     @cached_property
     def num_rows(self) -> int:

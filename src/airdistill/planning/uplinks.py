@@ -6,18 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from airdistill.arrays import FloatArray
+import numpy as np
+
+from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
 from airdistill.planning.antennas.uplink import AntennaUplink
+from airdistill.planning.correlated_noise import best_correlation
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.own_payload import check_payload
 from airdistill.planning.payloads import ClassMeans, Gradient, Payload, payload_named
+from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND, TdmaUplink
 from airdistill.planning.uplink import Uplink
+from airdistill.privacy.correlation import Correlation
 from airdistill.privacy.participation import (
+    Cyclic,
     Everyone,
     KnownPoisson,
     Participation,
@@ -36,11 +42,14 @@ _FOR_AIRDISTILL = "put it into [overrides.airdistill]"
 class Choices:
     """What the planner chose for an uplink: the truncation threshold on |h|², and the noise that classes have anyway.
 
-    `floor` `[class]` is typical channel noise, if a budget is divided among classes in view of it.
+    `floor` `[class]` is typical channel noise, if a budget is divided among classes in view of it. With correlated
+    noise its matrix, and |h|²P `[device]` of a typical channel, for which each device's share of the noise is planned.
     """
 
     truncation: float = 0.0
     floor: FloatArray | None = None
+    correlation: Correlation | None = None
+    typical_power_w: FloatArray | None = None
 
 
 def uplink_for(
@@ -56,7 +65,10 @@ def uplink_for(
         rule = f'{payload.words} need public class counts: set it to "public", or use feature means'
         raise InputError("privacy.counts", "private", rule)
     if isinstance(payload, Gradient):
-        return _gradient_uplink(scenario, payload)
+        return _gradient_uplink(scenario, payload, choices or Choices())
+    if scenario.privacy.correlation != "none":
+        rule = f'{payload.words} have independent noise; put it into [overrides.ota_fl], or set it to "none"'
+        raise InputError("privacy.correlation", scenario.privacy.correlation, rule)
     _refuse_sampling(scenario)
     made: Callable[..., SuperposedUplink] = SuperposedUplink
     if kind == TDMA_KIND:
@@ -100,15 +112,34 @@ def _superposed(
     )
 
 
-def _gradient_uplink(scenario: Scenario, payload: Gradient) -> GradientUplink:
+def _gradient_uplink(scenario: Scenario, payload: Gradient, choices: Choices) -> GradientUplink:
     _refuse_paper_transceiver(scenario)
     _refuse_weak_channels(scenario, _FOR_DISTILLATION)
     _refuse_antennas(scenario, _FOR_DISTILLATION)
     if scenario.privacy.carry_over:
         raise InputError("privacy.carry_over", True, f"gradients cannot carry budget over; {_FOR_DISTILLATION}")
     privacy, participation = scenario.privacy, participation_of(scenario, payload)
-    noise_var = channel_noise_var(scenario)
-    return GradientUplink(payload.fleet, noise_var, privacy.trust, payload, privacy.accountant, participation)
+    fields = (
+        payload.fleet, channel_noise_var(scenario), privacy.trust, payload, privacy.accountant, participation,
+    )  # fmt: skip
+    if choices.correlation is None:
+        return GradientUplink(*fields)
+    assert choices.typical_power_w is not None  # chosen with the matrix
+    return CorrelatedUplink(*fields, choices.correlation, choices.typical_power_w)
+
+
+def correlated_choices(scenario: Scenario, fleet: RealisedFleet, channels: ComplexArray) -> Choices:
+    """The matrix of correlated noise, and the median of |h|²P over planning channels `[draw, device]`; empty without.
+
+    A matrix is made for the number of rounds.
+    """
+    if scenario.privacy.correlation == "none":
+        return Choices()
+    rounds = scenario.learning.rounds
+    assert isinstance(rounds, int)  # the scenario's own rule
+    matrix = best_correlation(scenario.privacy.correlation, rounds, scenario.fleet.cycle or 1)
+    typical_power_w = np.median(np.abs(channels) ** 2, axis=0) * fleet.peak_power_w
+    return Choices(correlation=matrix, typical_power_w=typical_power_w)
 
 
 def participation_of(scenario: Scenario, payload: Payload) -> Participation:
@@ -117,6 +148,9 @@ def participation_of(scenario: Scenario, payload: Payload) -> Participation:
     if fleet.sampling == "with_replacement":
         assert fleet.sampled_devices is not None  # the scenario's own rule
         return WithReplacement(*devices, fleet.sampled_devices, tuple(payload.nominal_weights[:, 0]))
+    if fleet.sampling == "cyclic":
+        assert fleet.cycle is not None  # the scenario's own rule
+        return Cyclic(*devices, fleet.cycle)
     if fleet.sampling != "none":
         return participation_named(fleet.sampling, *devices)
     if fleet.participation == 1:

@@ -17,8 +17,10 @@ from airdistill.planning.fleet import (
     unheld_classes,
 )
 from airdistill.planning.forecast import RoundForecast
+from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts
+from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.neighbours import RELABEL
 from airdistill.privacy.targets import target_mu
 from airdistill.privacy.trust import trust_named
@@ -26,6 +28,7 @@ from airdistill.scenario.model import Scenario
 from airdistill.scenario.rules import CELLS
 from airdistill.units import rounded_up
 
+_WORTH_IT = 1.005  # of the gain of correlated noise
 _MANY_MISSING = 0.3  # of the classes, on average
 
 
@@ -47,6 +50,9 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
         )
     lines.append(trust.statement(uplink.uses_tdma))
     lines += uplink.participation.statements
+    if uplink.correlation is not None:
+        lines += correlation_statement({"correlation": uplink.correlation.to_dict()})
+        lines.append("The gap is that of independent noise of the same variance; for correlated noise it is no bound.")
     if scenario.radio.antennas > 1 and not trust.counts_own_only:
         lines.append(ANTENNAS.format(count=scenario.radio.antennas))
     limit, excess = ChannelError.of(scenario).limit, channel_excess_delta(scenario, num_rounds)
@@ -79,7 +85,25 @@ def warnings_of(
         *_about_channel(scenario, uplink, forecast),
         *_about_channel_errors(scenario, fleet, rounds),
         *_about_rounds(scenario, uplink, rounds),
+        *_about_correlation(scenario, uplink, rounds),
     )
+
+
+def _about_correlation(scenario: Scenario, uplink: Uplink, rounds: RoundsChoice) -> Iterator[str]:
+    if not isinstance(uplink, CorrelatedUplink):
+        return
+    found = uplink.prefix_errors(rounds.chosen, scenario.learning.step_sizes(rounds.chosen))
+    if found.gain < _WORTH_IT:
+        yield (
+            f"Correlated noise gains nothing here: {_number(found.gain)} times less error than independent noise. With "
+            "all devices in every round no matrix of this kind does; it gains with cyclic participation."
+        )
+    if found.mean_of_all < found.mean:
+        yield (
+            f"With independent noise and all devices in every round the model's error would be "
+            f"{_number(found.mean / found.mean_of_all)} times smaller. Devices send noise in every round anyway: "
+            "cyclic participation saves them training, not transmissions."
+        )
 
 
 def _about_privacy(

@@ -20,6 +20,7 @@ from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
 from airdistill.privacy.assumptions import Terms
 from airdistill.privacy.chain import Chain, LedgerError, digest_before_last, digest_of_body, ends_with
+from airdistill.privacy.correlation import Correlation, JointRounds
 from airdistill.privacy.ledger_header import LedgerHeader, noise_origin
 from airdistill.privacy.release import Release, Spending, SubsampledSpending
 from airdistill.privacy.targets import epsilon_of_mu, without_rounding
@@ -42,6 +43,8 @@ class Ledger:
         self.spending = Spending(header.num_devices)
         self._before_this_run = self.spending
         self._subsampled = SubsampledSpending.from_header(header.payload, header.terms)
+        correlation = Correlation.from_header(header.terms)
+        self._joint = None if correlation is None else JointRounds(correlation)
         self.num_releases = 0  # of this run
         self.num_earlier = 0  # releases of earlier runs of the same devices
         self.last_round = 0  # the last round of this run that was charged
@@ -134,6 +137,9 @@ class Ledger:
         elif recorded_rounds is not None and release.round_index > recorded_rounds:
             self._charged_before.append((self._num_entries, release))
         else:
+            problem = self._problem_with_noise(release)
+            if problem is not None:
+                raise ValueError(problem)
             self._count(release)
 
     def charge(self, release: Release) -> str:
@@ -153,6 +159,9 @@ class Ledger:
             for _, charged in self._charged_before:
                 self._count(charged)
             self._charged_before.clear()
+        problem = self._problem_with_noise(release)
+        if problem is not None:
+            raise LedgerError(f"{problem}; it was not charged and not transmitted")
         spending = self.spending.after(release, self.header.rows)
         self._check(release, spending)
         if self.chain is None:
@@ -176,6 +185,8 @@ class Ledger:
         return f"{self._noise_origin}-{entry}" if self._noise_origin else ""
 
     def _count(self, release: Release, spending: Spending | None = None) -> None:
+        if self._joint is not None:
+            self._joint.see(release)
         self.spending = spending or self.spending.after(release, self.header.rows)
         self._subsampled = None if self._subsampled is None else self._subsampled.after(release)
         self.cost_of_run = self.cost_of_run + release.cost(self.header.sensitivity, self.header.trust)
@@ -258,7 +269,8 @@ class Ledger:
 
     def _check_release(self, release: Release) -> None:
         shape = (self.header.num_devices, self.header.num_rows)
-        arrays = [release.weights, *release.sensitivity.values(), *release.counted_noise_var.values()]
+        carried = [] if release.carried_weights is None else [release.carried_weights]
+        arrays = [release.weights, *carried, *release.sensitivity.values(), *release.counted_noise_var.values()]
         wrong = next((array.shape for array in arrays if array.shape != shape), None)
         if wrong is None:
             problem = release.problem()
@@ -266,6 +278,17 @@ class Ledger:
             problem = f"round {release.round_index}: an array of shape {wrong}; the ledger has [device, row] = {shape}"
         if problem is not None:
             raise LedgerError(f"{problem}; it was not charged and not transmitted")
+
+    def _problem_with_noise(self, release: Release) -> str | None:
+        """Why a release does not follow from the run's rounds before it; None if it does, or its noise is independent.
+
+        What a round with correlated noise reveals is computed here again, from the weights that were charged.
+        """
+        if self._joint is not None:
+            return self._joint.problem(release)
+        if release.carried_weights is None:
+            return None
+        return f"round {release.round_index}: carried_weights: the ledger's header states no correlated noise"
 
     def _check(self, release: Release, spending: Spending) -> None:
         terms = self.header

@@ -193,6 +193,29 @@ class KnownPoisson(Participation):
 
 
 @dataclass(frozen=True)
+class Cyclic(Participation):
+    """Each device joins every `cycle`-th round: device i the rounds i mod cycle + 1, i mod cycle + 1 + cycle, …
+
+    The schedule is public. Between two rounds of a device there are always `cycle` rounds.
+    """
+
+    cycle: int = 2
+
+    def mask(self, round_index: int) -> BoolArray:
+        return np.asarray(np.arange(self.num_devices) % self.cycle == (round_index - 1) % self.cycle)
+
+    def header(self) -> dict[str, Any]:
+        return {"sampling": "cyclic", "cycle": self.cycle}
+
+    @property
+    def statements(self) -> list[str]:
+        return [
+            f"Cyclic participation: each device joins one round in {self.cycle}, and the schedule is public. Every "
+            "round that a device joins is counted in full, and sampling does not amplify privacy."
+        ]
+
+
+@dataclass(frozen=True)
 class SecretPoisson(Participation):
     """Each device sends its vector with the same probability, independently, and noise in every round.
 
@@ -326,6 +349,8 @@ def _from_header(terms: Mapping[str, Any]) -> Participation:
         return SecretPoisson(0, 0, float(terms["participation"]))
     if "participation" in terms:
         return KnownPoisson(0, 0, float(terms["participation"]))
+    if terms["sampling"] == "cyclic":
+        return Cyclic(0, 0, int(terms["cycle"]))
     return Everyone(0, 0) if terms["sampling"] == "none" else WithReplacement(0, 0)
 
 

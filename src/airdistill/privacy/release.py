@@ -32,27 +32,36 @@ class Release:
     A row is one vector: a class mean, a gradient, or all predictions on a public set. c is the variance per entry of
     the noise that protects the row, in units of the server's estimate: zero for a non-private release, infinite for a
     row that was not sent.
+
+    With correlated noise c is the variance of the round's new noise, and a server that removes the noise it has seen
+    also finds vectors of earlier rounds, with `carried_weights` `[device, row]`; None if the noise is independent.
     """
 
     round_index: int
     weights: FloatArray
     sensitivity: Mapping[str, FloatArray]
     counted_noise_var: Mapping[str, FloatArray]
+    carried_weights: FloatArray | None = None
 
     @property
     def participants(self) -> IntArray:
         """The devices that sent a vector."""
         return np.flatnonzero(((self.weights > 0) & self._was_sent()).any(axis=1))
 
+    @property
+    def revealed_weights(self) -> FloatArray:
+        """The weights with which the round reveals a device's vectors, earlier ones included, `[device, row]`."""
+        return self.weights if self.carried_weights is None else self.weights + self.carried_weights
+
     def cost(self, model: str, trust: str) -> FloatArray:
         """(w s)²/c, `[device, row]`: what the round adds to μ² of a device."""
-        squared_shift = (self.weights * self.sensitivity[model]) ** 2
+        squared_shift = (self.revealed_weights * self.sensitivity[model]) ** 2
         price = divide_or(squared_shift, self.counted_noise_var[trust], np.inf)
         return np.where(squared_shift > 0, price, 0.0)
 
     def costs(self) -> Cost:
         """The cost under every sensitivity model and trust model, computed together."""
-        squared_shift = (self.weights * np.stack(list(self.sensitivity.values()))) ** 2
+        squared_shift = (self.revealed_weights * np.stack(list(self.sensitivity.values()))) ** 2
         counted = np.stack(list(self.counted_noise_var.values()))
         shape = (len(squared_shift), *counted.shape)
         shifts = np.broadcast_to(squared_shift[:, None], shape)
@@ -85,10 +94,9 @@ class Release:
 
     def same_as(self, other: Release) -> bool:
         """To the last bit."""
-        return self.round_index == other.round_index and all(
-            np.array_equal(mine, theirs)
-            for mine, theirs in zip(_arrays(self).values(), _arrays(other).values(), strict=True)
-        )
+        mine, theirs = _arrays(self), _arrays(other)
+        same_arrays = mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)
+        return self.round_index == other.round_index and same_arrays
 
     def to_dict(self, before: Release | None = None) -> dict[str, Any]:
         """Convert to JSON values; an array that equals the one of the previous release is not repeated."""
@@ -121,6 +129,7 @@ class Release:
             array("weights", "", stored["weights"]),
             {name: array("sensitivity", name, value) for name, value in stored["sensitivity"].items()},
             {name: array("counted_noise_var", name, value) for name, value in stored["counted_noise_var"].items()},
+            array("carried_weights", "", stored["carried_weights"]) if "carried_weights" in stored else None,
         )
         problem = release.problem()
         if problem is not None:
@@ -130,6 +139,8 @@ class Release:
 
 def _arrays(release: Release) -> dict[tuple[str, str], FloatArray]:
     named = {("weights", ""): release.weights}
+    if release.carried_weights is not None:
+        named["carried_weights", ""] = release.carried_weights
     named |= {("sensitivity", name): array for name, array in release.sensitivity.items()}
     return named | {("counted_noise_var", name): array for name, array in release.counted_noise_var.items()}
 

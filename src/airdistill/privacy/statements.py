@@ -37,6 +37,7 @@ from airdistill.privacy.assumptions import (
     pilot_source,
     public_facts,
 )
+from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.neighbours import neighbours_from
@@ -202,6 +203,7 @@ def guarantees_of(runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption
             *comparison_statement(run.terms),
             trust_from(header.trust, run.terms).statement(run.uses_tdma),
             *participation_statements(run.terms),
+            *correlation_statement(run.terms),
             *noise_statement(header.noise, run.terms),
         ]
     stated = {assumption.sentence for assumption in assumptions}

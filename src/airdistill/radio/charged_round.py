@@ -21,6 +21,7 @@ from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.privacy.ledger import Ledger
 from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid
+from airdistill.radio.noise_memory import NoiseMemory
 from airdistill.radio.sum_grid import SumGrid
 from airdistill.radio.superposition import (
     Noise,
@@ -128,8 +129,11 @@ def charge_round(
     round_index: int,
     design: RoundDesign | None = None,
     secure_sum: bool = False,
+    memory: NoiseMemory | None = None,
 ) -> ChargedRound:
     """Charge a round and draw its noise. Raise `BudgetExceeded` if it exceeds a device's budget.
+
+    A plan with correlated noise needs the run's `memory` of the noise before.
 
     1. draw the channel, and what devices and server know of it;
     2. design the round, unless a `design` of the caller's own is given, whose gains must send what its weights state;
@@ -151,13 +155,19 @@ def charge_round(
         charged = replace(grid, noise_seed=seed, permission=permission)
         return ChargedRound(plan, round_index, known, made, None, charged, was_begun, permission)
     made = plan.design(known, round_index, ledger.cost_of_run) if design is None else design
-    noise = replace(_charged_noise(plan, ledger, made, known, round_index), permission=permission)
+    noise = replace(_charged_noise(plan, ledger, made, known, round_index, memory), permission=permission)
     return ChargedRound(plan, round_index, channel, made, noise, None, was_begun, permission)
 
 
 def _charged_noise(
-    plan: Plan, ledger: Ledger, design: RoundDesign, known: ComplexArray, round_index: int
+    plan: Plan,
+    ledger: Ledger,
+    design: RoundDesign,
+    known: ComplexArray,
+    round_index: int,
+    memory: NoiseMemory | None,
 ) -> RoundNoise | SecureNoise:
+    _check_memory(plan, memory, round_index)
     uplink, radio = plan.uplink, plan.scenario.radio
     drawn_as = (round_index, design, uplink.vector_length, radio.noise_power, radio.noise)
     if plan.scenario.privacy.noise == "secure":
@@ -165,7 +175,17 @@ def _charged_noise(
         seed = noise_seed(plan.scenario.seed, ledger.charge(release_on_grid(uplink, grid, design, known, round_index)))
         return SecureNoise(grid, receiver_noise(seed, *drawn_as))
     seed = noise_seed(plan.scenario.seed, ledger.charge(uplink.release(design, known, round_index)))
-    return RoundNoise.seeded(seed, *drawn_as)
+    drawn = RoundNoise.seeded(seed, *drawn_as)
+    if memory is None:
+        return drawn
+    return replace(drawn, artificial=memory.correlated(round_index, drawn.artificial.real))
+
+
+def _check_memory(plan: Plan, memory: NoiseMemory | None, round_index: int) -> None:
+    """Raise before anything is charged if noise would be correlated in another way than is counted."""
+    if plan.uplink.correlation != (None if memory is None else memory.correlation):
+        rule = "its plan and the memory of earlier noise must have the same correlation; use NoiseMemory.of(plan)"
+        raise AirDistillError(f"round {round_index}: cannot be charged: {rule}")
 
 
 def release_without_privacy(plan: Plan, ledger: Ledger, round_index: int, aggregate: FloatArray) -> Reception:

@@ -133,6 +133,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
         *([("Convergence gap ΣΩ", number(plan.convergence_gap))] if payload.has_gap else []),
         *payload.summary(),
         *_participation_rows(plan),
+        *_correlation_rows(plan),
         *_amplification_rows(plan),
         *_inactive_rows(plan),
         *_antenna_rows(plan),
@@ -170,6 +171,20 @@ def _participation_rows(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("Participation", f"{devices}; {rounds} in which it participates"),
         ("  vs. all devices", against_all),
+    ]
+
+
+def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Compare correlated noise with independent noise; nothing without it."""
+    found, matrix = plan.prefix_errors(), plan.uplink.correlation
+    if found is None or matrix is None:
+        return []
+    predicted = f"{number(found.mean)} an entry, mean over rounds; {number(found.last)} after the last round"
+    gain = f"{number(found.gain)} times less, {number(found.last_gain)} times after the last round"
+    return [
+        ("Correlated noise", f"{matrix.words}; every device sends noise in every round"),
+        ("  error of the model", f"{predicted}, from the devices' noise, in units of the first step"),
+        ("  vs. independent", f"{gain}, {_SAME_TERMS}"),
     ]
 
 

@@ -137,6 +137,8 @@ def _terms(plan: Plan, releases: str) -> dict[str, Any]:
         facts["csi_error"] = {"quantile": scenario.radio.csi_quantile, "reserved_delta": reserved_delta(scenario)}
     if scenario.radio.antennas > 1:
         facts["antennas"] = scenario.radio.antennas
+    if plan.uplink.correlation is not None:
+        facts["correlation"] = plan.uplink.correlation.to_dict()
     payload = plan.uplink.payload
     # A user's own class states facts under a key of its own: it cannot replace a term of the ledger.
     stated = payload.header() if payload.kind in PAYLOADS else {"payload_facts": payload.header()}

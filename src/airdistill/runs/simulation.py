@@ -29,6 +29,7 @@ from airdistill.planning.plan import Plan
 from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
+from airdistill.radio.noise_memory import NoiseMemory
 from airdistill.radio.superposition import Reception
 from airdistill.runs.accounts import Inputs, ledger_header
 from airdistill.runs.earlier import EarlierModels
@@ -43,7 +44,7 @@ from airdistill.schemes.receivers import StartingReceiver
 from airdistill.streams import stream
 
 logger = logging.getLogger(__name__)
-_ITERATE, _RECEIVER = "iterate.", "receiver."
+_ITERATE, _RECEIVER, _NOISE = "iterate.", "receiver.", "noise."
 
 
 class Simulation:
@@ -65,6 +66,7 @@ class Simulation:
         self.inputs_digest, self.class_labels = inputs.digest, dataset.class_labels
         self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme)))
         self._receiver = receiver_of(plan, self._public, engine)
+        self._noise_memory = NoiseMemory.of(plan) if scheme.releases == "private" else None
         self._iterate: dict[str, Tensor] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
         self.round_index = 0
@@ -95,9 +97,8 @@ class Simulation:
         if self.round_index == self.iterate_round:
             self._iterate = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
         seed_torch(self.plan.scenario, self.round_index)
-        this = Round(
-            self.round_index, self.plan.scenario, self.plan, self._source, self.fleet, self.ledger, self._receiver
-        )
+        run = (self.plan.scenario, self.plan, self._source, self.fleet, self.ledger, self._receiver)
+        this = Round(self.round_index, *run, self._noise_memory)
         try:
             outcome = self._play(this)
         except BudgetExceeded:
@@ -201,6 +202,8 @@ class Simulation:
         tensors |= {_ITERATE + name: tensor for name, tensor in (self._iterate or {}).items()}
         if self._receiver is not None:
             tensors |= {_RECEIVER + name: torch.from_numpy(array) for name, array in self._receiver.state().items()}
+        if self._noise_memory is not None:
+            tensors |= {_NOISE + name: torch.from_numpy(array) for name, array in self._noise_memory.state().items()}
         numbers = {
             "uplink_seconds": self.uplink_seconds,
             "planned_joules": self.planned_joules,
@@ -211,7 +214,7 @@ class Simulation:
     def restore(self, round_index: int, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Restore the state after that round."""
         try:
-            others = (_ITERATE, _RECEIVER)
+            others = (_ITERATE, _RECEIVER, _NOISE)
             self.fleet.load_state({name: tensor for name, tensor in tensors.items() if not name.startswith(others)})
         except RuntimeError as error:
             raise AirDistillError(f"the model is not the one that the run began with: {error}") from None
@@ -221,6 +224,9 @@ class Simulation:
         if self._receiver is not None:
             remembered = _part_of(tensors, _RECEIVER)
             self._receiver.restore({name: tensor.numpy() for name, tensor in remembered.items()})
+        if self._noise_memory is not None:
+            kept = _part_of(tensors, _NOISE)
+            self._noise_memory.restore(round_index, {name: tensor.numpy() for name, tensor in kept.items()})
         self.round_index = round_index
         self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
         self.measured_joules = numbers["measured_joules"]

@@ -158,7 +158,7 @@ Time = Annotated[float, BeforeValidator(_positive(_bounded(seconds))), Kind(f"s,
 Truncation = Annotated[
     Literal["optimal"] | float, PlainValidator(_truncation), Kind(f'power gain, {_FROM_0}, or "optimal"')
 ]
-_SAMPLING = ("none", "with_replacement")
+_SAMPLING = ("none", "with_replacement", "cyclic")
 _TRUST = ("receiver_noise", "fleet_noise", "own_noise")
 _RECEIVERS = ("linear", "projected", "tracking", "learning")
 Sampling = Annotated[str, PlainValidator(_named(*_SAMPLING)), _own_or(*_SAMPLING)]

@@ -38,6 +38,7 @@ from airdistill.scenario.fields import (
 from airdistill.scenario.per_device import PerDevice
 from airdistill.scenario.rules import (
     check_antennas,
+    check_correlation,
     check_device_lists,
     check_fleet,
     check_learning,
@@ -74,10 +75,18 @@ class Fleet(Section):
         "still protects all devices; if more are missing, the devices refuse to unmask the sum",
     )
     sampling: Sampling = Field(
-        "none", description="devices that send gradients in a round: all, or some drawn in proportion to their data"
+        "none",
+        description="devices that send in a round: all; gradients only, some drawn in proportion to their data "
+        "(with_replacement); or a device joins every fleet.cycle-th round (cyclic)",
     )
     sampled_devices: StrictInt | None = Field(
         None, ge=1, le=MOST_DEVICES, description="sampling with replacement: draws in a round"
+    )
+    cycle: StrictInt | None = Field(
+        None,
+        ge=2,
+        le=LARGEST_COUNT,
+        description="cyclic: device i joins round i mod cycle + 1, and every cycle-th round after it",
     )
     participation: Number = Field(
         1.0,
@@ -91,6 +100,8 @@ class Fleet(Section):
         description="the server does not know which devices joined: all devices send noise in every round; privacy "
         "amplification by subsampling, for whole devices",
     )
+
+    _written_if_used: ClassVar[tuple[str, ...]] = ("cycle",)
 
 
 class Data(Section):
@@ -242,7 +253,13 @@ class Privacy(Section):
         "receives noisy weights in their place, charged with the features",
     )
 
-    _written_if_used: ClassVar[tuple[str, ...]] = ("counts",)
+    correlation: Literal["none", "banded", "blt"] = Field(
+        "none",
+        description="federated learning: each device's noise over rounds, independent, or correlated by a banded or a "
+        "buffered linear Toeplitz matrix (DP-FTRL), so that later rounds cancel part of earlier noise",
+    )
+
+    _written_if_used: ClassVar[tuple[str, ...]] = ("counts", "correlation")
 
 
 class Scenario(Section):
@@ -290,4 +307,5 @@ class Scenario(Section):
         check_medium(self)
         check_threegpp(self.radio, self.num_devices)
         check_antennas(self)
+        check_correlation(self)
         return self

@@ -29,6 +29,25 @@ def check_fleet(scenario: Scenario) -> None:
         raise InputError("fleet.min_devices", fleet.min_devices, f"the fleet has only {num_devices} devices")
     if fleet.sampling == "with_replacement" and fleet.sampled_devices is None:
         raise InputError("fleet.sampled_devices", NOT_GIVEN, 'sampling "with_replacement" needs a number of draws')
+    _check_cycle(scenario)
+
+
+def _check_cycle(scenario: Scenario) -> None:
+    """Check cyclic participation: every round needs enough devices."""
+    fleet, num_devices = scenario.fleet, scenario.num_devices
+    if fleet.sampling != "cyclic":
+        if fleet.cycle is not None:
+            rule = f'needs fleet.sampling = "cyclic", and it is "{fleet.sampling}"'
+            raise InputError("fleet.cycle", fleet.cycle, rule)
+        return
+    if fleet.cycle is None:
+        raise InputError("fleet.cycle", NOT_GIVEN, 'sampling "cyclic" needs a number of rounds, at least 2')
+    if num_devices // fleet.cycle < fleet.min_devices:
+        rule = f"some rounds would have {num_devices // fleet.cycle} of {num_devices} devices, and fleet.min_devices is"
+        raise InputError("fleet.cycle", fleet.cycle, f"{rule} {fleet.min_devices}; choose a shorter cycle")
+    if scenario.air.medium == "secure_sum":
+        rule = 'a secure sum asks every device in every round; set fleet.sampling = "none"'
+        raise InputError("fleet.sampling", "cyclic", rule)
 
 
 def check_partition(scenario: Scenario) -> None:
@@ -231,6 +250,47 @@ def check_antennas(scenario: Scenario) -> None:
     for applies, field, value, rule in rejected:
         if applies:
             raise InputError(field, value, f"{rule}; radio.antennas = {num_antennas}")
+
+
+def check_correlation(scenario: Scenario) -> None:
+    """Reject what correlated noise does not protect, or what would change a device's share of it between rounds."""
+    privacy, fleet, radio, learning = scenario.privacy, scenario.fleet, scenario.radio, scenario.learning
+    if privacy.correlation == "none":
+        return
+    changes_shares = "with correlated noise every device adds the same share of it in every round"
+    cyclic = fleet.sampling == "cyclic"
+    rejected: list[tuple[bool, str, Any, str]] = [
+        (
+            privacy.trust not in ("fleet_noise", "own_noise"),
+            "privacy.trust",
+            privacy.trust,
+            "the receiver noise is not correlated, and so it is not counted; use fleet_noise or own_noise",
+        ),
+        (
+            cyclic and privacy.trust == "own_noise",
+            "privacy.trust",
+            privacy.trust,
+            "every device would send its whole noise in every round, which costs more than correlation gains; use "
+            'fleet_noise, or correlation = "none"',
+        ),
+        (privacy.noise == "secure", "privacy.noise", "secure", "sums of earlier discrete noise are not on its grid"),
+        (privacy.carry_over, "privacy.carry_over", True, changes_shares),
+        (radio.truncation != 0, "radio.truncation", radio.truncation, changes_shares),
+        (radio.csi_error_db is not None, "radio.csi_error_db", radio.csi_error_db, changes_shares),
+        (radio.antennas > 1, "radio.antennas", radio.antennas, "correlated noise is available for one antenna only"),
+        (fleet.participation < 1, "fleet.participation", fleet.participation, "use fleet.sampling = none or cyclic"),
+        (fleet.sampling not in ("none", "cyclic"), "fleet.sampling", fleet.sampling, "must be none or cyclic"),
+        (scenario.air.medium != "emulated", "air.medium", scenario.air.medium, "only a simulation keeps the noise"),
+        (
+            not isinstance(learning.rounds, int),
+            "learning.rounds",
+            learning.rounds,
+            "the optimum assumes independent noise, and the matrix is made for a number of rounds; set a number",
+        ),
+    ]
+    for applies, field, value, rule in rejected:
+        if applies:
+            raise InputError(field, value, f"{rule}; privacy.correlation = {privacy.correlation}")
 
 
 def check_paper_transceiver(scenario: Scenario) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -16,6 +17,7 @@ from pydantic import (
     model_serializer,
 )
 
+from airdistill.arrays import FloatArray
 from airdistill.scenario.fields import LARGEST_COUNT, Features, NotNegative, Number, Positive, Receiver, Rounds
 
 
@@ -181,6 +183,10 @@ class Learning(Section):
             assert isinstance(self.rounds, int)  # validated with the scenario
             return largest * 0.5 * (1 + math.cos(math.pi * (round_index - 1) / self.rounds))
         return float(largest / math.sqrt(round_index))
+
+    def step_sizes(self, num_rounds: int) -> FloatArray:
+        """η_t of rounds 1 to T."""
+        return np.array([self.step_size(index) for index in range(1, num_rounds + 1)])
 
 
 class Constants(Section):

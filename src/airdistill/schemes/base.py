@@ -20,6 +20,7 @@ from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.tdma import TDMA_KIND
 from airdistill.privacy.ledger import Ledger
 from airdistill.radio.charged_round import ChargedRound, charge_round, release_without_privacy
+from airdistill.radio.noise_memory import NoiseMemory
 from airdistill.radio.receivers import Receiver
 from airdistill.radio.superposition import Reception
 from airdistill.scenario.model import Scenario
@@ -73,6 +74,7 @@ class Round:
     fleet: LearningFleet
     ledger: Ledger
     receiver: Receiver | None = None
+    noise_memory: NoiseMemory | None = None
     _charged: ChargedRound | None = None
     _sent: Reception | None = None
     _made: FloatArray | None = None  # what `vectors` returned, if nothing else may be sent
@@ -102,7 +104,7 @@ class Round:
         if self._charged is not None:
             rule = "vectors() and transmit() charge it; call charge(design) once, before them"
             raise AirDistillError(f"round {self.index} was charged already: {rule}")
-        self._charged = charge_round(self.plan, self.ledger, self.source, self.index, design)
+        self._charged = charge_round(self.plan, self.ledger, self.source, self.index, design, memory=self.noise_memory)
 
     def vectors(self) -> FloatArray:
         """Every device's vectors of the plan's payload, `[device, row, entry]`.

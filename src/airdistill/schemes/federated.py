@@ -22,7 +22,7 @@ class FederatedLearning(Scheme):
     inherits: ClassVar[tuple[str, ...]] = ("ota_fl",)
 
     def adapt(self, scenario: Scenario) -> Scenario:
-        return changed(without_distillation(scenario), {"fleet": {"sampling": "none"}})
+        return changed(without_distillation(scenario), {"fleet": {"sampling": "none", "cycle": None}})
 
 
 def without_distillation(scenario: Scenario) -> Scenario:
@@ -102,5 +102,6 @@ class OtaFlSampled(OtaFl):
 
     def adapt(self, scenario: Scenario) -> Scenario:
         given = scenario.fleet.participation
-        sampling = {"sampling": "none", "sampled_devices": None, "participation": 0.5 if given == 1 else given}
-        return super().adapt(changed(scenario, {"fleet": sampling}))
+        everyone = {"sampling": "none", "sampled_devices": None, "cycle": None}
+        sampled = changed(scenario, {"fleet": {**everyone, "participation": 0.5 if given == 1 else given}})
+        return super().adapt(sampled)

@@ -31,9 +31,20 @@ def as_run_by(scheme: Scheme, scenario: Scenario, rounds: int | None = None) -> 
     if scheme.releases != "private" and adapted.fleet.participation < 1:
         everyone = {"participation": 1.0, "participation_hidden": False}
         adapted = changed(adapted, {"fleet": everyone})  # sampling is for private schemes
+    if scheme.releases != "private":
+        adapted = _without_noise_options(adapted)
     if adapted.air.medium == "secure_sum":
         adapted = _without_radio(adapted)
     return adapted if rounds is None else changed(adapted, {"learning": {"rounds": rounds}})
+
+
+def _without_noise_options(scenario: Scenario) -> Scenario:
+    """Cyclic participation and correlated noise are for private schemes."""
+    if scenario.privacy.correlation != "none":
+        scenario = changed(scenario, {"privacy": {"correlation": "none"}})
+    if scenario.fleet.sampling == "cyclic":
+        scenario = changed(scenario, {"fleet": {"sampling": "none", "cycle": None}})
+    return scenario
 
 
 def _without_radio(scenario: Scenario) -> Scenario:

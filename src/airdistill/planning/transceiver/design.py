@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.privacy.sensitivity import aggregation_weights
-from airdistill.privacy.trust import Trust, counted_by_trust, trust_named
+from airdistill.privacy.trust import OwnNoise, Trust, counted_by_trust, trust_named
 
 TOLERANCE = 1e-9  # relative, for limits that a design meets exactly up to rounding
 _NUMBERS_AT_ONCE = 2**16  # in a block of draws: about the size of a processor's cache
@@ -118,7 +118,9 @@ class RoundDesign:
     or a holder has no channel) has scale 0 and infinite noise. `required_noise_var` `[class]` is the requirement of
     privacy: that of the strictest device, or the sum over devices with TDMA. With two `noise_axes` a device's noise is
     complex, with the same power on both axes. `combiner` f `[class, antenna]` is set if the server has several
-    antennas. With secret participation a device sends its vector with `signal_probability`, and noise always.
+    antennas. With secret participation a device sends its vector with `signal_probability`, and noise always. With
+    correlated noise `new_noise_share` of the devices' noise variance is new; the rest repeats earlier rounds, and c is
+    that of the new noise.
     """
 
     weights: FloatArray
@@ -131,6 +133,7 @@ class RoundDesign:
     noise_axes: int = 1
     combiner: ComplexArray | None = None
     signal_probability: float = 1.0
+    new_noise_share: float = 1.0
 
     @property
     def uses_tdma(self) -> bool:
@@ -201,6 +204,16 @@ def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayL
         # A device that does not hold a class has nothing to protect in it.
         required = np.where(idle, 0.0, required)
     del idle
+    return _designed(links, channel, required, rule)
+
+
+def design_shares(links: Links, channel: ComplexArray, noise_var: FloatArray) -> RoundDesign:
+    """The optimal gains for links in which every device adds noise of a given variance `[device, row]`, in units of
+    the estimate, also a device that sends no vector."""
+    return _designed(links, channel, noise_var, OwnNoise())
+
+
+def _designed(links: Links, channel: ComplexArray, required: FloatArray, rule: Trust) -> RoundDesign:
     inverse_scale = rule.inverse_scale_sq(links, required)
     effective = effective_noise_var(links, required, rule, inverse_scale)
     scale_sq = np.where(np.isfinite(effective), divide_or(np.ones(()), inverse_scale, 0.0), 0.0)
@@ -239,7 +252,7 @@ def noise_by_trust(
     With TDMA a device's slots contain no other device's noise. `declared` may be a trust model of the user's own.
     """
     sent, scale_sq = design.rx_scale > 0, design.rx_scale**2
-    own = np.abs(design.noise_gain * channel[:, None]) ** 2
+    own = np.abs(design.noise_gain * channel[:, None]) ** 2 * design.new_noise_share
     together = own if design.uses_tdma else own.sum(axis=0)
     at_receiver = counted_by_trust(own, together, channel_noise_var, declared)
     return {

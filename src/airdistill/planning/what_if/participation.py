@@ -43,10 +43,10 @@ class ParticipationComparison:
 def participation_comparison(
     uplink: Uplink, num_rounds: int, forecast_of: Callable[[Uplink], RoundForecast]
 ) -> ParticipationComparison | None:
-    """Compare known Poisson sampling, or a user's own model, with all devices; None for other participation."""
+    """Compare known Poisson sampling, cyclic participation or a user's own model, with all devices; None for others."""
     sampled = uplink.participation
-    if sampled.everyone or sampled.changes_weights:
-        return None
+    if sampled.everyone or sampled.changes_weights or uplink.correlation is not None:
+        return None  # correlated noise is compared with independent noise
     devices = sampled.masks(num_rounds, num_rounds).sum(axis=1)
     rounds = sampled.rounds_joined(num_rounds)
     assert isinstance(uplink, GradientUplink | SuperposedUplink)

@@ -1,0 +1,178 @@
+"""Clipped vectors with correlated noise: every device adds the same share of it in every round.
+
+Shares are in units of the estimate, |h_j P2_j|²/λ², so that the sum of the devices' noise is E⁻¹z again whatever the
+channels are. Each round scales all of it, signal and noise, to what the weakest device can send: the closed form of
+`own_noise`, with every device's share in place of its requirement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.planning.correlated_noise import PrefixErrors, prefix_variance
+from airdistill.planning.transceiver.design import (
+    Links,
+    RoundDesign,
+    design_shares,
+    effective_noise_var,
+    noise_by_trust,
+)
+from airdistill.planning.transceiver.gradient import GradientUplink
+from airdistill.privacy.correlation import Correlation
+from airdistill.privacy.release import Release
+from airdistill.privacy.trust import FleetNoise, OwnNoise
+
+
+@dataclass(frozen=True)
+class CorrelatedShift:
+    """Σ_{u≤t} (Σ_{s≤u} e_{u−s} w_s s)², what t rounds reveal of a shift that is the same in every round."""
+
+    uplink: CorrelatedUplink
+    sensitivity: FloatArray
+
+    def after(self, num_rounds: int) -> FloatArray:
+        return np.asarray(self._squared(num_rounds).sum(axis=0)[:, None])
+
+    def at(self, round_index: int) -> FloatArray:
+        return np.asarray(self._squared(round_index)[-1][:, None])
+
+    def linear_from(self, most: int) -> int:
+        return min(1, most)
+
+    def _squared(self, num_rounds: int) -> FloatArray:
+        return np.asarray((self.uplink.revealed(num_rounds) * self.sensitivity) ** 2)
+
+
+@dataclass(frozen=True)
+class CorrelatedUplink(GradientUplink):
+    """The same vectors with noise E⁻¹z. What is required and counted is the variance of z, in units of the estimate.
+
+    `typical_power_w` |h_j|²P_j `[device]` is what the shares are planned for; devices that a round leaves out send
+    their noise all the same.
+    """
+
+    matrix: Correlation
+    typical_power_w: FloatArray
+
+    @property
+    def correlation(self) -> Correlation:
+        return self.matrix
+
+    def shift(self, model: str) -> CorrelatedShift:
+        return CorrelatedShift(self, self.payload.sensitivity(model))
+
+    def revealed(self, num_rounds: int) -> FloatArray:
+        """Σ_s e_{t−s} w_s, `[round, device]`."""
+        size = max(64, 1 << (num_rounds - 1).bit_length())
+        if size not in self._revealed:
+            self._revealed[size] = self.correlation.revealed(self._weights_until(size))
+        return self._revealed[size][:num_rounds]
+
+    @cached_property
+    def _revealed(self) -> dict[int, FloatArray]:
+        return {}
+
+    def _weights_until(self, num_rounds: int) -> FloatArray:
+        """The weights of rounds 1 to T, `[round, device]`."""
+        for index in range(len(self._weights_of_rounds) + 1, num_rounds + 1):
+            self._weights_of_rounds.append(self._weights(index))
+        return np.array(self._weights_of_rounds[:num_rounds]).reshape(num_rounds, self.fleet.num_devices)
+
+    @cached_property
+    def _weights_of_rounds(self) -> list[FloatArray]:
+        return []
+
+    def required(self, num_rounds: int) -> FloatArray:
+        return np.asarray(self.shift(self.model).after(num_rounds) / self.fleet.mu[:, None] ** 2)
+
+    def shares(self, num_rounds: int) -> FloatArray:
+        """The variance of each device's new noise in every round, `[device, row]`.
+
+        If the whole fleet's noise counts, in proportion to the power that a typical signal leaves.
+        """
+        required = self.required(num_rounds)
+        if self.trust == OwnNoise.name:
+            return required
+        variance = float(self.correlation.noise_variance(num_rounds).mean())
+        weights = self._weights_until(num_rounds).max(axis=0)[:, None]
+        links = Links(weights, self.typical_power_w, self.channel_noise_var, self.energy_slots)
+        rule, needed = FleetNoise(), np.full_like(required, required.max() * variance)
+        inverse = rule.inverse_scale_sq(links, needed)
+        scale_sq = divide_or(np.ones(()), inverse, 0.0)
+        divided = rule.received_noise(links, needed, scale_sq)
+        return np.asarray(required.max() * divide_or(divided, divided.sum(axis=0), 1.0 / len(divided)))
+
+    def design(
+        self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
+    ) -> RoundDesign:
+        del spent
+        links = self._links_with_noise(channel, self._weights(round_index))
+        shares, variance = self._shares_of(num_rounds), self._variance(num_rounds, round_index)
+        made = design_shares(links, channel, shares * variance)
+        counts_own = self.trust == OwnNoise.name
+        counted = np.where(made.rx_scale > 0, shares if counts_own else shares.sum(axis=0), np.inf)
+        return replace(
+            made,
+            counted_noise_var=np.broadcast_to(counted, shares.shape),
+            required_noise_var=shares.sum(axis=0) * variance,
+            new_noise_share=1.0 / variance,
+        )
+
+    def _shares_of(self, num_rounds: int) -> FloatArray:
+        if num_rounds not in self._shares:
+            self._shares[num_rounds] = self.shares(num_rounds)
+        return self._shares[num_rounds]
+
+    @cached_property
+    def _shares(self) -> dict[int, FloatArray]:
+        return {}
+
+    def _variance(self, num_rounds: int, round_index: int) -> float:
+        return float(self.correlation.noise_variance(max(num_rounds, round_index))[round_index - 1])
+
+    def _links_with_noise(self, channel: ComplexArray, weights: FloatArray) -> Links:
+        power_w = self.fleet.peak_power_w
+        return Links.weighted(weights[:, None], self.energy_slots, channel, power_w, self.channel_noise_var)
+
+    def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
+        def noise_var(num_rounds: int) -> FloatArray:
+            shares, variance = self._shares_of(num_rounds), self.correlation.noise_variance(num_rounds)
+            found = []
+            for draw, channel in enumerate(channels):
+                links = self._links_with_noise(channel, self._weights(draw % num_rounds + 1))
+                found.append(effective_noise_var(links, shares * variance[draw % num_rounds], OwnNoise()))
+            return np.stack(found)
+
+        return noise_var
+
+    def privacy_noise_var(self, num_rounds: int) -> FloatArray:
+        variance = self.correlation.noise_variance(num_rounds).mean()
+        return np.asarray(self._shares_of(num_rounds).sum(axis=0) * variance)
+
+    def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
+        """Of the new noise only. The receiver noise is white: no trust model counts it."""
+        return noise_by_trust(design, channel, 0.0, self.trust)
+
+    def release(self, design: RoundDesign, channel: ComplexArray, round_index: int) -> Release:
+        carried = self.correlation.carried(self._weights_until(round_index - 1))[:, None]
+        return replace(super().release(design, channel, round_index), carried_weights=carried)
+
+    def prefix_errors(self, num_rounds: int, step_sizes: FloatArray) -> PrefixErrors:
+        """The error of the model that the devices' noise predicts, beside that of independent noise."""
+        error = float(self._shares_of(num_rounds).sum()) * prefix_variance(self.correlation, step_sizes)
+        moved = self.payload.sensitivity(self.model) ** 2 / self.fleet.mu**2
+
+        def without(weights: FloatArray) -> FloatArray:
+            alone = (weights**2).sum(axis=0) * moved
+            noise = alone.sum() if self.trust == OwnNoise.name else alone.max()
+            return np.asarray(noise * np.cumsum((step_sizes / step_sizes[0]) ** 2))
+
+        independent = without(self._weights_until(num_rounds))
+        of_all = without(np.broadcast_to(self._nominal, (num_rounds, self.fleet.num_devices)))
+        numbers = (error.mean(), error[-1], independent.mean(), independent[-1], of_all.mean())
+        return PrefixErrors(*(float(number) for number in numbers))
