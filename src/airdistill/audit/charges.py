@@ -52,6 +52,9 @@ class Charges:
     def see(self, this: Released, entry: Release) -> None:
         """Compare one entry, and add what its round has really cost."""
         self._compare("weights", this.index, entry.weights, this.weights)
+        carried = this.carried_weights
+        if carried is not None and entry.carried_weights is not None:
+            self._compare("carried weights", this.index, entry.carried_weights, carried)
         for model, sensitivity in this.sensitivities.items():
             self._compare(f"sensitivity ({model})", this.index, entry.sensitivity[model], sensitivity)
         for trust, noise in this.counted.items():
@@ -60,11 +63,12 @@ class Charges:
             self._compare(f"counted noise ({trust})", this.index, recorded, noise, more_is_less=True)
         weights, counted = this.weights, dict(this.counted)
         if self._own_gains:
-            weights, counted = entry.weights, dict(entry.counted_noise_var)
+            weights, carried, counted = entry.weights, entry.carried_weights, dict(entry.counted_noise_var)
         elif self._own_trust:
             counted[self._header.trust] = entry.counted_noise_var[self._header.trust]
         sensitivity = this.sensitivities[self._header.sensitivity]
-        self.spent = self.spent + _price(weights, sensitivity, counted[self._header.trust])
+        revealed = weights if carried is None else weights + carried
+        self.spent = self.spent + _price(revealed, sensitivity, counted[self._header.trust])
         if self._subsampled is not None:
             self._subsampled = self._subsampled.after(Release(this.index, weights, this.sensitivities, counted))
         self.num_releases += 1
@@ -128,7 +132,7 @@ class Charges:
         by_rows: dict[str, FloatArray] = {self._header.rows: self.spent} if of_this_run else {}
         for rows, release in earlier:
             trust = self._header.trust if self._header.trust in release.counted_noise_var else OwnNoise.name
-            cost = _price(release.weights, release.sensitivity[model], release.counted_noise_var[trust])
+            cost = _price(release.revealed_weights, release.sensitivity[model], release.counted_noise_var[trust])
             by_rows[rows] = by_rows[rows] + cost if rows in by_rows else cost
         total = np.zeros(self._header.num_devices)
         for cost in by_rows.values():

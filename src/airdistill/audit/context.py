@@ -7,7 +7,7 @@ gives a lower bound on the privacy loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.trust import trust_named
 from airdistill.radio.charged_round import charge_round
 from airdistill.radio.discrete_noise import SecureNoise, secure_grid
+from airdistill.radio.noise_memory import NoiseMemory
 from airdistill.radio.receivers import Receiver, estimate_by
 from airdistill.radio.superposition import (
     Noise,
@@ -90,6 +91,27 @@ class Link:
         """The `NoiseSource` of simulation: the noise that a run of this plan draws with that seed."""
         radio, length = self.plan.scenario.radio, self.plan.uplink.vector_length
         return RoundNoise.seeded(seed, round_index, design, length, radio.noise_power, radio.noise)
+
+    def transcript_noise(self, source: NoiseSource | None = None) -> NoiseSource:
+        """A source for whole transcripts, by default of a simulation: noise may be correlated over their rounds.
+
+        Ask it for the rounds of one transcript in turn, from the first on.
+        """
+        new = source or self.seeded_noise
+        if self.plan.uplink.correlation is None:
+            return new
+        memories: dict[str, NoiseMemory] = {}
+
+        def draw(seed: int, round_index: int, design: RoundDesign) -> Noise:
+            if round_index == 1:
+                memory = NoiseMemory.of(self.plan)
+                assert memory is not None
+                memories["latest"] = memory
+            noise = new(seed, round_index, design)
+            assert isinstance(noise, RoundNoise)  # secure noise is not correlated
+            return replace(noise, artificial=memories["latest"].correlated(round_index, noise.artificial.real))
+
+        return draw
 
     def production_noise(self, seed: int, round_index: int, design: RoundDesign, known: ComplexArray) -> Noise:
         """The noise as a run of this plan draws it: seeded, or secure and new each time."""
@@ -237,8 +259,25 @@ class AuditContext:
         return self.dataset.y_train[self.indices[self.device]]
 
     def counted_noise_var(self) -> FloatArray:
-        """c of the audited device, `[round, row]`, in units in which it has its nominal weight."""
+        """c of the audited device, `[round, row]`, in units in which it has its nominal weight.
+
+        With correlated noise that of each round's new noise, in units of the estimate.
+        """
         return np.stack([self.link.counted_noise_var(this) for this in self.rounds])
+
+    def without_repeated_noise(self, rounds: Sequence[FloatArray]) -> list[FloatArray]:
+        """What a server computes that removes the noise which rounds repeat: Σ_s e_{t−s} y_s, from y of rounds 1, 2, …
+
+        With independent noise the rounds themselves.
+        """
+        correlation = self.plan.uplink.correlation
+        if correlation is None:
+            return list(rounds)
+        factors = correlation.coefficients(len(rounds))
+        return [
+            np.asarray(sum(factors[last - each] * rounds[each] for each in range(last + 1) if factors[last - each]))
+            for last in range(len(rounds))
+        ]
 
 
 def replay(
@@ -263,9 +302,10 @@ def replay(
     receiver, rounds, received, broadcasts, seen = receiver_of(plan, public, engine), [], [], [], []
     inputs = Inputs(data_digest(dataset, public))
     ledger = Ledger(replace(ledger_header(plan, scheme.name, "private", inputs), enforced=False))
+    memory = NoiseMemory.of(plan)
     for index in range(1, num_rounds + 1):
         seed_torch(scenario, index)
-        charged = charge_round(plan, ledger, source, index)
+        charged = charge_round(plan, ledger, source, index, memory=memory)
         channel, design = charged.channel, charged.design
         known = round_estimate(scenario, channel, index)
         vectors = protocol.vectors(fleet, index, devices)

@@ -2,7 +2,8 @@
 
 The exact audit trusts the counted variance c. This part draws the noise by the production code, round by round, keeps
 the noise that the trust model counts, and attacks the worst pair with the optimal test,
-Λ = Σ⟨y − (m + m')/2, m' − m⟩/c, which is N(∓μ²/2, μ²) for Gaussian noise of variance c. Three statistics are checked:
+Λ = Σ⟨y − (m + m')/2, m' − m⟩/c, which is N(∓μ²/2, μ²) for Gaussian noise of variance c. Of noise that is correlated
+over rounds the repeated part is removed first, from y and from the means alike. Three statistics are checked:
 
 * the attack's AUC against Φ(μ/√2). For a tiny or a huge μ the AUC does not depend on the noise, and so the pair is also
   moved along its own line to a distance of μ = 1.5, where the AUC is most sensitive;
@@ -131,9 +132,15 @@ class _PairRound:
     rows: IntArray
 
     @property
-    def whitened_shift(self) -> FloatArray:
-        """(m' − m)/√c, `[row, entry]`."""
-        return np.asarray((self.means[1] - self.means[0]) / np.sqrt(self.counted)[:, None])
+    def deviation(self) -> FloatArray:
+        """√c, `[row, 1]`."""
+        return np.asarray(np.sqrt(self.counted)[:, None])
+
+
+def _whitened(context: AuditContext, pairs: list[_PairRound], rounds: list[FloatArray]) -> list[FloatArray]:
+    """What was received in rounds, `[row, entry]` each, in units of independent noise of variance 1."""
+    new = context.without_repeated_noise(rounds)
+    return [np.asarray(each / pair.deviation) for each, pair in zip(new, pairs, strict=True)]
 
 
 def audit_empirically(
@@ -148,7 +155,7 @@ def audit_empirically(
     if isinstance(neighbour, ConstructedPair):
         followed = constant(context, neighbour)
     else:
-        followed = follow(context, [neighbour], seed, context.link.seeded_noise, keep_vectors=True)
+        followed = follow(context, [neighbour], seed, context.link.transcript_noise(), keep_vectors=True)
     pairs = [
         pair
         for this, vectors in zip(context.rounds, followed.vectors, strict=True)
@@ -164,20 +171,26 @@ def audit_empirically(
 def production_source(context: AuditContext) -> NoiseSource:
     """The noise as a run draws it, for the channels of the audited rounds."""
     channels = {this.index: this.known for this in context.rounds}
-    return lambda seed, index, design: context.link.production_noise(seed, index, design, channels[index])
+    return context.link.transcript_noise(
+        lambda seed, index, design: context.link.production_noise(seed, index, design, channels[index])
+    )
 
 
 def _pair_round(context: AuditContext, this: AirRound, vectors: FloatArray) -> _PairRound | None:
-    """The pair in one round; None if the device sends no row with counted noise."""
+    """The pair in one round; None if the device sends no row with counted noise.
+
+    A round with correlated noise reveals earlier vectors, whether the device sends one or not.
+    """
     counted = context.link.counted_noise_var(this)
     now, nominal = this.design.weights[context.device], context.link.nominal_weights()[context.device]
-    rows = np.flatnonzero((now > 0) & np.isfinite(counted) & (counted > 0))
+    is_joint = context.plan.uplink.correlation is not None
+    rows = np.flatnonzero(((now > 0) | is_joint) & np.isfinite(counted) & (counted > 0))
     if not len(rows):
         return None
     # Counted noise is in units of the nominal weight; the received sum has the weight of this round, scaled by the
     # residual CSI misalignment.
     gain = context.link.gain(this)[rows]
-    as_sent = counted[rows] * (gain / nominal[rows]) ** 2
+    as_sent = counted[rows] * (np.ones(len(rows)) if is_joint else (gain / nominal[rows]) ** 2)
     means = [gain[:, None] * vector[rows] for vector in vectors]
     return _PairRound(this, (vectors[0], vectors[1]), (means[0], means[1]), as_sent, rows)
 
@@ -204,13 +217,14 @@ def _attack(
     source: NoiseSource,
     on_progress: OnProgress,
 ) -> EmpiricalAudit:
-    mu = float(np.sqrt(sum(float((pair.whitened_shift**2).sum()) for pair in pairs)))
-    lines, along = _unit_line(pairs, mu), np.zeros((2, num_trials))
+    shifts = _whitened(context, pairs, [pair.means[1] - pair.means[0] for pair in pairs])
+    mu = float(np.sqrt(sum(float((shift**2).sum()) for shift in shifts)))
+    lines, along = _unit_line(shifts, mu), np.zeros((2, num_trials))
     squares, products = [np.zeros(len(pair.rows)) for pair in pairs], _Products()
     for trial in range(num_trials):
         for side in (0, 1):
             seed = transcript_seed(options, f"audit-trial-{side}", trial)
-            residuals = [_residual(context, pair, side, seed, source) for pair in pairs]
+            residuals = _whitened(context, pairs, [_residual(context, pair, side, seed, source) for pair in pairs])
             for place, residual in enumerate(residuals):
                 along[side, trial] += float((residual * lines[place]).sum())
                 squares[place] += (residual**2).sum(axis=1)
@@ -277,19 +291,19 @@ def _largest(products: FloatArray, num_draws: int) -> Correlation:
     return Correlation(float(off_diagonal.max()), float(min(1.0, limit)))
 
 
-def _unit_line(pairs: list[_PairRound], mu: float) -> list[FloatArray]:
+def _unit_line(shifts: list[FloatArray], mu: float) -> list[FloatArray]:
     """Unit direction, over all rounds, from the whitened means of D to those of D'; arbitrary if they are equal."""
     if mu > 0:
-        return [pair.whitened_shift / mu for pair in pairs]
-    size = sum(pair.means[0].size for pair in pairs)
-    return [np.full(pair.means[0].shape, size**-0.5) for pair in pairs]
+        return [shift / mu for shift in shifts]
+    size = sum(shift.size for shift in shifts)
+    return [np.full(shift.shape, size**-0.5) for shift in shifts]
 
 
 def _residual(context: AuditContext, pair: _PairRound, side: int, seed: int, source: NoiseSource) -> FloatArray:
-    """(y − m)/√c of one round and trial with D (side 0) or D' (side 1), `[row, entry]`, by the production code."""
+    """y − m of one round and trial with D (side 0) or D' (side 1), `[row, entry]`, by the production code."""
     noise = context.link.counted_part(source(seed, pair.this.index, pair.this.design))
     seen = context.link.seen(pair.this, pair.vectors[side], noise)[pair.rows]
-    return np.asarray((seen - pair.means[side]) / np.sqrt(pair.counted)[:, None])
+    return np.asarray(seen - pair.means[side])
 
 
 def _ratios(along: FloatArray, mu: float) -> tuple[FloatArray, FloatArray]:

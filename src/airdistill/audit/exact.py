@@ -4,6 +4,8 @@ Given the past broadcasts, round t releases a Gaussian whose mean differs by w(q
 log-likelihood ratio of the whole transcript is therefore known exactly, and μ_t² = Σ_s Σ_k ‖shift_s,k‖²/c_s,k is the
 privacy loss of the rounds up to t along this transcript. If the bounds that the certificate composes are valid, no
 transcript exceeds the certified μ_t. The smallest μ_t over many transcripts estimates a lower bound on the true one.
+With noise that is correlated over rounds the ratio is that of all rounds jointly: shifts and noise are multiplied by E,
+which makes the noise independent.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from airdistill.arrays import FloatArray, divide_or
 from airdistill.audit.certificate import Guarantee, declared_name, guarantee_of, reference_bounds
 from airdistill.audit.context import AuditContext
-from airdistill.audit.neighbours import Followed, Neighbour, NeighbouringPair
+from airdistill.audit.neighbours import Followed, Neighbour, NeighbouringPair, squared_joint_shift
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.schemes.protocol import BaseProtocol, ConstructedPair
@@ -148,7 +150,7 @@ def choose_worst(
         on_progress("candidates tried", done, len(context.rounds))
 
     seed = transcript_seed(options, "audit-choice", 0)
-    followed = NeighbouringPair(context, candidates).follow(seed, context.link.seeded_noise, on_round=tell)
+    followed = NeighbouringPair(context, candidates).follow(seed, context.link.transcript_noise(), on_round=tell)
     mu = measured_mu(context, followed)[-1]
     chosen = []
     for relation in ("record", "device"):
@@ -160,7 +162,8 @@ def choose_worst(
 def measured_mu(context: AuditContext, followed: Followed) -> FloatArray:
     """μ_t after each round, `[round, neighbour]`; infinite if a row moved without counted noise."""
     weights = context.link.nominal_weights()[context.device]
-    moved = weights**2 * followed.squared_shift
+    joint = followed.squared_joint_shift
+    moved = weights**2 * followed.squared_shift if joint is None else joint
     counted = context.counted_noise_var()[:, None]
     cost = np.where(moved > 0, divide_or(moved, np.broadcast_to(counted, moved.shape), np.inf), 0.0)
     return np.asarray(np.sqrt(np.cumsum(cost.sum(axis=-1), axis=0)))
@@ -177,7 +180,7 @@ def audit_exactly(
     guarantee, learners, transcripts = guarantee_of(context), NeighbouringPair(context, chosen), []
     for index in range(options.transcripts):
         seed = transcript_seed(options, "audit-transcript", index)
-        transcripts.append(learners.follow(seed, context.link.seeded_noise))
+        transcripts.append(learners.follow(seed, context.link.transcript_noise()))
         on_progress("transcripts followed", index + 1, options.transcripts)
     bounds = reference_bounds(context, guarantee)
     pairs = [_pair(context, transcripts, place, pair, guarantee, bounds) for place, pair in enumerate(chosen)]
@@ -206,9 +209,12 @@ def constructed_pairs(context: AuditContext, options: AuditOptions) -> list[Cons
 
 def constant(context: AuditContext, pair: ConstructedPair) -> Followed:
     """A pair of vectors that is the same in every round, along any transcript."""
-    shift = ((pair.vectors[1] - pair.vectors[0]) ** 2).sum(axis=-1)
-    num_rounds = len(context.rounds)
-    return Followed(np.tile(shift, (num_rounds, 1, 1)), (pair.vectors,) * num_rounds)
+    moved = (pair.vectors[1] - pair.vectors[0])[None]
+    num_rounds, weighted = len(context.rounds), list[FloatArray]()
+    if context.plan.uplink.correlation is not None:
+        weighted = [this.design.weights[context.device][:, None] * moved for this in context.rounds]
+    shift = np.tile((moved**2).sum(axis=-1), (num_rounds, 1, 1))
+    return Followed(shift, (pair.vectors,) * num_rounds, squared_joint_shift(context, weighted))
 
 
 def _pair(

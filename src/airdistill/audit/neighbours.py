@@ -148,11 +148,13 @@ _REPLACEMENTS: dict[str, Callable[[AuditContext, int, Samples, np.random.Generat
 class Followed:
     """One transcript: unweighted ‖q(D) − q(D')‖², `[round, neighbour, row]`, and the vectors that learners sent.
 
-    `vectors[round]` is `[1 + neighbour, row, entry]`, D first; empty unless requested.
+    `vectors[round]` is `[1 + neighbour, row, entry]`, D first; empty unless requested. With correlated noise
+    `squared_joint_shift` are the weighted ‖Σ_s e_{t−s} w_s (q_s(D) − q_s(D'))‖² of all rounds together.
     """
 
     squared_shift: FloatArray
     vectors: tuple[FloatArray, ...] = ()
+    squared_joint_shift: FloatArray | None = None
 
 
 def follow(
@@ -164,6 +166,13 @@ def follow(
 ) -> Followed:
     """Follow one transcript with fresh learners."""
     return NeighbouringPair(context, neighbours).follow(noise_seed, noise_source, keep_vectors)
+
+
+def squared_joint_shift(context: AuditContext, weighted: Sequence[FloatArray]) -> FloatArray | None:
+    """‖Σ_s e_{t−s} d_s‖², `[round, neighbour, row]`, from d `[neighbour, row, entry]` of every round; None without."""
+    if not weighted:
+        return None
+    return np.stack([(each**2).sum(axis=-1) for each in context.without_repeated_noise(weighted)])
 
 
 class NeighbouringPair:
@@ -205,11 +214,15 @@ class NeighbouringPair:
         context = self._context
         # The knowledge of a class without samples is undefined.
         held = (context.link.nominal_weights()[context.device] > 0)[:, None]
-        shifts, kept, receiver = [], [], receiver_of(context.plan, context.public, context.engine)
+        shifts, kept, weighted = [], [], list[FloatArray]()
+        receiver = receiver_of(context.plan, context.public, context.engine)
         self._restart()
         for this in context.rounds:
             vectors = self._vectors(this.index)
-            shifts.append((np.where(held, vectors[1:] - vectors[0], 0.0) ** 2).sum(axis=-1))
+            moved = np.where(held, vectors[1:] - vectors[0], 0.0)
+            shifts.append((moved**2).sum(axis=-1))
+            if context.plan.uplink.correlation is not None:
+                weighted.append(this.design.weights[context.device][:, None] * moved)
             if this.index < len(context.rounds):  # learning after the last broadcast has no effect
                 noise = noise_source(noise_seed, this.index, this.design)
                 received = context.link.received(this, vectors[0], noise)
@@ -218,7 +231,7 @@ class NeighbouringPair:
                 kept.append(vectors)
             if on_round is not None:
                 on_round(this.index)
-        return Followed(np.stack(shifts), tuple(kept))
+        return Followed(np.stack(shifts), tuple(kept), squared_joint_shift(context, weighted))
 
     def _restart(self) -> None:
         for fleet, state in zip(self._fleets, self._initial, strict=True):

@@ -18,7 +18,7 @@ from scipy.special import betaincinv, ndtri
 from airdistill.arrays import FloatArray
 from airdistill.audit.empirical import Correlation, variance_interval
 from airdistill.audit.membership import LEVEL, Interval
-from airdistill.audit.redrawn import redrawn_noise
+from airdistill.audit.redrawn import RedrawnNoise
 from airdistill.audit.released import Released
 
 NUM_TESTS = 6  # lowest row, all rows, rounds, rows, worst direction, other runs of the chain
@@ -59,6 +59,8 @@ class RecordedNoise:
         self._own_gains = own_gains
         self._rows: list[tuple[int, float]] = []  # round, recorded over expected variance
         self._length = 0
+        self._fewer_draws = 1.0
+        self._redrawn = RedrawnNoise()
         self._numbers = 0
         self.num_redrawn = 0
         self.num_left_out = 0
@@ -77,6 +79,8 @@ class RecordedNoise:
         measured, length = _numbers(record["measured_noise_var"]), this.plan.uplink.vector_length
         self._length, self._inexact = length, this.known is not this.channel
         expected = _numbers(record["predicted_noise_var"], np.inf) if self._own_gains else this.noise_var()
+        if this.repeats is not None and not self._rows:
+            self._fewer_draws = this.repeats.fewer_draws
         known = np.isfinite(measured) & np.isfinite(expected) & (expected > 0)
         self._rows += [(this.index, float(ratio)) for ratio in measured[known] / expected[known]]
         self._check_predictions(this, record)
@@ -132,12 +136,12 @@ class RecordedNoise:
     def _redraw(self, this: Released, measured: FloatArray) -> None:
         """Compare ‖r̂ − q'‖ with the norm of the noise drawn again; misaligned signals may add their part."""
         size = (1 + int(np.count_nonzero(this.design.noise_gain.any(axis=1)))) * measured.size * self._length
-        if self._own_gains or self._numbers + size > _MOST_NUMBERS:
+        if self._own_gains or self._numbers + size > _MOST_NUMBERS or not self._redrawn.can_follow(this):
             self.num_left_out += 1
             return
         self._numbers += size
         self.num_redrawn += 1
-        drawn = np.sqrt((redrawn_noise(this) ** 2).sum(axis=1))
+        drawn = np.sqrt((self._redrawn.of(this) ** 2).sum(axis=1))
         recorded = np.sqrt(measured * self._length)
         allowed = _REDRAWN * drawn + _ROUNDING * this.plan.uplink.largest_norm + this.largest_misalignment()
         wrong = np.isfinite(drawn) & ~(np.abs(recorded - drawn) <= allowed)
@@ -152,10 +156,12 @@ class RecordedNoise:
         if not self._rows:
             return None
         ratios = np.array([ratio for _, ratio in self._rows])
-        lowest, total = int(np.argmin(ratios)), float(ratios.sum() * self._length)
+        lowest = int(np.argmin(ratios))
+        entries = self._length * len(ratios)
+        told = max(1, round(entries / self._fewer_draws))
         looks = NUM_TESTS // 2  # of one side of an interval at LEVEL
         return NoiseVariance(
-            pooled=variance_interval(total, self._length * len(ratios), looks),
+            pooled=variance_interval(float(ratios.sum() * self._length) * (told / entries), told, looks),
             lowest_row=variance_interval(float(ratios[lowest] * self._length), self._length, looks * len(ratios)),
             lowest_round=self._rows[lowest][0],
             num_entries=self._length * len(ratios),

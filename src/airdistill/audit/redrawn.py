@@ -34,8 +34,33 @@ def entry_keys(ledger: Ledger) -> list[str]:
     return [f"{origin}-{entry}" if origin else "" for entry in range(1, entries + 1)]
 
 
+class RedrawnNoise:
+    """The noise of recorded rounds, one after the other: correlated noise depends on that of the rounds before."""
+
+    def __init__(self) -> None:
+        self._of_devices: dict[int, FloatArray] = {}  # by round, in units of the estimate
+
+    def can_follow(self, this: Released) -> bool:
+        """Whether the noise that a round repeats was drawn again."""
+        return this.repeats is None or all(index in self._of_devices for index in range(1, this.index))
+
+    def of(self, this: Released) -> FloatArray:
+        """The noise of the estimate, r̂ − q', `[row, entry]`: NaN for a row that was not sent."""
+        if this.repeats is None:
+            return redrawn_noise(this)
+        shape = (this.design.noise_gain.shape[1], this.plan.uplink.vector_length)
+        total, scale = np.zeros(shape), this.design.rx_scale[:, None]
+        unit = scale * np.sqrt(this.repeats.variances[this.index - 1])
+        for device in np.flatnonzero(this.design.noise_gain.any(axis=1)).tolist():
+            total += this.arriving_gain()[device].real[:, None] / unit * _normal(this, _ARTIFICIAL, shape, device)
+        for index in range(1, this.index):
+            total -= this.repeats.matrix[this.index - 1, index - 1] * self._of_devices[index]
+        self._of_devices[this.index] = total
+        return np.asarray(total + _receiver_noise(this, shape) / scale)
+
+
 def redrawn_noise(this: Released) -> FloatArray:
-    """The noise of the estimate, r̂ − q', `[row, entry]`: NaN for a row that was not sent."""
+    """The same of a round with independent noise."""
     parts = _received_noise(this)
     if not this.plan.uplink.uses_tdma:
         return np.where(this.sent[:, None], parts[0] / np.where(this.sent, this.design.rx_scale, 1.0)[:, None], np.nan)

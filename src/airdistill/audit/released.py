@@ -2,8 +2,9 @@
 
 The gains come from the plan's own design. Everything that a guarantee is computed from is written here a second time,
 from the theory and not from the code that charges: weights from class counts, sensitivities, counted noise from
-|h_j P2_j|²/λ² and σ_n²/λ², and the variance of the received noise. Three things are taken over: the grid of secure
-noise, which is an agreement and no formula; counted noise against several antennas; and payloads of the user's own.
+|h_j P2_j|²/λ² and σ_n²/λ², what correlated noise repeats, and the variance of the received noise. Four things are taken
+over: the grid of secure noise, which is an agreement and no formula; the numbers that define a matrix of correlated
+noise; counted noise against several antennas; and payloads of the user's own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.channel.csi import ChannelError, round_estimate
@@ -35,6 +37,7 @@ class Replan:
     def __init__(self, plan: Plan, source: ChannelSource) -> None:
         self._plan, self._source = plan, source
         self._drifts: list[FloatArray] = []
+        self._repeats = Repeats.of(plan)
 
     def released(self, index: int, spent: FloatArray, entry_key: str) -> Released:
         """Round `index` after earlier rounds have cost `spent` `[device, row]`; the key is that of its ledger entry."""
@@ -42,7 +45,7 @@ class Replan:
         known = round_estimate(plan.scenario, channel, index)
         planned = plan.design(known, index, spent)
         grid = secure_grid(plan, planned, known, index) if plan.scenario.privacy.noise == "secure" else None
-        return Released(plan, index, channel, known, planned, self._drift(index), grid, entry_key)
+        return Released(plan, index, channel, known, planned, self._drift(index), grid, entry_key, self._repeats)
 
     def _drift(self, index: int) -> FloatArray:
         """D_t of theory section 1, `[device, 1]`: how far one record has moved the parameters when round t starts."""
@@ -53,6 +56,53 @@ class Replan:
             while len(self._drifts) < index:
                 self._drifts.append(_moved_on(self._drifts[-1], len(self._drifts), payload))
         return self._drifts[min(index, len(self._drifts)) - 1]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What correlated noise does over the rounds of a plan, by dense matrices: E `[round, round]`, and the weights
+    `[round, device]` of all devices, which join by the plan's schedule."""
+
+    matrix: FloatArray
+    weights: FloatArray
+
+    @classmethod
+    def of(cls, plan: Plan) -> Repeats | None:
+        """None if the plan's noise is independent."""
+        stated = plan.uplink.correlation
+        if stated is None:
+            return None
+        lags = np.subtract.outer(np.arange(plan.num_rounds), np.arange(plan.num_rounds))
+        factors = np.zeros(plan.num_rounds)  # by lag
+        for lag in range(1, plan.num_rounds):
+            if stated.kind == "banded":
+                factors[lag] = stated.weights[lag - 1] if lag <= len(stated.weights) else 0.0
+            else:
+                factors[lag] = sum(w * d ** (lag - 1) for w, d in zip(stated.weights, stated.decays, strict=True))
+        factors[0] = 1.0
+        matrix = np.where(lags >= 0, factors[np.abs(lags)], 0.0)
+        each, participation = np.asarray(plan.uplink.nominal_weights[:, 0]), plan.uplink.participation
+        masks = [participation.mask(index) for index in range(1, plan.num_rounds + 1)]
+        joined = np.stack([np.ones(len(each), dtype=bool) if mask is None else mask for mask in masks])
+        kept = np.where(joined, each, 0.0)
+        return cls(matrix, kept / kept.sum(axis=1, keepdims=True))
+
+    def carried(self, index: int) -> FloatArray:
+        """The weights with which a round reveals earlier vectors, `[device, 1]`."""
+        return np.asarray(self.matrix[index - 1, : index - 1] @ self.weights[: index - 1])[:, None]
+
+    @cached_property
+    def variances(self) -> FloatArray:
+        """Of the noise of each round, over that of its new part, `[round]`."""
+        return np.asarray((solve_triangular(self.matrix, np.eye(len(self.matrix)), lower=True) ** 2).sum(axis=1))
+
+    @property
+    def fewer_draws(self) -> float:
+        """By what factor the squares of correlated noise tell less of its variance than independent ones: Σρ²."""
+        noise = solve_triangular(self.matrix, np.eye(len(self.matrix)), lower=True)
+        covariance = noise @ noise.T
+        scale = np.sqrt(np.diag(covariance))
+        return float(((covariance / np.outer(scale, scale)) ** 2).sum() / len(covariance))
 
 
 def _moved_on(drift: FloatArray, index: int, payload: ClassMeans) -> FloatArray:
@@ -100,6 +150,7 @@ class Released:
     drift: FloatArray
     grid: SecureGrid | None
     entry_key: str
+    repeats: Repeats | None = None
 
     @cached_property
     def design(self) -> RoundDesign:
@@ -153,6 +204,11 @@ class Released:
         strong = np.abs(self.known) ** 2 >= uplink.truncation
         active = strong if joined is None else strong & joined
         return np.asarray(active & (np.count_nonzero(active) >= uplink.min_devices))
+
+    @property
+    def carried_weights(self) -> FloatArray | None:
+        """With correlated noise the weights with which the round reveals earlier vectors, `[device, row]`."""
+        return None if self.repeats is None else self.repeats.carried(self.index)
 
     @cached_property
     def sensitivities(self) -> dict[str, FloatArray]:
@@ -208,6 +264,8 @@ class Released:
         if self.design.combiner is not None:
             return {name: uplink.noise_by_trust(self.design, self.known)[name] for name in TRUST_MODELS}
         own, receiver = self._own, uplink.channel_noise_var / self._scale_sq
+        if self.repeats is not None:  # only new noise counts, and the receiver noise is not correlated
+            own, receiver = own / self.repeats.variances[self.index - 1], np.zeros_like(receiver)
         others = own if self._tdma else np.broadcast_to(own.sum(axis=0), own.shape)
         error = ChannelError.of(self.plan.scenario)
         if not error.exact:

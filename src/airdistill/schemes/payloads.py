@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +24,14 @@ from airdistill.radio.receivers import Receiver, make_receiver
 from airdistill.radio.superposition import Reception
 from airdistill.schemes.feature_means import FeatureMeansProtocol
 from airdistill.schemes.protocol import BaseProtocol as BaseProtocol  # for protocols of your own, as the next one
-from airdistill.schemes.protocol import PayloadProtocol, PublicDistillation, kept_tables, mean_by_label, share_right
+from airdistill.schemes.protocol import (
+    ConstructedPair,
+    PayloadProtocol,
+    PublicDistillation,
+    kept_tables,
+    mean_by_label,
+    share_right,
+)
 from airdistill.schemes.protocol import learn_from as learn_from
 from airdistill.schemes.receivers import OwnReceiver, public_receiver
 from airdistill.streams import stream
@@ -108,6 +115,26 @@ class GradientProtocol(BaseProtocol):
     """Gradients clipped per sample, and one step along their noisy mean."""
 
     plan: Plan
+
+    def constructed_pairs(self, device: int, rng: np.random.Generator) -> Sequence[ConstructedPair]:
+        """With correlated noise: mean gradients of opposite directions in every round, as far apart as clipping allows.
+
+        They reach the joint sensitivity, which gradients of real samples, whose directions change, do not.
+        """
+        payload = self.plan.uplink.payload
+        if self.plan.uplink.correlation is None or not isinstance(payload, Gradient):
+            return ()
+        direction = rng.standard_normal((1, payload.vector_length))
+        direction /= np.linalg.norm(direction)
+        ends: dict[Literal["record", "device"], str] = {"record": "class_mean", "device": "device"}
+        return [
+            ConstructedPair(
+                relation,
+                f"constructed: opposite mean gradients of one {relation} in every round",
+                np.stack([sign * 0.5 * payload.sensitivity(model)[device] * direction for sign in (1.0, -1.0)]),
+            )
+            for relation, model in ends.items()
+        ]
 
     def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:  # noqa: ARG002
         payload = self.plan.uplink.payload
