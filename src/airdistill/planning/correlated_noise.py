@@ -18,7 +18,8 @@ from airdistill.arrays import FloatArray
 from airdistill.privacy.correlation import Correlation
 
 _BANDS_OF_EVERYONE = 8  # with all devices in every round; with cycles a device has as many bands as rounds in a cycle
-_BUFFERS = 2  # more of them changed the error by less than 0.1 % from 100 rounds on
+_MOST_BUFFERS = 3
+_WORTH_A_BUFFER = 1e-3  # of ln L; a buffer is as much memory as a vector, on every device
 _LARGEST_DECAY = 0.9999
 _DIGITS = 6  # of the matrix: the last bits of a search depend on the processor
 
@@ -50,21 +51,34 @@ def _best_banded(joined: FloatArray, cycle: int) -> tuple[FloatArray, FloatArray
 
 
 def _best_buffered(joined: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The fewest buffers to which one more adds nothing."""
+    least, best = _with_buffers(joined, 1)
+    for count in range(2, _MOST_BUFFERS + 1):
+        loss, found = _with_buffers(joined, count)
+        if loss > least - _WORTH_A_BUFFER:
+            break
+        least, best = loss, found
+    weights, decays = np.split(best, 2)
+    used = np.round(weights, _DIGITS) > 0
+    return weights[used], decays[used]
+
+
+def _with_buffers(joined: FloatArray, count: int) -> tuple[float, FloatArray]:
+    """The least ln L, and the weights and decays that have it."""
     num_rounds, power = len(joined), np.arange(len(joined) - 1)
 
     def log_loss(x: FloatArray) -> tuple[float, FloatArray]:
-        weights, decays = x[:_BUFFERS], x[_BUFFERS:]
+        weights, decays = np.split(x, 2)
         powers = decays[:, None] ** power
         value, gradient = _log_loss(np.append(1.0, weights @ powers), joined)
         slopes = np.zeros_like(powers)
         slopes[:, 1:] = power[1:] * powers[:, :-1]
         return value, np.append(powers @ gradient, weights * (slopes @ gradient))
 
-    start = np.append(np.full(_BUFFERS, 0.5 / _BUFFERS), 1 - np.geomspace(0.5, 1 / num_rounds, _BUFFERS))
-    limits = [*[(0.0, None)] * _BUFFERS, *[(0.0, _LARGEST_DECAY)] * _BUFFERS]
-    found = _minimised(log_loss, np.minimum(start, _LARGEST_DECAY), limits)
-    used = np.round(found[:_BUFFERS], _DIGITS) > 0
-    return found[:_BUFFERS][used], found[_BUFFERS:][used]
+    slowest = min(1 - 1 / num_rounds, _LARGEST_DECAY)
+    start = np.append(np.full(count, 0.5 / count), 1 - np.geomspace(0.5, 1 - slowest, count))
+    found = _minimised(log_loss, start, [*[(0.0, None)] * count, *[(0.0, _LARGEST_DECAY)] * count])
+    return log_loss(found)[0], found
 
 
 def _minimised(
