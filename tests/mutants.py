@@ -10,13 +10,16 @@ import numpy as np
 
 from airdistill.learning.fleet import LearningFleet
 from airdistill.planning import feature_means
+from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy import ledger as ledger_module
+from airdistill.privacy.correlation import JointRounds
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.release import Release
 from airdistill.radio import charged_round, discrete_noise, superposition
 from airdistill.radio.charged_round import ChargedRound
+from airdistill.radio.noise_memory import NoiseMemory
 from airdistill.radio.superposition import RoundNoise
 from airdistill.runs import simulation
 from airdistill.schemes import feature_means as scheme_of_features
@@ -247,6 +250,45 @@ def seed_fixed(patch):
         return original(f"0/{key}" if key else 0, *given)
 
     _wrapped(patch, superposition, "stream", drawn)
+
+
+def earlier_noise_not_repeated(patch):
+    """Correlated noise whose memory is empty: the noise of every round is new, as strong as it should be."""
+    _wrapped(
+        patch, NoiseMemory, "correlated", lambda original, memory, index, new: (original(memory, index, new), new)[1]
+    )
+
+
+def earlier_vectors_not_charged(patch):
+    """A round with correlated noise charges its own vectors only, and the ledger believes it."""
+
+    def release(original, *given):
+        made = original(*given)
+        return replace(made, carried_weights=np.zeros_like(made.carried_weights))
+
+    _wrapped(patch, CorrelatedUplink, "release", release)
+    patch.setattr(JointRounds, "problem", lambda *_: None)
+
+
+def earlier_vectors_charged_half(patch):
+    """The same by half, and the ledger checks it."""
+
+    def release(original, *given):
+        made = original(*given)
+        return replace(made, carried_weights=made.carried_weights / 2)
+
+    _wrapped(patch, CorrelatedUplink, "release", release)
+
+
+def shares_follow_the_round(patch):
+    """Devices that send a vector leave more of the fleet's noise to the others."""
+
+    def design(original, uplink, channel, num_rounds, index, spent=None):
+        made = original(uplink, channel, num_rounds, index, spent)
+        amplitude = np.where(made.weights > 0, 0.9, 1.1)
+        return replace(made, noise_gain=made.noise_gain * amplitude)
+
+    _wrapped(patch, CorrelatedUplink, "design", design)
 
 
 def noise_of_no_ledger(patch):

@@ -29,6 +29,7 @@ SECURE = "privacy.noise=secure"
 PUBLIC = ("public.samples=30", "public.distill_epochs=1", "learning.local_epochs=1", "learning.rounds=8")
 FEATURES = ("public.samples=30", "public.features=4", "public.distill_epochs=1", "learning.rounds=2")
 SECRET = ("fleet.participation=0.5", "fleet.participation_hidden=true", "fleet.devices=6", "learning.max_rounds=6")
+CORRELATED = ("privacy.correlation=blt", "fleet.sampling=cyclic", "fleet.cycle=3")
 CARRIED = ("privacy.carry_over=true",)
 ALONE = ("fleet.devices=1", "radio.noise_power=1e-20 W")
 # Eight equal devices: without one of them 7/8 of the noise is left.
@@ -114,6 +115,10 @@ MUTANTS = [
         REDRAWN,
     ),
     ("mask_leaked_by_power", "ota_fd", SECRET, "audit", "The recorded power is not that of the plan"),
+    ("earlier_noise_not_repeated", "ota_fl", CORRELATED, "audit", REDRAWN),
+    ("earlier_vectors_not_charged", "ota_fl", CORRELATED, "audit", UNDERCHARGED),
+    ("earlier_vectors_charged_half", "ota_fl", CORRELATED, "run", "carried_weights: must be"),
+    ("shares_follow_the_round", "ota_fl", CORRELATED, "run", "it must be the same in every round"),
     ("epsilon_halved", "ota_fd", (), "audit", "The summary states ε"),
 ]
 
