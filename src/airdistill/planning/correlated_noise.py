@@ -8,7 +8,6 @@ that joins rounds p. E minimises L: over banded Toeplitz matrices (BandMF), or o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -104,30 +103,6 @@ def _log_loss(coefficients: FloatArray, joined: FloatArray) -> tuple[float, Floa
     by_lag = [(back[k:] @ sums[: num_rounds - k], revealed[k:] @ joined[: num_rounds - k]) for k in range(1, bands)]
     slopes = np.array(by_lag).reshape(-1, 2)
     return float(np.log(error) + np.log(squared)), -slopes[:, 0] / error + 2 * slopes[:, 1] / squared
-
-
-@dataclass(frozen=True)
-class PrefixErrors:
-    """The variance per entry of Σ_{s≤t} (η_s/η_1) n_s of the devices' noise: its mean over t, and at t = T.
-
-    `..._if_independent` are those of independent noise with the same participation, trust and (ε, δ), `mean_of_all`
-    that of independent noise and all devices in every round.
-    """
-
-    mean: float
-    last: float
-    mean_if_independent: float
-    last_if_independent: float
-    mean_of_all: float
-
-    @property
-    def gain(self) -> float:
-        """How many times smaller the mean is; below 1 correlation loses."""
-        return self.mean_if_independent / self.mean if self.mean > 0 else 1.0
-
-    @property
-    def last_gain(self) -> float:
-        return self.last_if_independent / self.last if self.last > 0 else 1.0
 
 
 def prefix_variance(correlation: Correlation, step_sizes: FloatArray) -> FloatArray:

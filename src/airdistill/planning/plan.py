@@ -16,17 +16,20 @@ from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, ReceiverError, TrackingError
 from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice
 from airdistill.planning.convergence.truncation import best_truncation, typical_floor
-from airdistill.planning.correlated_noise import PrefixErrors
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.forecast import LIMITING_FACTORS, RoundForecast, forecast_round
 from airdistill.planning.payloads import ClassMeans, payload_named
-from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.uplinks import Choices, correlated_choices, uplink_for
 from airdistill.planning.warnings import assumptions_of, warnings_of
+from airdistill.planning.what_if.correlation import (
+    CorrelationComparison,
+    correlation_comparison,
+    correlation_warnings,
+)
 from airdistill.planning.what_if.participation import (
     AmplificationComparison,
     ParticipationComparison,
@@ -61,6 +64,7 @@ class Plan:
     uplink: Uplink
     participation: ParticipationComparison | None = None
     amplification: AmplificationComparison | None = None
+    correlation: CorrelationComparison | None = None
 
     def __repr__(self) -> str:
         privacy, forecast = self.scenario.privacy, self.forecast
@@ -101,12 +105,6 @@ class Plan:
     def privacy_slack(self, channel: ComplexArray) -> FloatArray:
         """Counted over required noise, minus one, in a round with this channel, `[device, row]`."""
         return self.design(channel).privacy_slack(self.required_noise_var())
-
-    def prefix_errors(self) -> PrefixErrors | None:
-        """The error of the model that correlated noise predicts; None for independent noise."""
-        if not isinstance(self.uplink, CorrelatedUplink):
-            return None
-        return self.uplink.prefix_errors(self.num_rounds, self.scenario.learning.step_sizes(self.num_rounds))
 
     def to_dict(self) -> dict[str, Any]:
         """The whole plan as JSON values: lists for arrays, null for infinity."""
@@ -150,6 +148,8 @@ def plan(
         return forecast_round(of, fleet, channels, rounds.chosen, noise_var, radio.outage, radio.slot)
 
     forecast = forecast_of(sent)
+    steps = scenario.learning.step_sizes(rounds.chosen)
+    correlation = correlation_comparison(sent, steps, forecast, forecast_of)
     epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen, channels)
     return Plan(
         scenario=scenario,
@@ -162,10 +162,12 @@ def plan(
         warnings=(
             *_about_earlier_runs(scenario, fleet, spent_squared_mu),
             *warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),
+            *correlation_warnings(correlation),
         ),
         uplink=sent,
         participation=participation_comparison(sent, rounds.chosen, forecast_of),
         amplification=amplification_comparison(scenario, sent, channels, rounds.chosen, forecast_of),
+        correlation=correlation,
     )
 
 

@@ -19,6 +19,7 @@ from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.uplinks import Choices, uplink_for
+from airdistill.planning.what_if.correlation import CorrelationComparison
 from airdistill.planning.what_if.participation import AmplificationComparison, ParticipationComparison
 from airdistill.privacy.correlation import Correlation
 from airdistill.scenario.loading import validated
@@ -53,7 +54,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "forecast": forecast,
             **({} if plan.participation is None else {"taking_part": asdict(plan.participation)}),
             **({} if plan.amplification is None else {"hidden_part": asdict(plan.amplification)}),
-            **_prefix_errors_of(plan),
+            **({} if plan.correlation is None else {"correlated_noise": asdict(plan.correlation)}),
             "privacy": {
                 "sensitivity": privacy.sensitivity,
                 "relabel": privacy.relabel,
@@ -94,6 +95,7 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
         uplink=uplink_for(sent["kind"], scenario, fleet, sent["vector_length"], _stored_choices(sent)),
         participation=_numbers_of(ParticipationComparison, stored.get("taking_part")),
         amplification=_numbers_of(AmplificationComparison, stored.get("hidden_part")),
+        correlation=_numbers_of(CorrelationComparison, stored.get("correlated_noise")),
     )
 
 
@@ -107,12 +109,6 @@ def _choices_of(plan: Plan) -> dict[str, Any]:
     if not isinstance(plan.uplink, SuperposedUplink):
         return {}
     return {"truncation": plan.uplink.truncation, "floor": [] if plan.uplink.floor is None else plan.uplink.floor}
-
-
-def _prefix_errors_of(plan: Plan) -> dict[str, Any]:
-    """What correlated noise is predicted to do; nothing for independent noise."""
-    found = plan.prefix_errors()
-    return {} if found is None else {"correlated_noise": {**asdict(found), "gain": found.gain}}
 
 
 def _stored_choices(sent: dict[str, Any]) -> Choices:

@@ -17,7 +17,6 @@ from airdistill.planning.fleet import (
     unheld_classes,
 )
 from airdistill.planning.forecast import RoundForecast
-from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts
 from airdistill.privacy.correlation import correlation_statement
@@ -28,7 +27,6 @@ from airdistill.scenario.model import Scenario
 from airdistill.scenario.rules import CELLS
 from airdistill.units import rounded_up
 
-_WORTH_IT = 1.005  # of the gain of correlated noise
 _MANY_MISSING = 0.3  # of the classes, on average
 
 
@@ -85,25 +83,7 @@ def warnings_of(
         *_about_channel(scenario, uplink, forecast),
         *_about_channel_errors(scenario, fleet, rounds),
         *_about_rounds(scenario, uplink, rounds),
-        *_about_correlation(scenario, uplink, rounds),
     )
-
-
-def _about_correlation(scenario: Scenario, uplink: Uplink, rounds: RoundsChoice) -> Iterator[str]:
-    if not isinstance(uplink, CorrelatedUplink):
-        return
-    found = uplink.prefix_errors(rounds.chosen, scenario.learning.step_sizes(rounds.chosen))
-    if found.gain < _WORTH_IT:
-        yield (
-            f"Correlated noise gains nothing here: {_number(found.gain)} times less error than independent noise. With "
-            "all devices in every round no matrix of this kind does; it gains with cyclic participation."
-        )
-    if found.mean_of_all < found.mean:
-        yield (
-            f"With independent noise and all devices in every round the model's error would be "
-            f"{_number(found.mean / found.mean_of_all)} times smaller. Devices send noise in every round anyway: "
-            "cyclic participation saves them training, not transmissions."
-        )
 
 
 def _about_privacy(

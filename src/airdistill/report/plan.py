@@ -176,15 +176,17 @@ def _participation_rows(plan: Plan) -> list[tuple[str, str]]:
 
 def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:
     """Compare correlated noise with independent noise; nothing without it."""
-    found, matrix = plan.prefix_errors(), plan.uplink.correlation
+    found, matrix = plan.correlation, plan.uplink.correlation
     if found is None or matrix is None:
         return []
-    predicted = f"{number(found.mean)} an entry, mean over rounds; {number(found.last)} after the last round"
-    gain = f"{number(found.gain)} times less, {number(found.last_gain)} times after the last round"
+    devices = f"{number(found.mean)} an entry from the devices' noise, {number(found.receiver)} from the receiver's"
+    gain = (
+        f"the devices' part {number(found.devices_gain)} times smaller ({number(found.last_gain)} after the last round)"
+    )
     return [
         ("Correlated noise", f"{matrix.words}; every device sends noise in every round"),
-        ("  error of the model", f"{predicted}, from the devices' noise, in units of the first step"),
-        ("  vs. independent", f"{gain}, {_SAME_TERMS}"),
+        ("  error of the model", f"{devices}: mean over rounds, in units of the first step"),
+        ("  vs. independent", f"{gain}, the whole {number(found.gain)} times, {_SAME_TERMS}"),
     ]
 
 

@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
-from airdistill.planning.correlated_noise import PrefixErrors, prefix_variance
 from airdistill.planning.transceiver.design import (
     Links,
     RoundDesign,
@@ -96,7 +95,7 @@ class CorrelatedUplink(GradientUplink):
         If the whole fleet's noise counts, in proportion to the power that a typical signal leaves.
         """
         required = self.required(num_rounds)
-        if self.trust == OwnNoise.name:
+        if self.counts_own_only:
             return required
         variance = float(self.correlation.noise_variance(num_rounds).mean())
         weights = self._weights_until(num_rounds).max(axis=0)[:, None]
@@ -114,8 +113,7 @@ class CorrelatedUplink(GradientUplink):
         links = self._links_with_noise(channel, self._weights(round_index))
         shares, variance = self._shares_of(num_rounds), self._variance(num_rounds, round_index)
         made = design_shares(links, channel, shares * variance)
-        counts_own = self.trust == OwnNoise.name
-        counted = np.where(made.rx_scale > 0, shares if counts_own else shares.sum(axis=0), np.inf)
+        counted = np.where(made.rx_scale > 0, shares if self.counts_own_only else shares.sum(axis=0), np.inf)
         return replace(
             made,
             counted_noise_var=np.broadcast_to(counted, shares.shape),
@@ -162,17 +160,16 @@ class CorrelatedUplink(GradientUplink):
         carried = self.correlation.carried(self._weights_until(round_index - 1))[:, None]
         return replace(super().release(design, channel, round_index), carried_weights=carried)
 
-    def prefix_errors(self, num_rounds: int, step_sizes: FloatArray) -> PrefixErrors:
-        """The error of the model that the devices' noise predicts, beside that of independent noise."""
-        error = float(self._shares_of(num_rounds).sum()) * prefix_variance(self.correlation, step_sizes)
-        moved = self.payload.sensitivity(self.model) ** 2 / self.fleet.mu**2
+    @property
+    def counts_own_only(self) -> bool:
+        return self.trust == OwnNoise.name
 
-        def without(weights: FloatArray) -> FloatArray:
-            alone = (weights**2).sum(axis=0) * moved
-            noise = alone.sum() if self.trust == OwnNoise.name else alone.max()
-            return np.asarray(noise * np.cumsum((step_sizes / step_sizes[0]) ** 2))
+    def new_noise_var(self, num_rounds: int) -> float:
+        """The variance of all devices' new noise in a round, in units of the estimate."""
+        return float(self._shares_of(num_rounds).sum())
 
-        independent = without(self._weights_until(num_rounds))
-        of_all = without(np.broadcast_to(self._nominal, (num_rounds, self.fleet.num_devices)))
-        numbers = (error.mean(), error[-1], independent.mean(), independent[-1], of_all.mean())
-        return PrefixErrors(*(float(number) for number in numbers))
+    def independent_noise_var(self, num_rounds: int) -> float:
+        """What independent noise would need in its place, with the same participation and trust."""
+        squared = (self._weights_until(num_rounds) ** 2).sum(axis=0)
+        alone = squared * self.payload.sensitivity(self.model) ** 2 / self.fleet.mu**2
+        return float(alone.sum() if self.counts_own_only else alone.max())
