@@ -148,8 +148,7 @@ def plan(
         return forecast_round(of, fleet, channels, rounds.chosen, noise_var, radio.outage, radio.slot)
 
     forecast = forecast_of(sent)
-    steps = scenario.learning.step_sizes(rounds.chosen)
-    correlation = correlation_comparison(sent, steps, forecast, forecast_of)
+    correlation = correlation_comparison(scenario, sent, rounds.chosen, forecast, forecast_of)
     epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen, channels)
     return Plan(
         scenario=scenario,

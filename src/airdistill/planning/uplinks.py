@@ -31,6 +31,7 @@ from airdistill.privacy.participation import (
     WithReplacement,
     participation_named,
 )
+from airdistill.privacy.sensitivity import ConstantShift
 from airdistill.privacy.trust import TRUST_MODELS
 from airdistill.scenario.model import Scenario
 
@@ -64,11 +65,10 @@ def uplink_for(
     if scenario.privacy.counts == "private" and not payload.hides_counts:
         rule = f'{payload.words} need public class counts: set it to "public", or use feature means'
         raise InputError("privacy.counts", "private", rule)
-    if isinstance(payload, Gradient):
-        return _gradient_uplink(scenario, payload, choices or Choices())
     if scenario.privacy.correlation != "none":
-        rule = f'{payload.words} have independent noise; put it into [overrides.ota_fl], or set it to "none"'
-        raise InputError("privacy.correlation", scenario.privacy.correlation, rule)
+        return _correlated_uplink(scenario, payload, choices or Choices())
+    if isinstance(payload, Gradient):
+        return _gradient_uplink(scenario, payload)
     _refuse_sampling(scenario)
     made: Callable[..., SuperposedUplink] = SuperposedUplink
     if kind == TDMA_KIND:
@@ -112,20 +112,28 @@ def _superposed(
     )
 
 
-def _gradient_uplink(scenario: Scenario, payload: Gradient, choices: Choices) -> GradientUplink:
+def _gradient_uplink(scenario: Scenario, payload: Gradient) -> GradientUplink:
     _refuse_paper_transceiver(scenario)
     _refuse_weak_channels(scenario, _FOR_DISTILLATION)
     _refuse_antennas(scenario, _FOR_DISTILLATION)
     if scenario.privacy.carry_over:
         raise InputError("privacy.carry_over", True, f"gradients cannot carry budget over; {_FOR_DISTILLATION}")
     privacy, participation = scenario.privacy, participation_of(scenario, payload)
-    fields = (
-        payload.fleet, channel_noise_var(scenario), privacy.trust, payload, privacy.accountant, participation,
-    )  # fmt: skip
-    if choices.correlation is None:
-        return GradientUplink(*fields)
-    assert choices.typical_power_w is not None  # chosen with the matrix
-    return CorrelatedUplink(*fields, choices.correlation, choices.typical_power_w)
+    noise_var = channel_noise_var(scenario)
+    return GradientUplink(payload.fleet, noise_var, privacy.trust, payload, privacy.accountant, participation)
+
+
+def _correlated_uplink(scenario: Scenario, payload: Payload, choices: Choices) -> CorrelatedUplink:
+    """That of a payload whose sum over rounds is the model: its noise can cancel there."""
+    privacy = scenario.privacy
+    if payload.is_knowledge or not isinstance(payload.shift(payload.model), ConstantShift):
+        rule = f'{payload.words} have independent noise; put it into [overrides.ota_fl], or set it to "none"'
+        raise InputError("privacy.correlation", privacy.correlation, rule)
+    assert choices.correlation is not None  # `correlated_choices` makes both
+    assert choices.typical_power_w is not None
+    participation, noise_var = participation_of(scenario, payload), channel_noise_var(scenario)
+    chosen = (participation, choices.correlation, choices.typical_power_w)
+    return CorrelatedUplink(payload.fleet, noise_var, privacy.trust, payload, *chosen)
 
 
 def correlated_choices(scenario: Scenario, fleet: RealisedFleet, channels: ComplexArray) -> Choices:

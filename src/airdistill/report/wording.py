@@ -92,6 +92,8 @@ def participation_in_words(link: Mapping[str, Any] | None) -> str:
         return ""
     if own := link.get("own_participation"):
         return str(own)
+    if cycle := link.get("cycle"):
+        return f"one round in {cycle}"
     if link["draws"] is not None:
         return f"{link['draws']} draws"
     if link["participation"] == 1:

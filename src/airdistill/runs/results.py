@@ -87,6 +87,7 @@ class LinkRecord(TypedDict):
     participation_hidden: bool  # whether the server does not know which devices joined
     draws: int | None  # devices drawn with replacement in a round; None: no such draws
     own_participation: NotRequired[str]  # the user's own participation model, if it has one
+    cycle: NotRequired[int]  # of cyclic participation
 
 
 class RunSummary(TypedDict):

@@ -245,6 +245,7 @@ def _link(simulation: Simulation) -> dict[str, Any] | None:
         "participation_hidden": fleet.participation_hidden,
         "draws": fleet.sampled_devices if is_gradient and fleet.sampling == "with_replacement" else None,
         **({"own_participation": fleet.sampling} if ":" in fleet.sampling else {}),
+        **({} if fleet.cycle is None else {"cycle": fleet.cycle}),
     }
 
 

@@ -1,4 +1,4 @@
-"""Clipped vectors with correlated noise: every device adds the same share of it in every round.
+"""Vectors of which a model is the sum, with correlated noise: every device adds the same share of it in every round.
 
 Shares are in units of the estimate, |h_j P2_j|²/λ², so that the sum of the devices' noise is E⁻¹z again whatever the
 channels are. Each round scales all of it, signal and noise, to what the weakest device can send: the closed form of
@@ -14,6 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.planning.fleet import RealisedFleet
+from airdistill.planning.payload import Payload
 from airdistill.planning.transceiver.design import (
     Links,
     RoundDesign,
@@ -21,8 +23,9 @@ from airdistill.planning.transceiver.design import (
     effective_noise_var,
     noise_by_trust,
 )
-from airdistill.planning.transceiver.gradient import GradientUplink
+from airdistill.planning.uplink import Uplink
 from airdistill.privacy.correlation import Correlation
+from airdistill.privacy.participation import Participation
 from airdistill.privacy.release import Release
 from airdistill.privacy.trust import FleetNoise, OwnNoise
 
@@ -48,13 +51,18 @@ class CorrelatedShift:
 
 
 @dataclass(frozen=True)
-class CorrelatedUplink(GradientUplink):
-    """The same vectors with noise E⁻¹z. What is required and counted is the variance of z, in units of the estimate.
+class CorrelatedUplink(Uplink):
+    """One vector of every participating device, with noise E⁻¹z of all devices.
 
-    `typical_power_w` |h_j|²P_j `[device]` is what the shares are planned for; devices that a round leaves out send
-    their noise all the same.
+    What is required and counted is the variance of z, in units of the estimate. `typical_power_w` |h_j|²P_j `[device]`
+    is what the shares are planned for; devices that a round leaves out send their noise all the same.
     """
 
+    fleet: RealisedFleet
+    channel_noise_var: float
+    trust: str
+    payload: Payload
+    participation: Participation
     matrix: Correlation
     typical_power_w: FloatArray
 
@@ -62,8 +70,20 @@ class CorrelatedUplink(GradientUplink):
     def correlation(self) -> Correlation:
         return self.matrix
 
+    carry_over = False
+
     def shift(self, model: str) -> CorrelatedShift:
-        return CorrelatedShift(self, self.payload.sensitivity(model))
+        return CorrelatedShift(self, self._sensitivity(model))
+
+    def _sensitivity(self, model: str) -> FloatArray:
+        """s of a payload whose bound is the same in every round, `[device]`."""
+        return np.asarray(np.sqrt(self.payload.shift(model).at(1)) / self.nominal_weights)[:, 0]
+
+    def sensitivity(self, model: str, round_index: int) -> FloatArray:  # noqa: ARG002
+        return self._sensitivity(model)[:, None]
+
+    def weights(self, round_index: int) -> FloatArray:
+        return self.participation.weights(self.nominal_weights[:, 0], round_index)[:, None]
 
     def revealed(self, num_rounds: int) -> FloatArray:
         """Σ_s e_{t−s} w_s, `[round, device]`."""
@@ -79,7 +99,7 @@ class CorrelatedUplink(GradientUplink):
     def _weights_until(self, num_rounds: int) -> FloatArray:
         """The weights of rounds 1 to T, `[round, device]`."""
         for index in range(len(self._weights_of_rounds) + 1, num_rounds + 1):
-            self._weights_of_rounds.append(self._weights(index))
+            self._weights_of_rounds.append(self.weights(index)[:, 0])
         return np.array(self._weights_of_rounds[:num_rounds]).reshape(num_rounds, self.fleet.num_devices)
 
     @cached_property
@@ -88,6 +108,10 @@ class CorrelatedUplink(GradientUplink):
 
     def required(self, num_rounds: int) -> FloatArray:
         return np.asarray(self.shift(self.model).after(num_rounds) / self.fleet.mu[:, None] ** 2)
+
+    def required_at(self, num_rounds: int, round_index: int, spent: FloatArray | None = None) -> FloatArray:
+        del round_index, spent
+        return self.required(num_rounds)
 
     def shares(self, num_rounds: int) -> FloatArray:
         """The variance of each device's new noise in every round, `[device, row]`.
@@ -110,7 +134,7 @@ class CorrelatedUplink(GradientUplink):
         self, channel: ComplexArray, num_rounds: int, round_index: int, spent: FloatArray | None = None
     ) -> RoundDesign:
         del spent
-        links = self._links_with_noise(channel, self._weights(round_index))
+        links = self._links(channel, self.weights(round_index))
         shares, variance = self._shares_of(num_rounds), self._variance(num_rounds, round_index)
         made = design_shares(links, channel, shares * variance)
         counted = np.where(made.rx_scale > 0, shares if self.counts_own_only else shares.sum(axis=0), np.inf)
@@ -133,20 +157,32 @@ class CorrelatedUplink(GradientUplink):
     def _variance(self, num_rounds: int, round_index: int) -> float:
         return float(self.correlation.noise_variance(max(num_rounds, round_index))[round_index - 1])
 
-    def _links_with_noise(self, channel: ComplexArray, weights: FloatArray) -> Links:
-        power_w = self.fleet.peak_power_w
-        return Links.weighted(weights[:, None], self.energy_slots, channel, power_w, self.channel_noise_var)
+    def _links(self, channel: ComplexArray, weights: FloatArray) -> Links:
+        return Links.weighted(weights, self.energy_slots, channel, self.fleet.peak_power_w, self.channel_noise_var)
 
     def noise_over(self, channels: ComplexArray) -> Callable[[int], FloatArray]:
         def noise_var(num_rounds: int) -> FloatArray:
             shares, variance = self._shares_of(num_rounds), self.correlation.noise_variance(num_rounds)
             found = []
             for draw, channel in enumerate(channels):
-                links = self._links_with_noise(channel, self._weights(draw % num_rounds + 1))
+                links = self._links(channel, self.weights(draw % num_rounds + 1))
                 found.append(effective_noise_var(links, shares * variance[draw % num_rounds], OwnNoise()))
             return np.stack(found)
 
         return noise_var
+
+    def channel_floor(self, channels: ComplexArray) -> FloatArray:
+        floors = [self._links(channel, self.weights(draw + 1)).channel_floor for draw, channel in enumerate(channels)]
+        return np.stack(floors)
+
+    def squared_bias(self, channels: ComplexArray) -> FloatArray:
+        return np.zeros((len(channels), 1))
+
+    def fleet_noise(self, noise_var: FloatArray) -> FloatArray:
+        return np.asarray(self.vector_length * self.payload.over_fleet(noise_var))
+
+    def linear_from(self, max_rounds: int) -> int:
+        return min(1, max_rounds)
 
     def privacy_noise_var(self, num_rounds: int) -> FloatArray:
         variance = self.correlation.noise_variance(num_rounds).mean()
@@ -171,5 +207,5 @@ class CorrelatedUplink(GradientUplink):
     def independent_noise_var(self, num_rounds: int) -> float:
         """What independent noise would need in its place, with the same participation and trust."""
         squared = (self._weights_until(num_rounds) ** 2).sum(axis=0)
-        alone = squared * self.payload.sensitivity(self.model) ** 2 / self.fleet.mu**2
+        alone = squared * self._sensitivity(self.model) ** 2 / self.fleet.mu**2
         return float(alone.sum() if self.counts_own_only else alone.max())

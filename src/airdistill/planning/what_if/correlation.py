@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from airdistill.arrays import FloatArray
 from airdistill.planning.correlated_noise import prefix_variance
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.transceiver.correlated import CorrelatedUplink
-from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.uplink import Uplink
-from airdistill.privacy.participation import without_sampling
+from airdistill.planning.uplinks import uplink_for
+from airdistill.scenario.loading import changed
+from airdistill.scenario.model import Scenario
 
 _WORTH_IT = 1.005
 
@@ -61,12 +61,16 @@ def _ratio(one: float, other: float) -> float:
 
 
 def correlation_comparison(
-    uplink: Uplink, step_sizes: FloatArray, forecast: RoundForecast, forecast_of: Callable[[Uplink], RoundForecast]
+    scenario: Scenario,
+    uplink: Uplink,
+    num_rounds: int,
+    forecast: RoundForecast,
+    forecast_of: Callable[[Uplink], RoundForecast],
 ) -> CorrelationComparison | None:
     """Compare the plan's rounds with the same rounds of independent noise; None for a plan of independent noise."""
     if not isinstance(uplink, CorrelatedUplink):
         return None
-    num_rounds = len(step_sizes)
+    step_sizes = scenario.learning.step_sizes(num_rounds)
     squares = np.cumsum((step_sizes / step_sizes[0]) ** 2)
     variance = uplink.correlation.noise_variance(num_rounds)
     new = uplink.new_noise_var(num_rounds)
@@ -75,8 +79,10 @@ def correlation_comparison(
     def of_receiver(found: RoundForecast, of_devices: float) -> float:
         return max(0.0, found.effective_noise / uplink.vector_length - of_devices) * float(squares.mean())
 
-    independent = GradientUplink(*(getattr(uplink, field.name) for field in fields(GradientUplink)))
-    everyone = replace(independent, participation=without_sampling(uplink.participation))
+    without = changed(scenario, {"privacy": {"correlation": "none"}})
+    in_all = changed(without, {"fleet": {"sampling": "none", "cycle": None}})
+    of_payload = (uplink.fleet, uplink.vector_length)
+    independent, everyone = (uplink_for(uplink.kind, each, *of_payload) for each in (without, in_all))
     alone, of_all = uplink.independent_noise_var(num_rounds), everyone.required(num_rounds)
     noise_of_all = float(of_all.sum() if uplink.counts_own_only else of_all.max())
     return CorrelationComparison(
