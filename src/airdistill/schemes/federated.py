@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -102,6 +102,6 @@ class OtaFlSampled(OtaFl):
 
     def adapt(self, scenario: Scenario) -> Scenario:
         given = scenario.fleet.participation
-        everyone = {"sampling": "none", "sampled_devices": None, "cycle": None}
-        sampled = changed(scenario, {"fleet": {**everyone, "participation": 0.5 if given == 1 else given}})
-        return super().adapt(sampled)
+        sampling: dict[str, Any] = {"sampling": "none", "sampled_devices": None, "cycle": None}
+        sampling["participation"] = 0.5 if given == 1 else given
+        return super().adapt(changed(scenario, {"fleet": sampling}))
