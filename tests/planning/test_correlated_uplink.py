@@ -1,5 +1,7 @@
 """Plans with correlated noise: the matrix against dense optimisation, shares, gains, forecasts, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -9,6 +11,7 @@ from airdistill.channel import channel_source
 from airdistill.errors import InputError
 from airdistill.planning.correlated_noise import best_correlation, prefix_variance
 from airdistill.planning.plan import Plan, plan
+from airdistill.privacy.correlation import Correlation
 from airdistill.privacy.gaussian import gaussian_mu
 from airdistill.schemes.planning import as_run_by
 from airdistill.schemes.registry import load_scheme
@@ -164,6 +167,28 @@ def test_noise_follows_from_the_joint_sensitivity(more):
         epsilon = [2]
     assert planned.epsilon_by_model["device"][: len(epsilon)] == pytest.approx(epsilon, rel=1e-6)
     assert (planned.epsilon_by_model["device"] <= np.array([2, 8, 4, 8, 8]) * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("trust", ["own_noise", "fleet_noise"])
+@pytest.mark.parametrize("matrix", [Correlation("blt", (0.4,), (0.7,)), Correlation("banded", (0.5, 0.2))])
+def test_everybody_in_every_round_with_a_matrix_of_their_own(trust, matrix):
+    """No planner would choose it; it is counted like any other, under each trust model with its noise."""
+    planned = made(f"privacy.trust={trust}")
+    uplink, source = replace(planned.uplink, matrix=matrix), channel_source(planned.scenario)
+    rounds = [(index, source.round_channel(index)) for index in range(1, ROUNDS + 1)]
+    releases = [uplink.release(uplink.design(channel, ROUNDS, index), channel, index) for index, channel in rounds]
+    inverse, weights = np.linalg.inv(matrix_of(matrix, ROUNDS)), SAMPLES / SAMPLES.sum()
+    shares = uplink.shares(ROUNDS)[:, 0]
+    for lens in ("own_noise", "fleet_noise"):
+        spent = sum(release.cost("device", lens)[:, 0] for release in releases)
+        for device in range(5):
+            noise = shares[device] if lens == "own_noise" else shares.sum()
+            shift = np.full(ROUNDS, 2 * CLIP * weights[device])
+            expected = shift @ np.linalg.solve(noise * inverse @ inverse.T, shift)
+            assert spent[device] == pytest.approx(expected, rel=1e-9)
+    granted = gaussian_mu(np.array([2.0, 8, 4, 8, 8]), 1e-5) ** 2
+    spent = sum(release.cost("device", trust)[:, 0] for release in releases)
+    assert spent == pytest.approx(granted, rel=1e-9) if trust == "own_noise" else (spent <= granted * (1 + 1e-9)).all()
 
 
 def test_prediction_is_that_of_dense_matrices():

@@ -77,8 +77,16 @@ class Correlation:
         spectrum = rfft(self.coefficients(num_rounds), size)[:, None] * rfft(weights, size, axis=0)
         return np.asarray(np.maximum(irfft(spectrum, size, axis=0)[:num_rounds], 0.0))
 
+    @property
+    def reach(self) -> int | None:
+        """How many rounds back a round repeats noise; None for all."""
+        return len(self.weights) if self.kind == "banded" else None
+
     def carried(self, weights: FloatArray) -> FloatArray:
-        """Σ_{s<t} e_{t−s} w_s, `[device, ...]`, from the weights of rounds 1 to t − 1, `[round, device, ...]`."""
+        """Σ_{s<t} e_{t−s} w_s, `[device, ...]`, from the weights of the rounds before, `[round, device, ...]`.
+
+        The last `reach` of them are enough.
+        """
         backwards = self.coefficients(len(weights) + 1)[:0:-1]
         return np.asarray(np.tensordot(backwards, weights, axes=1))
 
@@ -146,8 +154,9 @@ class JointRounds:
         index, carried = release.round_index, release.carried_weights
         if not 1 <= index <= len(self._weights) + 1:
             return f"round {index} follows round {len(self._weights)}: correlated noise needs every round in turn"
-        before = np.array(self._weights[: index - 1]).reshape(-1, *release.weights.shape)
-        expected = self.correlation.carried(before)
+        reach = self.correlation.reach
+        before = self._weights[0 if reach is None else max(0, index - 1 - reach) : index - 1]
+        expected = self.correlation.carried(np.array(before).reshape(-1, *release.weights.shape))
         if carried is None or not _same(carried, expected).all():
             return f"round {index}: carried_weights: must be Σ e_(t−s) w_s over the rounds before it"
         if self._first is None:
