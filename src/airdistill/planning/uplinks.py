@@ -12,10 +12,11 @@ from airdistill.errors import InputError
 from airdistill.planning.antennas.uplink import AntennaUplink
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.own_payload import check_payload
-from airdistill.planning.payloads import ClassMeans, Gradient, Payload, payload_named
+from airdistill.planning.payloads import ClassMeans, Gradient, Payload, TeacherVotes, payload_named
 from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND, TdmaUplink
+from airdistill.planning.trusted_uplink import trusted_uplink
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.participation import (
     Everyone,
@@ -57,6 +58,8 @@ def uplink_for(
         raise InputError("privacy.counts", "private", rule)
     if isinstance(payload, Gradient):
         return _gradient_uplink(scenario, payload)
+    if isinstance(payload, TeacherVotes):
+        return trusted_uplink(scenario, payload)
     _refuse_sampling(scenario)
     made: Callable[..., SuperposedUplink] = SuperposedUplink
     if kind == TDMA_KIND:

@@ -21,7 +21,7 @@ from airdistill.planning.uplink import Uplink
 from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts
 from airdistill.privacy.neighbours import RELABEL
 from airdistill.privacy.targets import target_mu
-from airdistill.privacy.trust import trust_named
+from airdistill.privacy.trust import trust_statement
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.rules import CELLS
 from airdistill.units import rounded_up
@@ -31,7 +31,7 @@ _MANY_MISSING = 0.3  # of the classes, on average
 
 def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple[str, ...]:
     """What the plan's guarantees rest on."""
-    privacy, payload, trust = scenario.privacy, uplink.payload, trust_named(scenario.privacy.trust)
+    privacy, payload, trust = scenario.privacy, uplink.payload, trust_statement(scenario.privacy.trust)
     neighbours = payload.neighbours
     lines = [f"{neighbours.relation_for(privacy.sensitivity)} {neighbours.basis_for(privacy.sensitivity)}"]
     if privacy.relabel and neighbours.is_class_mean:
@@ -119,7 +119,7 @@ def _about_privacy(
             "The paper's accountant counts the expected number of rounds that a device joins. A device that is drawn "
             "more often gets less noise than its (ε, δ) requires, and a run stops when it has spent its budget."
         )
-    if trust_named(scenario.privacy.trust).counts_receiver and channel_noise_var(scenario) == 0:
+    if trust_statement(scenario.privacy.trust).counts_receiver and channel_noise_var(scenario) == 0:
         if scenario.radio.transceiver == "paper":
             yield "The receiver is noiseless, and the paper's transceiver adds no noise: it cannot send privately."
         else:

@@ -26,7 +26,7 @@ from airdistill.privacy.ledger import Ledger, spent_before
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.participation import header_of
 from airdistill.privacy.targets import target_mu
-from airdistill.privacy.trust import TRUST_MODELS, trust_header
+from airdistill.privacy.trust import is_built_in, trust_header
 from airdistill.runs.checkpoint import newest_ledger_marks
 from airdistill.runs.folder import (
     AUDITS,
@@ -157,7 +157,7 @@ def _own_code(plan: Plan, own_scheme: bool) -> dict[str, Any]:
         "embedding": uplink.payload.kind == FeatureMeans.kind and has_own_embedding(plan.scenario),
         "payload": uplink.payload.kind not in PAYLOADS,
         "participation model": not type(uplink.participation).__module__.startswith("airdistill."),
-        "trust model": uplink.trust not in TRUST_MODELS,
+        "trust model": not is_built_in(uplink.trust),
         # It is made with the plan, which names the data: nothing forces it to read only what was received.
         "receiver": ":" in plan.scenario.learning.receiver,
     }

@@ -22,6 +22,7 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.radio.charged_round import ChargedRound, charge_round, release_without_privacy
 from airdistill.radio.receivers import Receiver
 from airdistill.radio.superposition import Reception
+from airdistill.radio.trusted_aggregator import ChargedVotes, charge_votes
 from airdistill.scenario.model import Scenario
 
 if TYPE_CHECKING:  # PyTorch is loaded when a round is played: a plan needs schemes too, and must not wait for it
@@ -73,7 +74,7 @@ class Round:
     fleet: LearningFleet
     ledger: Ledger
     receiver: Receiver | None = None
-    _charged: ChargedRound | None = None
+    _charged: ChargedRound | ChargedVotes | None = None
     _sent: Reception | None = None
     _made: FloatArray | None = None  # what `vectors` returned, if nothing else may be sent
 
@@ -102,7 +103,12 @@ class Round:
         if self._charged is not None:
             rule = "vectors() and transmit() charge it; call charge(design) once, before them"
             raise AirDistillError(f"round {self.index} was charged already: {rule}")
-        self._charged = charge_round(self.plan, self.ledger, self.source, self.index, design)
+        if self.plan.uplink.uses_radio:
+            self._charged = charge_round(self.plan, self.ledger, self.source, self.index, design)
+        elif design is None:
+            self._charged = charge_votes(self.plan, self.ledger, self.index)
+        else:
+            raise AirDistillError(f"round {self.index}: votes go to an aggregator, which needs no design; give none")
 
     def vectors(self) -> FloatArray:
         """Every device's vectors of the plan's payload, `[device, row, entry]`.
