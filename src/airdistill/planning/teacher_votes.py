@@ -42,6 +42,7 @@ class TeacherVotes(OneVector):
 
     settings: ConfidentGnmax
     most_answers: int
+    data_dependent: str = "withheld"
 
     kind = "teacher_votes"
     neighbours = TEACHER_VOTES
@@ -59,7 +60,8 @@ class TeacherVotes(OneVector):
         public = declared_public(scenario)
         settings = settings_for(public, fleet)
         _check_budget(settings, public, scenario, fleet)
-        return cls(fleet, settings, answers_per_device(public, settings.num_queries, fleet))
+        votes = answers_per_device(public, settings.num_queries, fleet)
+        return cls(fleet, settings, votes, public.data_dependent)
 
     @property
     def num_samples(self) -> int:
@@ -96,7 +98,8 @@ class TeacherVotes(OneVector):
 
     def header(self) -> dict[str, Any]:
         settings = {name: float(value) for name, value in vars(self.settings).items()}
-        return {"public": {"samples": self.num_samples, "answers": self.most_answers}, "pate": settings}
+        facts = {"pate": {**settings, "data_dependent": self.data_dependent}}
+        return {"public": {"samples": self.num_samples, "answers": self.most_answers}, **facts}
 
 
 def settings_for(public: Public, fleet: RealisedFleet) -> ConfidentGnmax:

@@ -18,7 +18,7 @@ from airdistill.planning.fleet import (
 )
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.uplink import Uplink
-from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts
+from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts, votes_statement
 from airdistill.privacy.neighbours import RELABEL
 from airdistill.privacy.targets import target_mu
 from airdistill.privacy.trust import trust_statement
@@ -51,8 +51,11 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
         lines.append(ANTENNAS.format(count=scenario.radio.antennas))
     limit, excess = ChannelError.of(scenario).limit, channel_excess_delta(scenario, num_rounds)
     lines += [public_facts(uplink.payload.header()), PILOT[scenario.constants.source]]
-    lines += [channels_statement(limit, trust.counts_own_only, excess), NOISE[privacy.noise]]
-    if not payload.has_gap:
+    lines += [channels_statement(limit, trust.counts_own_only, excess)] if uplink.uses_radio else []
+    lines += [NOISE[privacy.noise], *votes_statement(payload.header())]
+    if not uplink.uses_radio:
+        lines.append("Air time is an estimate: every device sends its votes in slots of its own, one bit a slot.")
+    elif not payload.has_gap:
         lines.append(f"The gap is that of class means; for {payload.words} it only ranks rounds and thresholds.")
     elif scenario.learning.local_epochs > 0 and payload.is_knowledge:
         lines.append("The gap bounds one full-batch step a round; with local epochs it is a proxy.")

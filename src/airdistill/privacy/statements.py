@@ -36,6 +36,7 @@ from airdistill.privacy.assumptions import (
     noise_statement,
     pilot_source,
     public_facts,
+    votes_statement,
 )
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
@@ -190,7 +191,9 @@ def _about_noise(run: CertifiedRun) -> Iterator[Assumption]:
         yield Assumption("number of antennas", ANTENNAS.format(count=antennas))
 
 
-def guarantees_of(runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption]) -> tuple[str, ...]:
+def guarantees_of(
+    runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption], data_dependent: float | None = None
+) -> tuple[str, ...]:
     """The neighbouring relation, and everything else that is not stated as an assumption."""
     lines = []
     for run in runs:
@@ -203,6 +206,7 @@ def guarantees_of(runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption
             trust_from(header.trust, run.terms).statement(run.uses_tdma),
             *participation_statements(run.terms),
             *noise_statement(header.noise, run.terms),
+            *votes_statement(run.terms, data_dependent),
         ]
     stated = {assumption.sentence for assumption in assumptions}
     return tuple(line for line in dict.fromkeys(lines) if line not in stated)
@@ -220,7 +224,7 @@ def record_figure(runs: Sequence[CertifiedRun]) -> bool | None:
     return all(private) if any(private) and len(private) == len(runs) else (False if any(private) else None)
 
 
-SECOND_FIGURES = ("record_epsilon", "device_epsilon")
+OTHER_FIGURES = ("record_epsilon", "device_epsilon", "data_dependent_epsilon")
 
 
 def second_guarantee(
