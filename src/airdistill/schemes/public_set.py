@@ -123,6 +123,8 @@ class Pate(Scheme):
             {
                 "privacy": {"accountant": "exact", "trust": TRUSTED_AGGREGATOR.name, "carry_over": False},
                 "radio": {"transceiver": "optimal", "truncation": 0.0, "csi_error_db": None, "antennas": 1},
+                "air": {"medium": "emulated"},
+                "fleet": {"expected_dropouts": 0},
                 "learning": {"rounds": 1, "receiver": "learning"},
             },
         )
