@@ -23,6 +23,7 @@ from airdistill.privacy.statements import (
     guarantees_of,
     judged_by_class_mean,
     neighbours_in_words,
+    publishes_votes,
     record_figure,
     runs_of,
     second_guarantee,
@@ -226,10 +227,11 @@ def certificate_of(
 ) -> Certificate:
     """The certificate of all that the ledger has charged.
 
-    `audit` is what an audit of the same run measured, with its violations; `data_dependent` an ε to state that is no
-    guarantee.
+    `audit` is what an audit of the same run measured, with its violations; `data_dependent` an ε that is no guarantee,
+    and is stated if the ledger says that it may be.
     """
     header, runs = ledger.header, runs_of(ledger)
+    data_dependent = data_dependent if publishes_votes(header) else None
     accounts, assumptions = _accounts(ledger, runs), assumptions_of(runs, ledger)
     private = [run for run in runs if run.terms["releases"] != "bare"]
     is_bare, unsent = header.terms["releases"] == "bare", [CertifiedRun(header, 0)]

@@ -273,6 +273,11 @@ def judged_by_class_mean(header: LedgerHeader) -> bool:
     return neighbours_from(header.payload, header.terms).judged_by_class_mean(header.sensitivity)
 
 
+def publishes_votes(header: LedgerHeader) -> bool:
+    """Whether an ε that depends on private votes may be stated."""
+    return bool(header.terms.get("pate", {}).get("data_dependent") == "published")
+
+
 def neighbours_in_words(header: LedgerHeader) -> str:
     """What a guarantee is for, in a few words: whole-device, or what two neighbouring datasets differ in."""
     relation = neighbours_from(header.payload, header.terms).relation_for(header.sensitivity)

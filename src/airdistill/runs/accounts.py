@@ -248,17 +248,17 @@ def check_repeatable(folder: Path, checkpoint_every: int) -> None:
 def certify(folder: str | PathLike[str], issued: str | None = None) -> Certificate:
     """The certificate of a run's ledger, whether the run has ended or not, with its audits and the date of issue."""
     folder = existing_folder(Path(folder))
-    ledger = trusted_ledger(folder)
-    return certificate_of(ledger, audits_in(folder), issued, _published_epsilon(folder, ledger.header))
+    return certificate_of(trusted_ledger(folder), audits_in(folder), issued, _data_dependent_epsilon(folder))
 
 
-def _published_epsilon(folder: Path, header: LedgerHeader) -> float | None:
-    """The data-dependent ε of the last recorded round, if the run declares that it may be published."""
-    if header.terms.get("pate", {}).get("data_dependent") != "published":
-        return None
-    recorded = [json_value(line) for line in _recorded_lines(folder)]
-    found = recorded[-1]["pate"].get("data_dependent_epsilon") if recorded else None
-    return None if found is None else float(found)
+def _data_dependent_epsilon(folder: Path) -> float | None:
+    """What the last recorded round cost with its votes; None for other payloads and damaged lines."""
+    for line in _recorded_lines(folder)[-1:]:
+        try:
+            return float(json_value(line)["pate"]["data_dependent_epsilon"])
+        except (ValueError, KeyError, TypeError):
+            continue  # readers of the records name damage
+    return None
 
 
 def mark_of(ledger: Ledger) -> dict[str, Any]:
