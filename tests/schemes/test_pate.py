@@ -18,7 +18,9 @@ from airdistill.privacy.signature import NotVerified, check_against_ledger
 from airdistill.privacy.trust import TRUST_MODELS
 from airdistill.radio.charged_round import charge_round
 from airdistill.radio.trusted_aggregator import charge_votes, facts_of_votes
+from airdistill.report.comparison import notes_of
 from airdistill.runs.accounts import ledger_header
+from airdistill.runs.comparison import compare
 from airdistill.runs.options import RunOptions
 from airdistill.schemes.registry import load_scheme, plan_run
 
@@ -175,6 +177,14 @@ def test_a_published_data_dependent_epsilon_is_stated_and_guarantees_nothing(tmp
     assert any("was not sanitised: it is no guarantee" in line for line in certificate.statement)
     assert {account.evidence for account in certificate.devices} == {certificate.devices[0].evidence}
     assert certificate.devices[0].evidence == pytest.approx(8.0)
+
+
+def test_a_comparison_says_who_is_trusted(tmp_path):
+    schemes, out = ["pate", "local_only"], tmp_path / "compared"
+    record = compare(scenario_in(tmp_path), schemes, out=out, options=OPTIONS, jobs=1)
+    notes = notes_of(record)
+    assert notes[-1].startswith("pate: The guarantee holds if the aggregator is trusted")
+    assert sum("aggregator" in note for note in notes) == 1
 
 
 def test_what_may_not_be_stated_is_not_verified(tmp_path):

@@ -47,9 +47,8 @@ class TeacherVotes(OneVector):
     kind = "teacher_votes"
     neighbours = TEACHER_VOTES
     needs_public_set = True
-    answers_public_set = True
     receivers = ("learning",)
-    error_label = "Noise of a count"
+    error_label = "Error of a mean vote"
     words = "votes"
 
     @classmethod
