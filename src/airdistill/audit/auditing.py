@@ -264,6 +264,9 @@ def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
     if scheme.releases != "private":
         sent = "values without noise" if scheme.releases == "bare" else "nothing"
         raise InputError("--scheme", scheme.name, f"sends {sent}: there is no guarantee to audit")
+    if not plan.uplink.uses_radio:
+        rule = f"an audit follows signals on the air, and {plan.uplink.payload.words} go to a trusted aggregator"
+        raise InputError("--scheme", scheme.name, rule)
     if scheme.uplink_kind != plan.uplink.kind:
         raise InputError("--scheme", scheme.name, f"sends {scheme.uplink_kind}, the plan is for {plan.uplink.kind}")
     options.check_device(plan)

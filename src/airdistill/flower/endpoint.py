@@ -23,7 +23,7 @@ from airdistill.planning.payloads import ClassMeans
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
-from airdistill.privacy.trust import trust_named
+from airdistill.privacy.trust import trust_statement
 from airdistill.radio.charged_round import ChargedRound, charge_round
 from airdistill.runs.accounts import ledger_header, mark_of, trusted_ledger
 from airdistill.runs.folder import FEDERATION, LEDGER, PLAN, RUN, SCENARIO, digest_of, seal, write_json
@@ -76,7 +76,7 @@ class Endpoint:
         """Whether devices report losses and accuracies, which no ledger counts: only to a server from which this run
         protects no device anyway."""
         privacy = self.plan.scenario.privacy
-        protected = trust_named(privacy.trust).counts_own_only and privacy.noise == "secure"
+        protected = trust_statement(privacy.trust).counts_own_only and privacy.noise == "secure"
         return self.medium == "emulated" and not protected
 
     @property

@@ -22,6 +22,7 @@ from airdistill.learning.fleet import Engine
 from airdistill.learning.learner import logits_of, predictions_of
 from airdistill.learning.mixed import Descent
 from airdistill.learning.models import build_model
+from airdistill.learning.own_features import OwnFeatures
 from airdistill.learning.samples import channels_last, input_shape, shifted, to_tensor
 from airdistill.stages import report_stage
 from airdistill.streams import stream
@@ -81,6 +82,14 @@ class Student:
         """The model's predictions on the public samples, `[sample, class]`."""
         chunks = torch.split(channels_last(self._inputs), self.engine.chunk_samples)
         return predictions_of(logits_of(model, chunks))
+
+    def own_features(self, model: nn.Module, width: int) -> FloatArray | None:
+        """The leading features of the public samples in the model's last hidden layer, `[sample, feature]`; None of a
+        model without a linear layer."""
+        if not any(isinstance(module, nn.Linear) for module in model.modules()):
+            return None
+        own = OwnFeatures.fit(model, self._inputs, width, self.engine.chunk_samples)
+        return own.features(self._inputs)[:, : own.rank]
 
     def untrained(self) -> nn.Module:
         """The model with the weights from which `taught` starts."""

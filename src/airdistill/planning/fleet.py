@@ -12,7 +12,7 @@ from airdistill.data.partition import class_counts
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.sensitivity import TrajectoryDynamics
 from airdistill.privacy.targets import ROUNDING, target_mu
-from airdistill.privacy.trust import trust_named
+from airdistill.privacy.trust import trust_statement
 from airdistill.scenario.model import Scenario
 from airdistill.streams import stream
 
@@ -62,7 +62,7 @@ def channel_excess_delta(scenario: Scenario, num_rounds: int) -> float:
 
     Such errors are independent of the noise, and so this much of δ covers them.
     """
-    if not trust_named(scenario.privacy.trust).needs_aligned_channels(tdma=False):
+    if not trust_statement(scenario.privacy.trust).needs_aligned_channels(tdma=False):
         return 0.0  # TDMA is planned for exact channels only
     return ChannelError.of(scenario).excess_probability(scenario.num_devices * num_rounds)
 

@@ -7,6 +7,7 @@ PyTorch and is defined in `schemes`; a payload of your own has both halves in on
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.errors import NOT_GIVEN, InputError
-from airdistill.planning.convergence.gap import LearningConstants
+from airdistill.planning.convergence.gap import LearningConstants, class_shares
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.transceiver.required_noise import RequiredNoise, VectorRequiredNoise
 from airdistill.privacy.neighbours import Neighbours
@@ -181,6 +182,24 @@ def declared_public(scenario: Scenario) -> Public:
     if scenario.public is None:
         raise InputError("public", NOT_GIVEN, "this scheme needs a public set: --set public.samples=3000")
     return scenario.public
+
+
+def known_classes(fleet: RealisedFleet) -> int:
+    """How many classes devices know on average, at least 1. Class counts are public.
+
+    A device that holds less than a quarter of an even share of a class does not count as knowing it.
+    """
+    known = class_shares(fleet.class_counts) >= 0.25 / fleet.num_classes
+    return max(1, round(float(known.sum(axis=1).mean())))
+
+
+def answers_per_device(public: Public, rows: int, fleet: RealisedFleet) -> int:
+    """How many of a round's public samples a device may answer: the scenario's limit, or the share of classes that
+    devices know on average."""
+    most = public.answers_per_device
+    if most is None:
+        most = math.ceil(rows * known_classes(fleet) / fleet.num_classes)
+    return min(most, rows)
 
 
 def require_device_sensitivity(scenario: Scenario, words: str) -> None:

@@ -1,8 +1,7 @@
-"""The built-in payloads by name: class means, public predictions, feature means and gradients."""
+"""The built-in payloads by name: class means, public predictions, votes, feature means and gradients."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,13 +10,14 @@ import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.errors import InputError
-from airdistill.planning.convergence.gap import LearningConstants, class_shares, over_fleet, paper_rounds
+from airdistill.planning.convergence.gap import LearningConstants, over_fleet, paper_rounds
 from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.fleet import RealisedFleet, training_dynamics
 from airdistill.planning.payload import OneVector as OneVector  # payloads of your own are derived from these two
 from airdistill.planning.payload import Payload as Payload
+from airdistill.planning.payload import answers_per_device, require_device_sensitivity
 from airdistill.planning.payload import declared_public as declared_public
-from airdistill.planning.payload import require_device_sensitivity
+from airdistill.planning.teacher_votes import TeacherVotes as TeacherVotes
 from airdistill.planning.transceiver.required_noise import ClassRequiredNoise, VectorRequiredNoise
 from airdistill.plugins import load_object
 from airdistill.privacy.neighbours import CLASS_MEANS, GRADIENTS, PUBLIC_PREDICTIONS
@@ -125,18 +125,13 @@ class PublicPredictions(OneVector):
     def for_scenario(cls, scenario: Scenario, fleet: RealisedFleet, vector_length: int | None) -> PublicPredictions:
         """All public samples or the part of a round, with a device's answers limited.
 
-        The limit is the share of classes that devices know on average, which saves noise for all devices. A device that
-        holds less than a quarter of an even share of a class does not count as knowing it. Class counts are public.
+        The limit is the share of classes that devices know on average, which saves noise for all devices.
         """
         del vector_length
         require_device_sensitivity(scenario, "predictions of a trained model")
         public = declared_public(scenario)
         rows = public.rows_a_round
-        most = public.answers_per_device
-        if most is None:
-            known = class_shares(fleet.class_counts) >= 0.25 / fleet.num_classes
-            most = math.ceil(rows * max(1, round(float(known.sum(axis=1).mean()))) / fleet.num_classes)
-        return cls(fleet, rows, min(most, rows))
+        return cls(fleet, rows, answers_per_device(public, rows, fleet))
 
     @property
     def vector_length(self) -> int:
@@ -230,7 +225,7 @@ class Gradient(Payload):
 
 
 PAYLOADS: dict[str, type[Payload]] = {
-    each.kind: each for each in (ClassMeans, PublicPredictions, FeatureMeans, Gradient)
+    each.kind: each for each in (ClassMeans, PublicPredictions, TeacherVotes, FeatureMeans, Gradient)
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -94,6 +94,8 @@ class Uplink(ABC):
     def num_slots(self) -> int:
         """Slots of the air in a round."""
         return self.num_rows * self.vector_length
+
+    uses_radio: ClassVar[bool] = True  # whether anything is on the air
 
     @property
     def uses_tdma(self) -> bool:

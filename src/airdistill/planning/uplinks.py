@@ -15,11 +15,12 @@ from airdistill.planning.antennas.uplink import AntennaUplink
 from airdistill.planning.correlated_noise import best_correlation
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.own_payload import check_payload
-from airdistill.planning.payloads import ClassMeans, Gradient, Payload, payload_named
+from airdistill.planning.payloads import ClassMeans, Gradient, Payload, TeacherVotes, payload_named
 from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND, TdmaUplink
+from airdistill.planning.trusted_uplink import trusted_uplink
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.correlation import Correlation
 from airdistill.privacy.participation import (
@@ -69,6 +70,8 @@ def uplink_for(
         return _correlated_uplink(scenario, payload, choices or Choices())
     if isinstance(payload, Gradient):
         return _gradient_uplink(scenario, payload)
+    if isinstance(payload, TeacherVotes):
+        return trusted_uplink(scenario, payload)
     _refuse_sampling(scenario)
     made: Callable[..., SuperposedUplink] = SuperposedUplink
     if kind == TDMA_KIND:

@@ -18,11 +18,11 @@ from airdistill.planning.fleet import (
 )
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.uplink import Uplink
-from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts
+from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts, votes_statement
 from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.neighbours import RELABEL
 from airdistill.privacy.targets import target_mu
-from airdistill.privacy.trust import trust_named
+from airdistill.privacy.trust import trust_statement
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.rules import CELLS
 from airdistill.units import rounded_up
@@ -32,7 +32,7 @@ _MANY_MISSING = 0.3  # of the classes, on average
 
 def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple[str, ...]:
     """What the plan's guarantees rest on."""
-    privacy, payload, trust = scenario.privacy, uplink.payload, trust_named(scenario.privacy.trust)
+    privacy, payload, trust = scenario.privacy, uplink.payload, trust_statement(scenario.privacy.trust)
     neighbours = payload.neighbours
     lines = [f"{neighbours.relation_for(privacy.sensitivity)} {neighbours.basis_for(privacy.sensitivity)}"]
     if privacy.relabel and neighbours.is_class_mean:
@@ -55,8 +55,11 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
         lines.append(ANTENNAS.format(count=scenario.radio.antennas))
     limit, excess = ChannelError.of(scenario).limit, channel_excess_delta(scenario, num_rounds)
     lines += [public_facts(uplink.payload.header()), PILOT[scenario.constants.source]]
-    lines += [channels_statement(limit, trust.counts_own_only, excess), NOISE[privacy.noise]]
-    if not payload.has_gap:
+    lines += [channels_statement(limit, trust.counts_own_only, excess)] if uplink.uses_radio else []
+    lines += [NOISE[privacy.noise], *votes_statement(payload.header())]
+    if not uplink.uses_radio:
+        lines.append("Air time is an estimate: every device sends its votes in slots of its own, one bit a slot.")
+    elif not payload.has_gap:
         lines.append(f"The gap is that of class means; for {payload.words} it only ranks rounds and thresholds.")
     elif scenario.learning.local_epochs > 0 and payload.is_knowledge:
         lines.append("The gap bounds one full-batch step a round; with local epochs it is a proxy.")
@@ -123,7 +126,7 @@ def _about_privacy(
             "The paper's accountant counts the expected number of rounds that a device joins. A device that is drawn "
             "more often gets less noise than its (ε, δ) requires, and a run stops when it has spent its budget."
         )
-    if trust_named(scenario.privacy.trust).counts_receiver and channel_noise_var(scenario) == 0:
+    if trust_statement(scenario.privacy.trust).counts_receiver and channel_noise_var(scenario) == 0:
         if scenario.radio.transceiver == "paper":
             yield "The receiver is noiseless, and the paper's transceiver adds no noise: it cannot send privately."
         else:

@@ -88,6 +88,15 @@ MOVED_DATA = (
     "moved from one device to another since. What a device spends is added up, whatever data it held."
 )
 MOVED_PUBLIC = " None of their private records was or is in a public set of another of these runs."
+_WITHHELD = (
+    "A data-dependent ε would be smaller if devices agree. It is a function of private votes and was not sanitised: it "
+    "is no guarantee, and is not stated here."
+)
+_PUBLISHED = (
+    "With the votes that were cast, the data-dependent analysis gives ε = {epsilon} at the smallest δ. It is computed "
+    "from private votes and was not sanitised: it is no guarantee, and stating it reveals something about the votes, "
+    "which the scenario declares to be acceptable."
+)
 SECURE_SUM = (
     "The signals were added by secure aggregation: the server saw sums of at least {least} of {all} devices if these "
     "have each other's keys from a party other than the server, and if fewer than {enough} of them collude with it. "
@@ -168,6 +177,15 @@ def answers_statement(terms: Mapping[str, Any]) -> list[str]:
     if public is None:
         return []
     return [f"A device answers at most {public['answers']} of {public['samples']} public samples in a round."]
+
+
+def votes_statement(terms: Mapping[str, Any], data_dependent: float | None = None) -> list[str]:
+    """What is said of the data-dependent ε of votes that a trusted aggregator answered; nothing for other payloads."""
+    if "pate" not in terms:
+        return []
+    if data_dependent is None:
+        return [_WITHHELD]
+    return [_PUBLISHED.format(epsilon=rounded_up(data_dependent))]
 
 
 def comparison_statement(terms: Mapping[str, Any]) -> list[str]:

@@ -16,13 +16,14 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.statements import (
-    SECOND_FIGURES,
+    OTHER_FIGURES,
     CertifiedRun,
     assumptions_of,
     facts_about,
     guarantees_of,
     judged_by_class_mean,
     neighbours_in_words,
+    publishes_votes,
     record_figure,
     runs_of,
     second_guarantee,
@@ -80,6 +81,7 @@ class Certificate:
     ledger_digest: str | None
     ledger_lines: int | None
     issued: str | None = None
+    data_dependent_epsilon: float | None = None
 
     @property
     def fallible(self) -> tuple[str, ...]:
@@ -165,7 +167,7 @@ class Certificate:
                 "verdict_in_words": self.verdict_in_words,
                 "reasons": self.reasons,
                 "statement": self.statement,
-                **{name: each for name in SECOND_FIGURES if (each := getattr(self, name)) is not None},
+                **{name: each for name in OTHER_FIGURES if (each := getattr(self, name)) is not None},
                 "assumptions": [vars(assumption) for assumption in self.assumptions],
                 "declared": {
                     name: getattr(terms, name)
@@ -217,15 +219,22 @@ class Certificate:
         return bool(self.audit and self.audit["violations"])
 
 
-def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None, issued: str | None = None) -> Certificate:
+def certificate_of(
+    ledger: Ledger,
+    audit: dict[str, Any] | None = None,
+    issued: str | None = None,
+    data_dependent: float | None = None,
+) -> Certificate:
     """The certificate of all that the ledger has charged.
 
-    `audit` is what an audit of the same run measured, with its violations.
+    `audit` is what an audit of the same run measured, with its violations; `data_dependent` an ε that is no guarantee,
+    and is stated if the ledger says that it may be.
     """
     header, runs = ledger.header, runs_of(ledger)
+    data_dependent = data_dependent if publishes_votes(header) else None
     accounts, assumptions = _accounts(ledger, runs), assumptions_of(runs, ledger)
     private = [run for run in runs if run.terms["releases"] != "bare"]
-    is_bare = header.terms["releases"] == "bare"
+    is_bare, unsent = header.terms["releases"] == "bare", [CertifiedRun(header, 0)]
     draft = Certificate(
         header,
         tuple(runs),
@@ -234,12 +243,13 @@ def certificate_of(ledger: Ledger, audit: dict[str, Any] | None = None, issued: 
         accounts,
         verdict="",
         reasons=(),
-        statement=NO_GUARANTEE if is_bare else guarantees_of(private or [CertifiedRun(header, 0)], assumptions),
+        statement=NO_GUARANTEE if is_bare else guarantees_of(private or unsent, assumptions, data_dependent),
         assumptions=assumptions,
         audit=audit,
         ledger_digest=None if ledger.chain is None else ledger.chain.digest,
         ledger_lines=None if ledger.chain is None else ledger.chain.num_lines,
         issued=issued,
+        data_dependent_epsilon=data_dependent,
     )
     verdicts = {draft.verdict_for(account) for account in accounts}
     # The worst verdict of any device is the verdict of the run.

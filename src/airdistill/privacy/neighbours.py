@@ -38,6 +38,10 @@ _PUBLIC_BASIS = (
     "A device answers at most the agreed number of public samples, each by a vector without negative entries and of "
     "norm at most 1: the bound holds for any local training and any way to choose what to answer."
 )
+_VOTES_BASIS = (
+    "A device casts at most one vote on a public sample: the largest count moves by at most 1, all counts by at most "
+    "√2, and every check and every answer is counted, whatever the votes are. The bound holds for any local training."
+)
 _GRADIENT_BASIS = (
     "Gradients are clipped per sample, and the model is public and processes every sample separately: the bound holds "
     "in every round."
@@ -162,6 +166,18 @@ PUBLIC_PREDICTIONS = Neighbours(
         declared=True,
     ),
 )
+TEACHER_VOTES = Neighbours(
+    "votes",
+    ORTHOGONAL,
+    {"paper": _ONE_RECORD_FEATURES, "class_mean": _ONE_RECORD_FEATURES},
+    dict.fromkeys(("paper", "class_mean", "trajectory", "device"), _VOTES_BASIS),
+    declared=Assumption(
+        "harmless public set",
+        "The public samples, their order, the threshold, both noises and the numbers of queries and answers are public "
+        "and were chosen without looking at private data.",
+        declared=True,
+    ),
+)
 GRADIENTS = Neighbours(
     "gradient",
     OPPOSITE,
@@ -196,7 +212,8 @@ LATER_FEATURE_MEANS = replace(
     ),
 )
 BUILT_IN = {
-    each.payload: each for each in (CLASS_MEANS, PUBLIC_PREDICTIONS, FEATURE_MEANS, LATER_FEATURE_MEANS, GRADIENTS)
+    each.payload: each
+    for each in (CLASS_MEANS, PUBLIC_PREDICTIONS, TEACHER_VOTES, FEATURE_MEANS, LATER_FEATURE_MEANS, GRADIENTS)
 }
 
 

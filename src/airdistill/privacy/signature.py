@@ -203,7 +203,9 @@ def check_against_ledger(stored: Stored, given: Path) -> None:
         raise NotVerified(str(error)) from None
     _check_same_ledger(stored, ledger)
     try:
-        recomputed = certificate_of(ledger, stored["audit"]).to_dict()
+        recomputed = certificate_of(
+            ledger, stored["audit"], data_dependent=stored.get("data_dependent_epsilon")
+        ).to_dict()
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         what = f"{type(error).__name__}: {error}"
         raise NotVerified(f"ledger and audit are not such that a certificate can be made of them: {what}") from None

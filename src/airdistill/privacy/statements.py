@@ -36,6 +36,7 @@ from airdistill.privacy.assumptions import (
     noise_statement,
     pilot_source,
     public_facts,
+    votes_statement,
 )
 from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.ledger import Ledger
@@ -191,7 +192,9 @@ def _about_noise(run: CertifiedRun) -> Iterator[Assumption]:
         yield Assumption("number of antennas", ANTENNAS.format(count=antennas))
 
 
-def guarantees_of(runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption]) -> tuple[str, ...]:
+def guarantees_of(
+    runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption], data_dependent: float | None = None
+) -> tuple[str, ...]:
     """The neighbouring relation, and everything else that is not stated as an assumption."""
     lines = []
     for run in runs:
@@ -205,6 +208,7 @@ def guarantees_of(runs: Sequence[CertifiedRun], assumptions: Iterable[Assumption
             *participation_statements(run.terms),
             *correlation_statement(run.terms),
             *noise_statement(header.noise, run.terms),
+            *votes_statement(run.terms, data_dependent),
         ]
     stated = {assumption.sentence for assumption in assumptions}
     return tuple(line for line in dict.fromkeys(lines) if line not in stated)
@@ -222,7 +226,7 @@ def record_figure(runs: Sequence[CertifiedRun]) -> bool | None:
     return all(private) if any(private) and len(private) == len(runs) else (False if any(private) else None)
 
 
-SECOND_FIGURES = ("record_epsilon", "device_epsilon")
+OTHER_FIGURES = ("record_epsilon", "device_epsilon", "data_dependent_epsilon")
 
 
 def second_guarantee(
@@ -269,6 +273,11 @@ _SERVER_HAS_SEED = " The server has the seed, and can remove the noise of every 
 def judged_by_class_mean(header: LedgerHeader) -> bool:
     """Whether Lemma 1 is declared, which is not a valid bound."""
     return neighbours_from(header.payload, header.terms).judged_by_class_mean(header.sensitivity)
+
+
+def publishes_votes(header: LedgerHeader) -> bool:
+    """Whether an ε that depends on private votes may be stated."""
+    return bool(header.terms.get("pate", {}).get("data_dependent") == "published")
 
 
 def neighbours_in_words(header: LedgerHeader) -> str:

@@ -36,8 +36,8 @@ _UNCOUNTED = {  # what to do if a user's own model counts more than its flags al
 }
 
 
-class Trust(ABC):
-    """Whose noise a device counts on. A model of your own is a class with these names and methods.
+class TrustStatement:
+    """Which noise counts, as statements and certificates need it.
 
     `counts_receiver`: the receiver noise counts. `counts_others`: noise that other devices add counts. `sentence`
     states it to the reader; `assumption` is its short name if it can turn out false.
@@ -48,6 +48,46 @@ class Trust(ABC):
     assumption: ClassVar[str | None] = None
     counts_receiver: ClassVar[bool] = False
     counts_others: ClassVar[bool] = False
+
+    @property
+    def counts_own_only(self) -> bool:
+        return not (self.counts_receiver or self.counts_others)
+
+    def statement(self, tdma: bool) -> str:
+        return _OWN_SLOTS if tdma and self.counts_others and not self.counts_receiver else self.sentence
+
+    def assumptions(self, tdma: bool) -> list[Assumption]:
+        """What can turn out false."""
+        if self.assumption is None or (tdma and not self.counts_receiver):
+            return []
+        found = [Assumption(self.assumption, self.sentence)]
+        counts_fleet = self.counts_others and not self.counts_receiver
+        if counts_fleet and _NO_MORE_ANTENNAS not in self.sentence:
+            found.append(Assumption("number of antennas", _NO_MORE_ANTENNAS))
+        return found
+
+    def needs_aligned_channels(self, tdma: bool) -> bool:
+        """Whether protection depends on the channel estimates. A device's own noise has the phase of its signal."""
+        return self.counts_receiver or (self.counts_others and not tdma)
+
+
+class TrustedAggregator(TrustStatement):
+    """A party that receives the devices' vectors without noise and adds the noise itself. Nothing goes over the air."""
+
+    name = "trusted_aggregator"
+    sentence = (
+        "The guarantee holds if the aggregator is trusted: it receives every device's votes without noise over a "
+        "secure channel, adds the noise, and reveals nothing but its answers."
+    )
+    assumption = "trusted aggregator"
+
+    @property
+    def counts_own_only(self) -> bool:
+        return False
+
+
+class Trust(TrustStatement, ABC):
+    """Whose noise counts for signals on the air. A model of your own is a class with these names and methods."""
 
     @abstractmethod
     def counted(self, own: FloatArray, together: FloatArray, receiver_var: float | FloatArray) -> FloatArray:
@@ -72,31 +112,10 @@ class Trust(ABC):
     def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
         """What each device may count of the design's noise v `[row]`, `[device, row]`."""
 
-    @property
-    def counts_own_only(self) -> bool:
-        return not (self.counts_receiver or self.counts_others)
-
     def for_receiver(self, channel_noise_var: float) -> Trust:
         """The model to plan with for a receiver of this noise. A noiseless receiver protects no device: the fleet
         must add the noise."""
         return FleetNoise() if self.counts_receiver and channel_noise_var == 0 else self
-
-    def statement(self, tdma: bool) -> str:
-        return _OWN_SLOTS if tdma and self.counts_others and not self.counts_receiver else self.sentence
-
-    def assumptions(self, tdma: bool) -> list[Assumption]:
-        """What can turn out false."""
-        if self.assumption is None or (tdma and not self.counts_receiver):
-            return []
-        found = [Assumption(self.assumption, self.sentence)]
-        counts_fleet = self.counts_others and not self.counts_receiver
-        if counts_fleet and _NO_MORE_ANTENNAS not in self.sentence:
-            found.append(Assumption("number of antennas", _NO_MORE_ANTENNAS))
-        return found
-
-    def needs_aligned_channels(self, tdma: bool) -> bool:
-        """Whether protection depends on the channel estimates. A device's own noise has the phase of its signal."""
-        return self.counts_receiver or (self.counts_others and not tdma)
 
 
 class ReceiverNoise(Trust):
@@ -197,13 +216,28 @@ class OwnNoise(Trust):
 
 
 TRUST_MODELS: dict[str, Trust] = {trust.name: trust for trust in (ReceiverNoise(), FleetNoise(), OwnNoise())}
+TRUSTED_AGGREGATOR = TrustedAggregator()
+_BUILT_IN: dict[str, TrustStatement] = {**TRUST_MODELS, TRUSTED_AGGREGATOR.name: TRUSTED_AGGREGATOR}
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a reader of a ledger has the trust model of that name."""
+    return name in _BUILT_IN
+
+
+def trust_statement(name: str) -> TrustStatement:
+    """What can be stated of a trust model by name, or of a user's own by `package.module:Class`."""
+    return _BUILT_IN[name] if name in _BUILT_IN else trust_named(name)
 
 
 @cache
 def trust_named(name: str) -> Trust:
-    """A trust model by name, or a user's own by `package.module:Class`."""
+    """A trust model of signals on the air by name, or a user's own by `package.module:Class`."""
     if name in TRUST_MODELS:
         return TRUST_MODELS[name]
+    if name == TrustedAggregator.name:
+        rule = f"nothing but the votes of scheme pate goes to an aggregator: use one of {', '.join(TRUST_MODELS)}"
+        raise InputError("privacy.trust", name, rule)
     if ":" not in name:
         rule = f"must be one of {', '.join(TRUST_MODELS)}, or your own as package.module:Class"
         raise InputError("privacy.trust", name, rule)
@@ -254,17 +288,17 @@ def _check_counted(name: str, trust: Trust, counted: FloatArray, built_in: Mappi
 
 def trust_header(name: str) -> dict[str, Any]:
     """What a ledger's header records of a user's own model, whose class a reader may not have; else nothing."""
-    if name in TRUST_MODELS:
+    if is_built_in(name):
         return {}
     own = trust_named(name)
     flags = {flag: getattr(own, flag) for flag in ("sentence", "assumption", "counts_receiver", "counts_others")}
     return {"trust": flags}
 
 
-def trust_from(name: str, terms: Mapping[str, Any]) -> Trust:
+def trust_from(name: str, terms: Mapping[str, Any]) -> TrustStatement:
     """The trust model of a ledger's header, as far as statements go."""
-    if name in TRUST_MODELS:
-        return TRUST_MODELS[name]
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
     stated: type[Trust] = type("StatedTrust", (FleetNoise,), {"name": name, **terms["trust"]})
     return stated()
 

@@ -140,6 +140,9 @@ def charge_round(
     3. charge the ledger;
     4. draw the noise, seeded or secure, or make the grid of a secure sum.
     """
+    if not plan.uplink.uses_radio:
+        rule = "go to a trusted aggregator in a simulation only, not over the air: choose another scheme"
+        raise AirDistillError(f"round {round_index}: {plan.uplink.payload.words} {rule}")
     scenario, was_begun, permission = plan.scenario, ledger.charged_ahead, Permission(round_index)
     channel = source.round_channel(round_index)
     known = round_estimate(scenario, channel, round_index)

@@ -19,6 +19,7 @@ from airdistill import __version__
 from airdistill.files import jsonable, write_whole
 from airdistill.planning.plan import Plan
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.trust import TRUSTED_AGGREGATOR
 from airdistill.report.drawing import count_rounds, legend_below, looks_for, new_figure, save, svg_of
 from airdistill.report.page import Block, Bullets, Command, DataTable, Drawing, Page, Paragraph, Section, render
 from airdistill.report.plan import plan_section, privacy_section
@@ -65,6 +66,13 @@ _MOST_MARKS = 12
 
 
 # Tables.
+
+
+def notes_of(record: ComparisonRecord) -> tuple[str, ...]:
+    """What a reader of the tables must know; and which schemes trust a party with every device's vectors."""
+    sentence = TRUSTED_AGGREGATOR.sentence
+    trusting = {task.label for task, run in record.runs.items() if sentence in run.summary["assumptions"]}
+    return (*NOTES, *([f"{', '.join(sorted(trusting))}: {sentence}"] if trusting else []))
 
 
 def table_rows(record: ComparisonRecord) -> list[list[str]]:
@@ -117,7 +125,7 @@ def print_comparison(record: ComparisonRecord, console: Console) -> None:
     console.print(_terminal_table(*link))
     console.print("[bold]Privacy[/bold]: ε of the worst device under each sensitivity model")
     console.print(_terminal_table(*privacy))
-    for note in NOTES:
+    for note in notes_of(record):
         console.print(f"[dim]{escape(note)}[/dim]", highlight=False)
     for problem in record.problems:
         console.print(escape(problem))
@@ -301,7 +309,7 @@ def results_blocks(record: ComparisonRecord) -> list[Block]:
     """Return the table in two parts, and what failed or is damaged."""
     parts = parts_of_table(record, (*COLUMNS, *LINK_COLUMNS), EPSILON_COLUMNS)
     results, privacy = [(columns, tuple(tuple(row) for row in rows)) for columns, rows in parts]
-    blocks: list[Block] = [DataTable(*results), DataTable(*privacy, notes=NOTES)]
+    blocks: list[Block] = [DataTable(*results), DataTable(*privacy, notes=notes_of(record))]
     if record.problems:
         blocks.append(Bullets(tuple(record.problems), "warning"))
     return blocks

@@ -137,10 +137,17 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
         *_amplification_rows(plan),
         *_inactive_rows(plan),
         *_antenna_rows(plan),
-        ("Transmit power", f"signal {signal}, noise {noise} a device"),
+        *([("Transmit power", f"signal {signal}, noise {noise} a device")] if plan.uplink.uses_radio else []),
         ("Uplink time", f"{with_prefix(plan.uplink_seconds, 's')} in all, {slots} a round"),
+        *(_energy_rows(plan) if plan.uplink.uses_radio else [("Uplink", "a secure channel to a trusted aggregator")]),
+    ]
+
+
+def _energy_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Energy, and how weak the weakest device is on the air."""
+    return [
         ("Uplink energy", f"{with_prefix(plan.uplink_joules, 'J')} in all, for the whole fleet"),
-        ("Weakest device", f"{forecast.worst_snr_db:.1f} dB SNR at full power (median round)"),
+        ("Weakest device", f"{plan.forecast.worst_snr_db:.1f} dB SNR at full power (median round)"),
     ]
 
 

@@ -44,6 +44,7 @@ def print_run(record: RunRecord, console: Console) -> None:
         ("Rounds", _rounds_and_end(summary)),
         ("Uplink", f"{with_prefix(summary['uplink_seconds'], 's')}, {with_prefix(summary['measured_joules'], 'J')}"),
         ("Privacy spent", f"ε {rounded_up(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
+        *_vote_facts(record),
         *_budget_row(summary),
         ("Certificate", escape(certify(record.folder).verdict_in_words)),
         ("Record", escape(str(record.folder))),
@@ -129,6 +130,7 @@ def _result_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         ("Privacy spent", f"ε {rounded_up(summary['epsilon_spent'])} of the worst device ({summary['sensitivity']})"),
         *_link_facts(record),
         *_label_facts(record),
+        *_vote_facts(record),
     )
 
 
@@ -150,6 +152,19 @@ def _label_facts(record: RunRecord) -> list[tuple[str, str]]:
     known = cast("dict[str, float]", right)
     shares = [f"{known[name]:.1%} {text}" for name, text in words.items() if name in known]
     return [("Correct labels", f"{', '.join(shares)} (public samples, last round)")]
+
+
+def _vote_facts(record: RunRecord) -> list[tuple[str, str]]:
+    """How many public samples a trusted aggregator answered, and the data-dependent ε; nothing for other schemes."""
+    found = cast("dict[str, Any] | None", record.rounds[-1].get("pate")) if record.rounds else None
+    if found is None:
+        return []
+    rows = [("Answered", f"{found['answered']} of {found['queries']} public samples that were asked about")]
+    if "data_dependent_epsilon" in found:
+        numbers = f"ε {rounded_up(found['data_dependent_epsilon'])}, by the published formula "
+        numbers += rounded_up(found["published_epsilon"])
+        rows.append(("  data-dependent", f"{numbers}: computed from private votes, not sanitised, no guarantee"))
+    return rows
 
 
 def _drawings(record: RunRecord) -> tuple[Drawing, ...]:

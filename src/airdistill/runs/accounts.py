@@ -26,7 +26,7 @@ from airdistill.privacy.ledger import Ledger, spent_before
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.participation import header_of
 from airdistill.privacy.targets import target_mu
-from airdistill.privacy.trust import TRUST_MODELS, trust_header
+from airdistill.privacy.trust import is_built_in, trust_header
 from airdistill.runs.checkpoint import newest_ledger_marks
 from airdistill.runs.folder import (
     AUDITS,
@@ -159,7 +159,7 @@ def _own_code(plan: Plan, own_scheme: bool) -> dict[str, Any]:
         "embedding": uplink.payload.kind == FeatureMeans.kind and has_own_embedding(plan.scenario),
         "payload": uplink.payload.kind not in PAYLOADS,
         "participation model": not type(uplink.participation).__module__.startswith("airdistill."),
-        "trust model": uplink.trust not in TRUST_MODELS,
+        "trust model": not is_built_in(uplink.trust),
         # It is made with the plan, which names the data: nothing forces it to read only what was received.
         "receiver": ":" in plan.scenario.learning.receiver,
     }
@@ -250,7 +250,17 @@ def check_repeatable(folder: Path, checkpoint_every: int) -> None:
 def certify(folder: str | PathLike[str], issued: str | None = None) -> Certificate:
     """The certificate of a run's ledger, whether the run has ended or not, with its audits and the date of issue."""
     folder = existing_folder(Path(folder))
-    return certificate_of(trusted_ledger(folder), audits_in(folder), issued)
+    return certificate_of(trusted_ledger(folder), audits_in(folder), issued, _data_dependent_epsilon(folder))
+
+
+def _data_dependent_epsilon(folder: Path) -> float | None:
+    """What the last recorded round cost with its votes; None for other payloads and damaged lines."""
+    for line in _recorded_lines(folder)[-1:]:
+        try:
+            return float(json_value(line)["pate"]["data_dependent_epsilon"])
+        except (ValueError, KeyError, TypeError):
+            continue  # readers of the records name damage
+    return None
 
 
 def mark_of(ledger: Ledger) -> dict[str, Any]:

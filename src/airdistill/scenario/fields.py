@@ -159,7 +159,7 @@ Truncation = Annotated[
     Literal["optimal"] | float, PlainValidator(_truncation), Kind(f'power gain, {_FROM_0}, or "optimal"')
 ]
 _SAMPLING = ("none", "with_replacement", "cyclic")
-_TRUST = ("receiver_noise", "fleet_noise", "own_noise")
+_TRUST = ("receiver_noise", "fleet_noise", "own_noise", "trusted_aggregator")
 _RECEIVERS = ("linear", "projected", "tracking", "learning")
 Sampling = Annotated[str, PlainValidator(_named(*_SAMPLING)), _own_or(*_SAMPLING)]
 Trust = Annotated[str, PlainValidator(_named(*_TRUST)), _own_or(*_TRUST)]

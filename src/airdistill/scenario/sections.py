@@ -121,8 +121,35 @@ class Public(Section):
         None, description="feature means: ρ_s, norm to which one sample's features are clipped; by default √features"
     )
 
+    answered: StrictInt | None = Field(
+        None,
+        ge=1,
+        description="pate: most public samples that the aggregator answers; by default as many as the privacy target "
+        "allows with noise of 16 % of the devices that know a class",
+    )
+    vote_threshold: Number | None = Field(
+        None,
+        ge=0,
+        description="pate: largest count, as a share of the devices, that a public sample needs to be answered, after "
+        "noise; by default 80 % of the devices that know a class on average",
+    )
+    vote_noise: Positive | None = Field(
+        None,
+        description="pate: σ2, deviation of the noise on every count of an answer, in votes; by default what uses the "
+        "whole privacy target",
+    )
+    threshold_noise: Positive | None = Field(
+        None, description="pate: σ1, deviation of the noise on the largest count, in votes; by default 3.75 σ2"
+    )
+    data_dependent: Literal["withheld", "published"] = Field(
+        "withheld",
+        description="pate: whether the certificate states the data-dependent ε, which is computed from private votes "
+        "and was not sanitised; the guarantee never uses it",
+    )
+
     _written_if_used: ClassVar[tuple[str, ...]] = (
-        "broadcast", "own_predictions", "later", "train_copy", "embedding", "features", "feature_norm", "sample_norm",
+        "answered", "vote_threshold", "vote_noise", "threshold_noise", "data_dependent", "broadcast",
+        "own_predictions", "later", "train_copy", "embedding", "features", "feature_norm", "sample_norm",
     )  # fmt: skip
 
     @property

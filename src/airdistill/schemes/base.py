@@ -23,6 +23,7 @@ from airdistill.radio.charged_round import ChargedRound, charge_round, release_w
 from airdistill.radio.noise_memory import NoiseMemory
 from airdistill.radio.receivers import Receiver
 from airdistill.radio.superposition import Reception
+from airdistill.radio.trusted_aggregator import ChargedVotes, charge_votes
 from airdistill.scenario.model import Scenario
 
 if TYPE_CHECKING:  # PyTorch is loaded when a round is played: a plan needs schemes too, and must not wait for it
@@ -75,7 +76,7 @@ class Round:
     ledger: Ledger
     receiver: Receiver | None = None
     noise_memory: NoiseMemory | None = None
-    _charged: ChargedRound | None = None
+    _charged: ChargedRound | ChargedVotes | None = None
     _sent: Reception | None = None
     _made: FloatArray | None = None  # what `vectors` returned, if nothing else may be sent
 
@@ -104,7 +105,13 @@ class Round:
         if self._charged is not None:
             rule = "vectors() and transmit() charge it; call charge(design) once, before them"
             raise AirDistillError(f"round {self.index} was charged already: {rule}")
-        self._charged = charge_round(self.plan, self.ledger, self.source, self.index, design, memory=self.noise_memory)
+        if self.plan.uplink.uses_radio:
+            memory = self.noise_memory
+            self._charged = charge_round(self.plan, self.ledger, self.source, self.index, design, memory=memory)
+        elif design is None:
+            self._charged = charge_votes(self.plan, self.ledger, self.index)
+        else:
+            raise AirDistillError(f"round {self.index}: votes go to an aggregator, which needs no design; give none")
 
     def vectors(self) -> FloatArray:
         """Every device's vectors of the plan's payload, `[device, row, entry]`.

@@ -7,7 +7,7 @@ that a run has.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,10 +18,11 @@ from airdistill.errors import InputError
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.public_predictions import ClientSelector, check_answers, surest_answers, votes
-from airdistill.planning.payloads import Gradient, PublicPredictions, rows_of_round
+from airdistill.planning.payloads import Gradient, PublicPredictions, TeacherVotes, rows_of_round
 from airdistill.planning.plan import Plan
 from airdistill.radio.receivers import Receiver, make_receiver
 from airdistill.radio.superposition import Reception
+from airdistill.radio.trusted_aggregator import facts_of_votes
 from airdistill.schemes.feature_means import FeatureMeansProtocol
 from airdistill.schemes.protocol import BaseProtocol as BaseProtocol  # for protocols of your own, as the next one
 from airdistill.schemes.protocol import (
@@ -33,7 +34,7 @@ from airdistill.schemes.protocol import (
     share_right,
 )
 from airdistill.schemes.protocol import learn_from as learn_from
-from airdistill.schemes.receivers import OwnReceiver, public_receiver
+from airdistill.schemes.receivers import AnswerReceiver, OwnReceiver, public_receiver
 from airdistill.streams import stream
 
 
@@ -162,12 +163,17 @@ class PublicPredictionProtocol(PublicDistillation):
 
     def __init__(self, plan: Plan) -> None:
         payload = plan.uplink.payload
-        assert isinstance(payload, PublicPredictions)
+        assert isinstance(payload, PublicPredictions | TeacherVotes)
         if plan.scenario.learning.local_epochs == 0:
             rule = "devices train in passes over their samples before they answer a public set: at least 1"
             raise InputError("learning.local_epochs", 0, rule)
         super().__init__(plan)
         self.most_answers, self.num_classes = payload.most_answers, plan.fleet.num_classes
+        self.num_asked = payload.num_samples
+
+    def asked(self, round_index: int) -> IntArray:
+        """The public samples that devices answer in a round."""
+        return rows_of_round(self.public, round_index)
 
     def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:
         assert public is not None  # the scenario declares one, or there would be no such plan
@@ -178,7 +184,7 @@ class PublicPredictionProtocol(PublicDistillation):
         if public is None or public.hidden_labels is None:
             return {}
         labels = public.hidden_labels
-        asked = labels[rows_of_round(self.public, round_index)]
+        asked = labels[self.asked(round_index)]
         sums = {"ideal": reception.ideal, "received": reception.received}
         right = {name: share_right(rows.reshape(-1, self.num_classes), asked) for name, rows in sums.items()}
         return {"labels_right": {**right, "broadcast": share_right(reception.broadcast, labels)}}
@@ -188,7 +194,7 @@ class PublicPredictionProtocol(PublicDistillation):
         if public is None or public.hidden_labels is None:
             return {}
         labels, num_classes = public.hidden_labels, self.num_classes
-        asked = labels[rows_of_round(self.public, round_index)]
+        asked = labels[self.asked(round_index)]
         tables = {
             "ideal": mean_by_label(reception.ideal.reshape(-1, num_classes), asked, num_classes),
             "received": mean_by_label(reception.received.reshape(-1, num_classes), asked, num_classes),
@@ -208,7 +214,7 @@ class PublicPredictionProtocol(PublicDistillation):
 
     def _answers(self, fleet: LearningFleet, round_index: int, devices: list[int]) -> FloatArray:
         """The answers `[learner, sample, class]`, within the bound that the plan counts on."""
-        asked = rows_of_round(self.public, round_index)
+        asked = self.asked(round_index)
         predictions = fleet.public_predictions(asked)
         answers = votes(predictions, self.public.confidence) if self.public.abstain else predictions
         if self.public.client_selector == "density":
@@ -231,13 +237,49 @@ class PublicPredictionProtocol(PublicDistillation):
     def _train(self, fleet: LearningFleet, round_index: int, devices: list[int]) -> None:
         public = self.public
         # A device that may answer every sample has no reason to learn uncertainty.
-        lacks = self.most_answers < public.rows_a_round
+        lacks = self.most_answers < self.num_asked
         self.train(fleet, round_index, devices, public.abstain_weight if public.abstain and lacks else 0.0)
+
+
+class TeacherVoteProtocol(PublicPredictionProtocol):
+    """The same for votes that a trusted aggregator answers: it asks about the first public samples."""
+
+    def asked(self, round_index: int) -> IntArray:  # noqa: ARG002
+        return np.arange(self.num_asked)
+
+    def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:
+        assert public is not None  # the scenario declares one, or there would be no such plan
+        return AnswerReceiver(self.plan, public, engine)
+
+    def learn(
+        self, fleet: LearningFleet, round_index: int, broadcast: FloatArray | None, devices: Iterable[int]
+    ) -> Sequence[Losses]:
+        assert broadcast is not None  # a scheme on a public set always broadcasts
+        if self.public.broadcast == "predictions":
+            return super().learn(fleet, round_index, broadcast, devices)
+        return fleet.use_model(broadcast[0] if np.isfinite(broadcast).all() else None)
+
+    def record(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:
+        """What was answered and what it cost with these votes, and the shares of right labels."""
+        facts = facts_of_votes(self.plan, reception.ideal, reception.received)
+        return {"pate": facts, **super().record(_of_predictions(reception), round_index, public)}
+
+    def tables(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:
+        return super().tables(_of_predictions(reception), round_index, public)
+
+
+def _of_predictions(reception: Reception) -> Reception:
+    """As if the model's predictions were broadcast, whatever was."""
+    estimate = reception.estimate
+    if estimate is None or estimate.predictions is None:
+        return reception
+    return replace(reception, estimate=replace(estimate, knowledge=estimate.predictions))
 
 
 _BUILT_IN: dict[str, Any] = {
     "knowledge": ClassMeanProtocol,
     "public_knowledge": PublicPredictionProtocol,
+    "teacher_votes": TeacherVoteProtocol,
     "feature_means": FeatureMeansProtocol,
     "gradient": GradientProtocol,
 }

@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from airdistill.planning.feature_means import FeatureMeans
-from airdistill.planning.payloads import PublicPredictions, declared_public, rows_of_round
+from airdistill.planning.payloads import PublicPredictions, TeacherVotes, declared_public, rows_of_round
+from airdistill.privacy.trust import TRUSTED_AGGREGATOR
 from airdistill.radio.receivers import Estimate
 from airdistill.radio.superposition import mean_of_answers
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, Look, Outcome, Round, Scheme
+from airdistill.schemes.base import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, Look, Outcome, Round, Scheme
 from airdistill.schemes.distillation import OtaFd
 from airdistill.schemes.planning import for_public_set, refuse_server_selector, with_all_steps
 
@@ -104,6 +105,33 @@ class AirDistillProxy(OtaProxyFd):
     def adapt(self, scenario: Scenario) -> Scenario:
         refuse_server_selector(scenario)
         return with_all_steps(for_public_set(scenario, abstain=True), "learning")
+
+
+class Pate(Scheme):
+    """Votes on public samples that a trusted aggregator answers with noise if devices agree (PATE, Confident-GNMax): a
+    model of the server learns the answers. Nothing goes over the air."""
+
+    name = "pate"
+    payload = TeacherVotes
+    look = Look(RED, "--", "v")
+
+    def adapt(self, scenario: Scenario) -> Scenario:
+        """Devices vote once, on what they know; what describes a channel has no meaning."""
+        refuse_server_selector(scenario)
+        return changed(
+            for_public_set(scenario, abstain=True),
+            {
+                "privacy": {"accountant": "exact", "trust": TRUSTED_AGGREGATOR.name, "carry_over": False},
+                "radio": {"transceiver": "optimal", "truncation": 0.0, "csi_error_db": None, "antennas": 1},
+                "air": {"medium": "emulated"},
+                "fleet": {"expected_dropouts": 0},
+                "learning": {"rounds": 1, "receiver": "learning"},
+            },
+        )
+
+    def play(self, this: Round) -> Outcome:
+        reception = this.transmit(this.vectors())
+        return Outcome(this.learn(reception.broadcast), reception)
 
 
 class FeatureMeansScheme(OtaFd):

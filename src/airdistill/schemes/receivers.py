@@ -13,11 +13,15 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.data.public import PublicSet
 from airdistill.errors import InputError, described
+from airdistill.learning.answers import AnsweredStudent
 from airdistill.learning.fleet import Engine
+from airdistill.learning.models import flat_weights
 from airdistill.learning.server import Server
+from airdistill.learning.student import Student
 from airdistill.planning.payloads import PublicPredictions, declared_public, rows_of_round
 from airdistill.planning.plan import Plan
 from airdistill.plugins import load_object
+from airdistill.privacy.pate import UNANSWERED
 from airdistill.radio.receivers import Estimate, PooledRows, Receiver, TrackedRows, project_on_simplex
 from airdistill.scenario.sections import Public
 
@@ -102,6 +106,37 @@ def public_receiver(plan: Plan, public: PublicSet, engine: Engine) -> Receiver:
         (lambda rows, *_: rows) if learning.receiver == "linear" else lambda rows, *_: project_on_simplex(rows)
     )
     return RowReceiver(declared, num_classes, scale, pooled, reading)
+
+
+class AnswerReceiver:
+    """Teaches a model the answers of a trusted aggregator, and broadcasts its predictions or the model."""
+
+    def __init__(self, plan: Plan, public: PublicSet, engine: Engine) -> None:
+        declared, self._num_classes = declared_public(plan.scenario), plan.fleet.num_classes
+        name = declared.server_model or plan.scenario.model_names[0]
+        student = Student(name, public.samples, self._num_classes, engine, plan.scenario.seed)
+        self._taught, self._sends_model = AnsweredStudent(student), declared.broadcast == "model"
+
+    def estimate(self, received: FloatArray, noise_var: FloatArray) -> Estimate:  # noqa: ARG002
+        """From answers `[1, query · class]`, NaN where there is none, to what is broadcast."""
+        student, num_samples = self._taught.student, len(self._taught.student.samples)
+        rows = received.reshape(-1, self._num_classes)
+        answered = np.isfinite(rows).all(axis=1)
+        if not answered.any():
+            return Estimate(np.full((num_samples, self._num_classes), np.nan))
+        labels = np.full(num_samples, UNANSWERED)
+        labels[: len(rows)][answered] = rows[answered].argmax(axis=1)
+        model, probabilities = self._taught.taught(labels)
+        predictions = student.predictions(model)
+        knowledge = flat_weights(model)[None] if self._sends_model else predictions
+        return Estimate(knowledge, predictions=predictions, labels=probabilities)
+
+    def state(self) -> dict[str, FloatArray]:
+        """Nothing: devices vote once."""
+        return {}
+
+    def restore(self, state: dict[str, FloatArray]) -> None:
+        assert not state  # a checkpoint of this receiver
 
 
 class RowReceiver:

@@ -32,6 +32,7 @@ from airdistill.schemes.public_set import (
     FeatureMeansScheme,
     LocalPublic,
     OtaProxyFd,
+    Pate,
     ProxyFd,
     SelectiveFd,
 )
@@ -48,6 +49,7 @@ SCHEMES: dict[str, type[Scheme]] = {
         FeatureMeansScheme,
         AirDistillProxy,
         OtaProxyFd,
+        Pate,
         FdErrorFree,
         ProxyFd,
         SelectiveFd,

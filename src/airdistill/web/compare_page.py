@@ -8,9 +8,9 @@ from airdistill.report.comparison import (
     COLUMNS,
     EPSILON_COLUMNS,
     LINK_COLUMNS,
-    NOTES,
     comparison_page,
     curves_of,
+    notes_of,
     parts_of_table,
 )
 from airdistill.reproduce.claims import Checked, claims_about
@@ -66,7 +66,7 @@ def _show_comparison(record: ComparisonRecord) -> None:
     st.subheader("Results")
     results, privacy = parts_of_table(record, (*COLUMNS, *LINK_COLUMNS), EPSILON_COLUMNS)
     show_table(*results)
-    show_table(*privacy, note=" ".join(NOTES))
+    show_table(*privacy, note=" ".join(notes_of(record)))
     _show_claims(claims_about(record))
 
 
