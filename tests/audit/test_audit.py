@@ -135,5 +135,5 @@ def test_an_audit_of_a_run_is_included_in_its_certificate(tmp_path):
 def test_a_run_whose_data_changed_is_not_audited(tmp_path):
     folder = run(small_scenario(tmp_path), "ota_fd", rounds=2, out=tmp_path / "run", options=ONE).folder
     write_dataset(tmp_path / "blobs.npz", seed=1)
-    with pytest.raises(AirDistillError, match="cannot be audited: its dataset or trace has changed"):
+    with pytest.raises(AirDistillError, match="cannot be audited: its dataset, trace or embedding has changed"):
         audit_run(folder, LITTLE)

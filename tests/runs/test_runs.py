@@ -252,7 +252,7 @@ def test_a_run_whose_data_changed_is_not_resumed(tmp_path):
     with pytest.raises(PulledPlugError):
         ad.run(small_scenario(tmp_path), out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
     write_dataset(tmp_path / "blobs.npz", seed=1)
-    with pytest.raises(RunError, match="dataset or trace has changed"):
+    with pytest.raises(RunError, match="dataset, trace or embedding has changed"):
         ad.resume(tmp_path / "cut")
 
 
@@ -265,7 +265,7 @@ def test_a_change_anywhere_in_a_trace_is_detected(tmp_path):
         ad.run(scenario, out=tmp_path / "cut", options=OFTEN, on_round=stop_after(3))
     gains[11, 1] *= 2
     np.savez(tmp_path / "trace.npz", channel=gains)
-    with pytest.raises(RunError, match="dataset or trace has changed"):
+    with pytest.raises(RunError, match="dataset, trace or embedding has changed"):
         ad.resume(tmp_path / "cut")
 
 
