@@ -1,4 +1,4 @@
-"""Clipped model updates: what a device sends in federated averaging, of its whole model or of a head on public features.
+"""Clipped model updates: what a device sends in federated averaging, of its whole model or of a head on features.
 
 A device trains from the model that all devices have and sends Δ, the change of its parameters, clipped to C. Two
 devices' updates are 2C apart at most, whatever their data and training. Every device has weight 1/M: the noise that
@@ -92,7 +92,7 @@ class HeadUpdate(Update):
     neighbours = HEAD_UPDATES
     needs_model_size = False
     needs_public_set = True
-    most_noise = 1.0
+    most_noise = 0.3
     words = "head updates"
 
     @classmethod

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from airdistill.arrays import FloatArray
-from airdistill.planning.payloads import Gradient, HeadUpdate, Update
+from airdistill.planning.payloads import Gradient, HeadUpdate, Payload, Update, declared_public
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.base import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, Look, Outcome, Round, Scheme
+from airdistill.schemes.base import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Look, Outcome, Round, Scheme
 from airdistill.schemes.planning import for_updates, with_fixed_rounds
 
 if TYPE_CHECKING:  # PyTorch is loaded when a round is played
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # PyTorch is loaded when a round is played
 class FederatedLearning(Scheme):
     """One model for all devices, which all participate; nothing is distilled."""
 
-    payload = Gradient
+    payload: ClassVar[type[Payload]] = Gradient
     one_model = True
     inherits: ClassVar[tuple[str, ...]] = ("ota_fl",)
 
@@ -66,6 +66,45 @@ class FedAvg(FederatedLearning):
         reception = this.release_without_privacy((weights @ this.fleet.parameters())[None])
         this.fleet.average(weights)
         return Outcome(losses, reception)
+
+
+class FedDf(FedAvg):
+    """Federated averaging without privacy, whose mean model then learns the devices' mean logits on the public samples
+    (FedDF; Lin et al. 2020)."""
+
+    name = "feddf"
+    inherits: ClassVar[tuple[str, ...]] = ("ota_fl", "fedavg")
+    look = Look(SKY, "-.", "*")
+
+    def adapt(self, scenario: Scenario) -> Scenario:
+        declared_public(scenario)
+        return super().adapt(scenario)
+
+    def play(self, this: Round) -> Outcome:
+        from airdistill.schemes.ceilings import distil_mean_model, mean_logits
+
+        losses, weights = this.learn(None), shares_of_data(this)
+        rows = mean_logits(this.fleet, weights)
+        reception = this.release_without_privacy((weights @ this.fleet.parameters())[None])
+        this.fleet.average(weights)
+        distil_mean_model(this.fleet, this.plan, this.index, rows)
+        return Outcome(losses, reception)
+
+
+class Centralised(FederatedLearning):
+    """One model trained on the samples of all devices together, without privacy: what no federation can exceed by
+    much."""
+
+    name = "centralised"
+    releases = "bare"
+    look = Look(GREY, "--", "*")
+
+    def play(self, this: Round) -> Outcome:
+        from airdistill.schemes.ceilings import trained_on_all
+
+        weights = trained_on_all(this.fleet, this.scenario, this.index)
+        reception = this.release_without_privacy(weights[None])
+        return Outcome(this.fleet.use_model(weights), reception)
 
 
 class OtaFl(FederatedLearning):

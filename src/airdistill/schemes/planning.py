@@ -83,9 +83,7 @@ def for_public_set(scenario: Scenario, abstain: bool) -> Scenario:
 
 def for_updates(scenario: Scenario, **learning: object) -> Scenario:
     """The scenario for model updates: whole devices are protected, and nothing is distilled."""
-    return changed(
-        scenario, {"learning": {"distill_weight": 0.0, **learning}, "privacy": {"sensitivity": "device"}}
-    )
+    return changed(scenario, {"learning": {"distill_weight": 0.0, **learning}, "privacy": {"sensitivity": "device"}})
 
 
 def refuse_server_selector(scenario: Scenario) -> None:

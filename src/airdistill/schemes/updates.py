@@ -45,7 +45,7 @@ class UpdateProtocol(BaseProtocol):
         self.losses: Sequence[Losses] = ()
 
     def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
-        clip = float(fleet.remembered.get(_CLIP, np.array(self._payload.clip_norm)))
+        clip = fleet.remembered[_CLIP].item() if _CLIP in fleet.remembered else self._payload.clip_norm
         return clipped_vectors(self._payload, self.updates(fleet, round_index, devices), clip)
 
     def updates(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
@@ -102,7 +102,7 @@ def clipped_vectors(payload: Update, updates: FloatArray, clip: float) -> FloatA
     if payload.indicator:
         left = np.where(norms <= clip, payload.indicator / 2, -payload.indicator / 2)
         clipped = np.concatenate([clipped, left], axis=1)
-    return clipped[:, None]
+    return np.asarray(clipped[:, None])
 
 
 class UpdateReceiver:
