@@ -64,7 +64,7 @@ def test_feddf_teaches_the_mean_model_the_mean_logits(tmp_path):
     for simulation in (distilled, averaged):
         simulation.advance()
     distances = [divergence(ensemble, each.fleet.public_predictions(np.arange(9))[2]) for each in (distilled, averaged)]
-    assert 0 < distances[0] < 0.1 * distances[1]
+    assert 0 < distances[0] < 0.5 * distances[1]
     weights = distilled.fleet.parameters()
     assert np.array_equal(weights[0], weights[2])
 
