@@ -467,7 +467,8 @@ def test_schemes_are_listed(run):
     assert [line.split()[0] for line in out.splitlines()] == [
         "airdistill", "ota_fd", "ota_fd_fixed", "ota_fd_antennas", "orthogonal_fd", "airdistill_features",
         "feature_means", "airdistill_proxy", "ota_proxy_fd", "pate", "fd_error_free", "proxy_fd", "selective_fd",
-        "local_only", "local_public", "ota_fl", "ota_fl_fixed", "ota_fl_sampled", "fedsgd", "fedavg",
+        "local_only", "local_public", "ota_fl", "ota_fl_fixed", "ota_fl_sampled", "ota_fedavg", "ota_head", "fedsgd",
+        "fedavg", "fedopt", "feddf", "centralised",
     ]  # fmt: skip
 
 
