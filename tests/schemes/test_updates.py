@@ -197,7 +197,7 @@ def _data_of(plan):
 
 
 def test_rounds_of_a_plan_are_the_most_that_keep_the_noise_in_proportion(tmp_path):
-    """√D times the deviation of a round's noise is 4 times the clip at most, by the planner's own noise."""
+    """√D times the deviation of a round's noise is 5 times the clip at most, by the planner's own noise."""
     most = "learning.max_rounds=400"
     optimal, _ = planned(tmp_path, "ota_fedavg", "learning.rounds=optimal", most, "privacy.epsilon=60")
     assert 1 < optimal.num_rounds < 400
@@ -205,7 +205,7 @@ def test_rounds_of_a_plan_are_the_most_that_keep_the_noise_in_proportion(tmp_pat
     for rounds in (optimal.num_rounds, optimal.num_rounds + 1):
         plan, _ = planned(tmp_path, "ota_fedavg", f"learning.rounds={rounds}", most, "privacy.epsilon=60")
         errors.append(math.sqrt(plan.forecast.effective_noise))
-    assert errors[0] <= 4 * plan.uplink.largest_norm < errors[1]
+    assert errors[0] <= 5 * plan.uplink.largest_norm < errors[1]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,7 @@ def test_rounds_of_a_plan_are_the_most_that_keep_the_noise_in_proportion(tmp_pat
         ("ota_fedavg", ("fleet.participation=0.6",)),
         ("ota_fedavg", ("fleet.participation=0.6", "fleet.participation_hidden=true", *ADAPTIVE)),
         ("ota_fedavg", ("radio.truncation=-125 dB", *ADAPTIVE)),
+        ("ota_head", ("radio.truncation=optimal", "privacy.trust=receiver_noise", *HEAD)),
         ("ota_head", ("privacy.trust=own_noise", "radio.csi_error_db=-20", *HEAD)),
         ("ota_head", ("radio.antennas=2", *HEAD)),
         ("ota_fedavg", ("privacy.noise=secure", "privacy.carry_over=true")),
@@ -229,7 +230,6 @@ def test_trust_truncation_and_participation_keep_the_target(tmp_path, scheme, ch
     ("scheme", "change", "named"),
     [
         ("ota_fedavg", "learning.receiver=tracking", r"learning\.receiver = \"?tracking"),
-        ("ota_fedavg", "radio.truncation=optimal", r"radio\.truncation = \"?optimal"),
         ("ota_fedavg", "learning.optimizer=momentum", r"learning\.optimizer = \"?momentum"),
         ("ota_fedavg", "privacy.counts=private", r"privacy\.counts = \"?private"),
         ("ota_head", "public.embedding=patches", r"public\.embedding = \"?patches"),

@@ -227,7 +227,7 @@ def choose_uplink(
         return made
 
     learning, asked = scenario.learning, scenario.radio.truncation
-    if asked != "optimal" or kind == TDMA_KIND or not payload_named(kind).is_knowledge:
+    if asked != "optimal" or kind == TDMA_KIND:
         return choice(asked if isinstance(asked, float) else 0.0, channels)
     fixed = learning.rounds if isinstance(learning.rounds, int) else None
     if learning.rounds == "paper":

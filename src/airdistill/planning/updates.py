@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from airdistill.errors import InputError
+from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.feature_means import embedding_width, num_features
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payload import OneVector, declared_public, require_device_sensitivity
@@ -41,7 +42,7 @@ class Update(OneVector):
     receivers = ("linear",)
     needs_model_size = True
     is_knowledge = False
-    most_noise: ClassVar[float | None] = 4.0
+    most_noise: ClassVar[float | None] = 5.0
     error_label = "Error of an update"
     words = "model updates"
 
@@ -68,6 +69,10 @@ class Update(OneVector):
     def largest_norm(self) -> float:
         """√(C² + τ²/4)."""
         return math.hypot(self.clip_norm, self.indicator / 2)
+
+    def noise_factor(self, constants: LearningConstants) -> float:
+        """That of a gradient: it ranks truncation thresholds by the squared error of the mean update, bias included."""
+        return constants.gradient_noise_factor
 
     def header(self) -> dict[str, Any]:
         sizes = {"entries": self.num_parameters, "norm": self.clip_norm}
@@ -124,11 +129,8 @@ def _more_entries(scenario: Scenario) -> int:
 
 
 def _check_reading(scenario: Scenario, words: str) -> None:
-    """Refuse what is meant for class means: another receiver, and a threshold by the convergence gap."""
+    """Refuse receivers of other payloads."""
     receiver = scenario.learning.receiver
     if receiver != "linear" and ":" not in receiver:
         rule = f'the server adds up {words}, by federated.server_optimizer; set it to "linear"'
         raise InputError("learning.receiver", receiver, rule)
-    if scenario.radio.truncation == "optimal":
-        rule = f"{words} have no convergence gap to optimise it by; set a power gain, or 0"
-        raise InputError("radio.truncation", "optimal", rule)
