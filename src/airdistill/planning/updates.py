@@ -97,7 +97,7 @@ class HeadUpdate(Update):
     neighbours = HEAD_UPDATES
     needs_model_size = False
     needs_public_set = True
-    most_noise = 0.3
+    most_noise = 0.25
     words = "head updates"
 
     @classmethod
