@@ -145,7 +145,7 @@ def embedding_of(plan: Plan, samples: Tensor, engine: Engine) -> Embedding:
 def own_embedding_digest(plan: Plan, samples: Tensor) -> str:
     """The digest of the user's own networks in the embedding that a plan names; empty without any."""
     payload, name = plan.uplink.payload, declared_public(plan.scenario).embedding
-    is_own = isinstance(payload, FeatureMeans) and name != "auto"
+    is_own = isinstance(payload, FeatureMeans | HeadUpdate) and name != "auto"
     return own_networks_digest(name, samples, EMBEDDING_SEED) if is_own else ""
 
 
