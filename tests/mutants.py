@@ -12,6 +12,7 @@ from airdistill.learning.fleet import LearningFleet
 from airdistill.planning import feature_means
 from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.transceiver.gradient import GradientUplink
+from airdistill.planning.updates import Update
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy import ledger as ledger_module
 from airdistill.privacy.correlation import JointRounds
@@ -23,6 +24,7 @@ from airdistill.radio.noise_memory import NoiseMemory
 from airdistill.radio.superposition import RoundNoise
 from airdistill.runs import simulation
 from airdistill.schemes import feature_means as scheme_of_features
+from airdistill.schemes import updates as scheme_of_updates
 from airdistill.schemes.payloads import ClassMeanProtocol, PublicPredictionProtocol
 
 
@@ -113,6 +115,20 @@ def votes_not_limited(patch):
 
 def gradients_not_clipped(patch):
     _wrapped(patch, LearningFleet, "gradients", lambda original, fleet, _clip: original(fleet, None))
+
+
+def updates_not_clipped(patch):
+    def sent(original, payload, updates, clip):
+        vectors = original(payload, updates, clip)
+        vectors[:, 0, : payload.num_parameters] = updates
+        return vectors
+
+    _wrapped(patch, scheme_of_updates, "clipped_vectors", sent)
+
+
+def indicator_not_charged(patch):
+    """The clip indicator travels for nothing: 2C in place of √(4C² + τ²)."""
+    patch.setattr(Update, "diameter", property(lambda payload: 2 * payload.clip_norm))
 
 
 def _device_vector(patch, change):

@@ -467,7 +467,8 @@ def test_schemes_are_listed(run):
     assert [line.split()[0] for line in out.splitlines()] == [
         "airdistill", "ota_fd", "ota_fd_fixed", "ota_fd_antennas", "orthogonal_fd", "airdistill_features",
         "feature_means", "airdistill_proxy", "ota_proxy_fd", "pate", "fd_error_free", "proxy_fd", "selective_fd",
-        "local_only", "local_public", "ota_fl", "ota_fl_fixed", "ota_fl_sampled", "fedsgd", "fedavg",
+        "local_only", "local_public", "ota_fl", "ota_fl_fixed", "ota_fl_sampled", "ota_fedavg", "ota_head", "fedsgd",
+        "fedavg", "fedopt", "feddf", "centralised",
     ]  # fmt: skip
 
 
@@ -580,10 +581,10 @@ def test_planning_needs_no_heavy_library():
 
 
 def test_planning_a_scheme_needs_torch_only_to_count_parameters(small_file):
-    """Schemes that transmit gradients count the parameters of a model, which PyTorch has to build."""
+    """Schemes that transmit gradients or updates count the parameters of a model, which PyTorch has to build."""
     from airdistill.schemes.registry import SCHEMES
 
-    schemes = [name for name, scheme in SCHEMES.items() if scheme().uplink_kind != "gradient"]
+    schemes = [name for name, scheme in SCHEMES.items() if not scheme.payload.needs_model_size]
     assert {"airdistill", "ota_fd", "orthogonal_fd", "airdistill_proxy", "local_only"} <= set(schemes)
     public = ["--set", "public.samples=10"]
     loaded = loaded_by(*(["plan", small_file, *public, "--scheme", scheme, "--json"] for scheme in schemes))

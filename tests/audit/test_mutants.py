@@ -74,6 +74,8 @@ MUTANTS = [
     ("class_means_not_normalised", "ota_fd", (), "run", TOO_LONG),
     ("votes_not_limited", "ota_proxy_fd", PUBLIC, "run", TOO_LONG),
     ("gradients_not_clipped", "ota_fl", ("learning.clip_norm=0.01",), "run", TOO_LONG),
+    ("updates_not_clipped", "ota_fedavg", ("federated.update_norm=0.01",), "run", TOO_LONG),
+    ("indicator_not_charged", "ota_fedavg", ("federated.clip_quantile=0.5",), "audit", UNDERCHARGED),
     ("noise_times_0_7", "feature_means", FEATURES, "audit", REDRAWN),
     ("secure_noise_times_0_7", "feature_means", (*FEATURES, SECURE), "attack", "Noise lower than counted"),
     ("charge_halved", "airdistill_features", FEATURES, "audit", UNDERCHARGED),

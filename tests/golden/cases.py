@@ -11,6 +11,7 @@ CLASS_MEANS = ("airdistill", "ota_fd", "ota_fd_fixed", "ota_fd_antennas", "ortho
 PUBLIC_SET = ("airdistill_proxy", "ota_proxy_fd")
 FEATURE_MEANS = ("airdistill_features", "feature_means")
 GRADIENTS = ("ota_fl", "ota_fl_fixed", "ota_fl_sampled")
+UPDATES = ("ota_fedavg", "ota_head")
 
 TRUST = ("receiver_noise", "fleet_noise", "own_noise")
 NOISE = ("seeded", "secure")
@@ -56,9 +57,9 @@ class Case:
 
 
 def _product():
-    schemes = (*CLASS_MEANS, *PUBLIC_SET, *GRADIENTS, *FEATURE_MEANS)
+    schemes = (*CLASS_MEANS, *PUBLIC_SET, *GRADIENTS, *FEATURE_MEANS, *UPDATES)
     for scheme, trust, noise, participation, antennas in product(schemes, TRUST, NOISE, PARTICIPATION, ANTENNAS):
-        if scheme in FEATURE_MEANS and antennas > 1:  # one case of `FEATURES` has several
+        if scheme in (*FEATURE_MEANS, *UPDATES) and antennas > 1:  # one case of `FEATURES` has several
             continue
         name = f"{scheme}/{trust}/{noise}/{participation}/{antennas}"
         if name in LEFT_OUT:
@@ -72,9 +73,9 @@ def _product():
 def _needed(scheme):
     if scheme.endswith("_fixed"):
         return ("learning.rounds=1",)  # which they do not follow
-    if scheme in FEATURE_MEANS:
+    if scheme in (*FEATURE_MEANS, "ota_head"):
         return EMBEDDED
-    return PUBLIC if scheme in (*PUBLIC_SET, "proxy_fd", "selective_fd") else ()
+    return PUBLIC if scheme in (*PUBLIC_SET, "proxy_fd", "selective_fd", "feddf") else ()
 
 
 def _feature(name, scheme, *changes, channel=TRACE, **how):
@@ -85,6 +86,7 @@ _PAPER = ("privacy.sensitivity=paper", "privacy.accountant=paper", "privacy.trus
 _HIDDEN = PARTICIPATION["hidden"]
 _SECURE_SUM = ("air.medium=secure_sum", "fleet.expected_dropouts=1")
 _CSI = "radio.csi_error_db=-20"
+_ADAPTIVE = ("federated.clip_quantile=0.4", "federated.update_norm=0.2")
 _IMAGES = (
     "data.dataset={inputs}/images.npz", "data.samples_per_device=6", "learning.model=paper_cnn",
     "learning.local_epochs=1",
@@ -197,6 +199,17 @@ FEATURES = (
     _feature("antennas", "feature_means", "radio.antennas=2", channel=FADING),
     _feature("secure_sum", "airdistill_features", *_SECURE_SUM),
     _feature("ledger", "airdistill_features", after=("learning.rounds=1", "privacy.epsilon=3")),
+    # Federated averaging.
+    _feature("adaptive", "ota_fedavg", *_ADAPTIVE, "federated.server_optimizer=momentum"),
+    _feature("adam", "ota_head", *_ADAPTIVE, "federated.server_optimizer=adam", "learning.local_epochs=2"),
+    _feature("optimal", "ota_fedavg", "learning.rounds=optimal"),
+    _feature("carry_over", "ota_fedavg", "privacy.carry_over=true", "federated.server_schedule=cosine"),
+    _feature("truncation", "ota_fedavg", "radio.truncation=-125 dB", *_ADAPTIVE),
+    _feature("csi_error", "ota_head", _CSI),
+    _feature("antennas", "ota_head", "radio.antennas=2", channel=FADING),
+    _feature("models", "ota_head", _GROUPS),
+    _feature("cnn-single", "ota_fedavg", *_IMAGES, dtype="float32"),
+    _feature("adam", "fedopt", "federated.server_optimizer=adam", "learning.local_epochs=2"),
     # Federated learning.
     _feature("with_replacement", "ota_fl", "fleet.sampling=with_replacement", "fleet.sampled_devices=2"),
     _feature(
@@ -211,6 +224,7 @@ FEATURES = (
     _feature("clip_norm", "ota_fl", "learning.clip_norm=0.1", "learning.local_epochs=1"),
     # What is not private knows neither trust nor noise.
     *(_feature("everyone", scheme) for scheme in ("fd_error_free", "local_only", "fedsgd", "fedavg")),
+    *(_feature("everyone", scheme) for scheme in ("fedopt", "feddf", "centralised")),
     *(_feature("local_epochs", scheme, "learning.local_epochs=2") for scheme in ("fd_error_free", "local_only")),
     *(_feature("local_epochs", scheme, "learning.local_epochs=2") for scheme in ("fedavg", "proxy_fd", "selective_fd")),
     _feature("known", "fd_error_free", *PARTICIPATION["known"]),

@@ -184,7 +184,7 @@ def test_the_number_of_features_follows_the_foreseen_noise(changes, width):
     [
         (["public.features=800"], "public.features = 800: 3000 public samples can whiten at most 750 features"),
         (["public.features=0"], "public.features"),
-        (["public.samples=9", "public.features=2"], "public.samples = 9: feature means of 10 classes need at least 10"),
+        (["public.samples=9", "public.features=2"], "public.samples = 9: features of 10 classes need at least 10"),
         (["privacy.sensitivity=trajectory"], 'privacy.sensitivity = "trajectory"'),
         (
             ["privacy.counts=private", "fleet.participation=0.5", "fleet.participation_hidden=true"],

@@ -273,7 +273,7 @@ REFUSED = [
     ),
     (["public.features=16"], "public.features = 16: 60 public samples can whiten at most 15 features"),
     (["public.features=9"], "public.features = 9: a sample has 8 numbers, the width of the embedding raw"),
-    (["public.samples=3"], "public.samples = 3: feature means of 4 classes need at least 4 public samples"),
+    (["public.samples=3"], "public.samples = 3: features of 4 classes need at least 4 public samples"),
     (["public.embedding=patches"], 'public.embedding = "patches": needs images, not vectors of 8 numbers; use raw'),
     (["public.embedding=raw+contrastive"], 'public.embedding = "raw+contrastive": needs images'),
     (["public.embedding=patch"], 'public.embedding = "patch": must be one of raw, random, patches, contrastive'),

@@ -45,7 +45,7 @@ from airdistill.runs.accounts import Inputs, ledger_header
 from airdistill.runs.simulation import data_digest, seed_torch
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Scheme
-from airdistill.schemes.payloads import payload_protocol, receiver_of
+from airdistill.schemes.payloads import dataset_of_models, payload_protocol, receiver_of
 from airdistill.schemes.protocol import PayloadProtocol
 from airdistill.streams import Seed
 
@@ -294,13 +294,13 @@ def replay(
     """
     scenario = plan.scenario
     (dataset, public), source, protocol = load_data(scenario), channel_source(scenario), payload_protocol(plan)
-    shares = assign_samples(scenario, dataset.y_train)
+    shares, inputs = assign_samples(scenario, dataset.y_train), Inputs(data_digest(dataset, public))
+    dataset = dataset_of_models(plan, dataset, public, engine, shares.indices)
     fleet = LearningFleet.of(
         dataset, shares.indices, scenario.model_names, scenario.seed, engine, scheme.one_model, public=public
     )
     devices = list(range(len(fleet.learners)))
     receiver, rounds, received, broadcasts, seen = receiver_of(plan, public, engine), [], [], [], []
-    inputs = Inputs(data_digest(dataset, public))
     ledger = Ledger(replace(ledger_header(plan, scheme.name, "private", inputs), enforced=False))
     memory = NoiseMemory.of(plan)
     for index in range(1, num_rounds + 1):

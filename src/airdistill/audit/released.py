@@ -23,6 +23,7 @@ from airdistill.planning.payloads import ClassMeans, Gradient, PublicPredictions
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
+from airdistill.planning.updates import Update
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.trust import TRUST_MODELS
 from airdistill.radio.discrete_noise import SecureGrid, secure_grid
@@ -180,7 +181,7 @@ class Released:
             return divide_or(counts, counts.sum(axis=0), 0.0)
         if isinstance(payload, Gradient):
             return np.asarray(counts.sum(axis=1, keepdims=True) / counts.sum())
-        if isinstance(payload, PublicPredictions | FeatureMeans):
+        if isinstance(payload, PublicPredictions | FeatureMeans | Update):
             return np.full((len(counts), 1), 1.0 / len(counts))
         return self.plan.uplink.nominal_weights
 
@@ -232,6 +233,8 @@ class Released:
             return np.full(samples.shape, np.sqrt(2 * payload.most_answers))
         if isinstance(payload, FeatureMeans):
             return np.array([[_moved_features(each, model, payload)] for each in counts])
+        if isinstance(payload, Update):  # updates are 2C apart, and indicators ±τ/2 are τ apart
+            return np.full(samples.shape, np.sqrt(4 * payload.clip_norm**2 + payload.indicator**2))
         if not isinstance(payload, ClassMeans):
             return self.plan.uplink.sensitivity(model, self.index)
         root, moved = float(np.sqrt(2)), np.zeros_like(counts)

@@ -31,7 +31,7 @@ from airdistill.streams import stream
 
 Result = TypeVar("Result")
 CPU = torch.device("cpu")
-_OPTIMISER = "optimizer."  # a prefix of names in checkpoints
+_OPTIMISER, _REMEMBERED = "optimizer.", "remembered."  # prefixes of names in checkpoints
 _KEPT_BYTES, _KEPT_BYTES_FUSED = 4 << 30, 1 << 30
 
 
@@ -131,6 +131,8 @@ class LearningFleet:
         """
         self.learners = learners
         self.public = public
+        # Public numbers that every device has from earlier broadcasts besides its model, by name.
+        self.remembered: dict[str, FloatArray] = {}
         self.engine = engine
         self.one_model = one_model
         stack = engine.stacked and can_stack(learners)
@@ -343,21 +345,24 @@ class LearningFleet:
 
     def state(self) -> dict[str, Tensor]:
         """Every model's weights under `device.parameter`; with `one_model`, those of device 0. Then the state of the
-        optimisers that have one, under `optimizer.device.name.tensor`."""
+        optimisers that have one, under `optimizer.device.name.tensor`, and what devices remember of broadcasts."""
         weights = {
             f"{device}.{name}": tensor.detach()
             for device, learner in enumerate(self.learners[:1] if self.one_model else self.learners)
             for name, tensor in learner.model.state_dict().items()
         }
-        return weights | {
+        optimisers = {
             f"{_OPTIMISER}{device}.{learner.optimiser.name}.{name}": tensor
             for device, learner in enumerate(self.learners)
             if learner.optimiser is not None
             for name, tensor in learner.optimiser.state.items()
         }
+        remembered = {_REMEMBERED + name: torch.from_numpy(array.copy()) for name, array in self.remembered.items()}
+        return weights | optimisers | remembered
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load weights and optimisers as `state` returned them."""
+        """Load weights, optimisers and what devices remember, as `state` returned them."""
+        self.remembered = {name: tensor.numpy().copy() for name, tensor in _under(_REMEMBERED, state).items()}
         for device, learner in enumerate(self.learners):
             learner.model.load_state_dict(_under("0." if self.one_model else f"{device}.", state))
             _load_optimiser(learner, _under(f"{_OPTIMISER}{device}.", state))

@@ -78,15 +78,7 @@ class FeatureMeans(OneVector):
 
     @classmethod
     def length_for(cls, scenario: Scenario, fleet: RealisedFleet, shape: tuple[int, ...]) -> int | None:
-        public = declared_public(scenario)
-        _check_public_set(public, fleet.num_classes)
-        for part in public.embedding.split("+"):
-            _check_embedding(public.embedding, part, shape)
-        is_raw = public.embedding == "raw" or (public.embedding == "auto" and len(shape) == 1)
-        widest = math.prod(shape) if is_raw else None
-        if public.embedding == "contrastive" and public.features == "auto":
-            widest = CONTRASTIVE_FEATURES
-        width = num_features(scenario, fleet, widest)
+        width = embedding_width(scenario, fleet, shape)
         return fleet.num_classes * (width + (scenario.privacy.counts == "private"))
 
     @property
@@ -186,6 +178,19 @@ def _held(scenario: Scenario, fleet: RealisedFleet) -> IntArray:
     if scenario.privacy.counts == "private":
         return np.full(fleet.num_devices, scenario.data.classes_per_device or fleet.num_classes)
     return np.asarray(np.count_nonzero(fleet.class_counts, axis=1))
+
+
+def embedding_width(scenario: Scenario, fleet: RealisedFleet, shape: tuple[int, ...]) -> int:
+    """d for samples of this shape. Raise `InputError` if the scenario's embedding cannot be made of them."""
+    public = declared_public(scenario)
+    _check_public_set(public, fleet.num_classes)
+    for part in public.embedding.split("+"):
+        _check_embedding(public.embedding, part, shape)
+    is_raw = public.embedding == "raw" or (public.embedding == "auto" and len(shape) == 1)
+    widest = math.prod(shape) if is_raw else None
+    if public.embedding == "contrastive" and public.features == "auto":
+        widest = CONTRASTIVE_FEATURES
+    return num_features(scenario, fleet, widest)
 
 
 def num_features(scenario: Scenario, fleet: RealisedFleet, widest: int | None = None) -> int:
@@ -290,5 +295,5 @@ def _check_public_set(public: Public, num_classes: int) -> None:
         raise InputError("public.later", "features", rule)
     least = max(num_classes, _SAMPLES_PER_FEATURE)
     if public.samples < least:
-        rule = f"feature means of {num_classes} classes need at least {least} public samples"
+        rule = f"features of {num_classes} classes need at least {least} public samples"
         raise InputError("public.samples", public.samples, rule)

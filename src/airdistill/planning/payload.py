@@ -47,6 +47,8 @@ class Payload(ABC):
     hides_counts: ClassVar[bool] = False  # whether `privacy.counts = "private"` is possible
     broadcast_is_alike: ClassVar[bool] = False  # whether what a receiver broadcasts has the shape of what was received
     answers_public_set: ClassVar[bool] = False  # whether it has an entry per class for every public sample of a round
+    # The noise of a round in units of the norm bound up to which more rounds help; None: T minimises the gap.
+    most_noise: ClassVar[float | None] = None
     # How tables name it: itself, a row, what rounds are counted in, its error, T by the paper's formula.
     words: ClassVar[str] = "payload"
     row_name: ClassVar[str] = "vector"
@@ -95,6 +97,11 @@ class Payload(ABC):
         Raise `InputError` if the payload cannot be made of such samples.
         """
         return None
+
+    @classmethod
+    def length_of_model(cls, scenario: Scenario, num_parameters: int) -> int:  # noqa: ARG003
+        """The `vector_length` for `for_scenario` of a payload that `needs_model_size`."""
+        return num_parameters
 
     @abstractmethod
     def required_noise(self, split: bool, alone: bool, floor: FloatArray | None) -> RequiredNoise:

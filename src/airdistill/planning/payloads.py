@@ -1,4 +1,4 @@
-"""The built-in payloads by name: class means, public predictions, votes, feature means and gradients."""
+"""The built-in payloads by name: class means, predictions, votes, feature means, gradients and updates."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from airdistill.planning.payload import answers_per_device, require_device_sensi
 from airdistill.planning.payload import declared_public as declared_public
 from airdistill.planning.teacher_votes import TeacherVotes as TeacherVotes
 from airdistill.planning.transceiver.required_noise import ClassRequiredNoise, VectorRequiredNoise
+from airdistill.planning.updates import HeadUpdate as HeadUpdate
+from airdistill.planning.updates import Update as Update
 from airdistill.plugins import load_object
 from airdistill.privacy.neighbours import CLASS_MEANS, GRADIENTS, PUBLIC_PREDICTIONS
 from airdistill.privacy.sensitivity import (
@@ -225,7 +227,8 @@ class Gradient(Payload):
 
 
 PAYLOADS: dict[str, type[Payload]] = {
-    each.kind: each for each in (ClassMeans, PublicPredictions, TeacherVotes, FeatureMeans, Gradient)
+    each.kind: each
+    for each in (ClassMeans, PublicPredictions, TeacherVotes, FeatureMeans, Gradient, Update, HeadUpdate)
 }
 
 

@@ -238,7 +238,7 @@ def choose_uplink(
     learning, asked = scenario.learning, scenario.radio.truncation
     if scenario.privacy.correlation != "none":
         return uplink_for(kind, scenario, fleet, num_parameters, correlated_choices(scenario, fleet, channels))
-    if asked != "optimal" or kind == TDMA_KIND or not payload_named(kind).is_knowledge:
+    if asked != "optimal" or kind == TDMA_KIND:
         return choice(asked if isinstance(asked, float) else 0.0, channels)
     fixed = learning.rounds if isinstance(learning.rounds, int) else None
     if learning.rounds == "paper":

@@ -59,6 +59,9 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
     lines += [NOISE[privacy.noise], *votes_statement(payload.header())]
     if not uplink.uses_radio:
         lines.append("Air time is an estimate: every device sends its votes in slots of its own, one bit a slot.")
+    elif payload.most_noise is not None:
+        bound = f"at most {payload.most_noise:g} times as long as the longest vector"
+        lines.append(f"The optimal T is the largest one at which the noise of a round is {bound}.")
     elif not payload.has_gap:
         lines.append(f"The gap is that of class means; for {payload.words} it only ranks rounds and thresholds.")
     elif scenario.learning.local_epochs > 0 and payload.is_knowledge:

@@ -58,6 +58,15 @@ _LATER_FEATURES_BASIS = (
     "round, and the rounds compose adaptively."
 )
 
+_UPDATES_BASIS = (
+    "A device's update of the model is clipped to a norm, and the indicator that says whether the clip acted, if it is "
+    "sent, has two values: the bound holds for any local training."
+)
+_PUBLIC_HEAD = (
+    "The embedding, the number of its features and the first clip were fixed from public data and from declared "
+    "numbers alone, before any private sample was looked at."
+)
+
 
 @dataclass(frozen=True)
 class Neighbours:
@@ -185,6 +194,11 @@ GRADIENTS = Neighbours(
     dict.fromkeys(("paper", "class_mean", "trajectory"), _GRADIENT_BASIS),
     Assumption("separate samples", _GRADIENT_BASIS),
 )
+_EVERY_MODEL = ("paper", "class_mean", "trajectory", "device")
+UPDATES = Neighbours("model update", OPPOSITE, {}, dict.fromkeys(_EVERY_MODEL, _UPDATES_BASIS))
+HEAD_UPDATES = replace(
+    UPDATES, payload="head update", declared=Assumption("public embedding", _PUBLIC_HEAD, declared=True)
+)
 FEATURE_MEANS = Neighbours(
     "feature means",
     OPPOSITE,
@@ -213,7 +227,16 @@ LATER_FEATURE_MEANS = replace(
 )
 BUILT_IN = {
     each.payload: each
-    for each in (CLASS_MEANS, PUBLIC_PREDICTIONS, TEACHER_VOTES, FEATURE_MEANS, LATER_FEATURE_MEANS, GRADIENTS)
+    for each in (
+        CLASS_MEANS,
+        PUBLIC_PREDICTIONS,
+        TEACHER_VOTES,
+        FEATURE_MEANS,
+        LATER_FEATURE_MEANS,
+        GRADIENTS,
+        UPDATES,
+        HEAD_UPDATES,
+    )
 }
 
 

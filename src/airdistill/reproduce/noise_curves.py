@@ -21,7 +21,7 @@ from airdistill.privacy.targets import target_mu
 from airdistill.reproduce.recipes import on_fd_terms
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.schemes.planning import as_run_by, num_parameters
+from airdistill.schemes.planning import as_run_by, model_length
 from airdistill.schemes.registry import load_scheme
 
 DELTA = 1e-11
@@ -67,7 +67,7 @@ def noise_curve(label: str, scheme: str, scenario: Scenario, epsilons: FloatArra
     """Plan one scheme over the grid of ε, with ε_i = ε and δ_i = 1e-11 for all devices."""
     chosen = load_scheme(scheme)
     adapted = as_run_by(chosen, scenario)
-    size = num_parameters(adapted) if chosen.payload.needs_model_size else None
+    size = model_length(chosen, adapted)
     channels = planning_draws(adapted)
     fleet, points = realise_fleet(adapted), []
     for epsilon in epsilons:

@@ -38,7 +38,7 @@ from airdistill.runs.options import RunOptions
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.schemes.feature_means import own_embedding_digest
-from airdistill.schemes.payloads import receiver_of
+from airdistill.schemes.payloads import dataset_of_models, receiver_of
 from airdistill.schemes.planning import has_own_code, is_users
 from airdistill.schemes.receivers import StartingReceiver
 from airdistill.streams import stream
@@ -56,14 +56,15 @@ class Simulation:
         self.plan, self.scheme, self.options = plan, scheme, options
         engine, (dataset, self._public) = options.learning_engine(), load_data(scenario)
         shares = assign_samples(scenario, dataset.y_train)
+        self._source = channel_source(scenario)
+        inputs = _inputs(plan, dataset, self._public, self._source, shares.indices)
+        self.inputs_digest, self.class_labels = inputs.digest, dataset.class_labels
+        dataset = dataset_of_models(plan, dataset, self._public, engine, shares.indices)
         self.fleet = LearningFleet.of(
             dataset, shares.indices, scenario.model_names, scenario.seed, engine, scheme.one_model, public=self._public
         )
         test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
         self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
-        self._source = channel_source(scenario)
-        inputs = _inputs(plan, dataset, self._public, self._source, shares.indices)
-        self.inputs_digest, self.class_labels = inputs.digest, dataset.class_labels
         self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme)))
         self._receiver = receiver_of(plan, self._public, engine)
         self._noise_memory = NoiseMemory.of(plan) if scheme.releases == "private" else None
@@ -220,7 +221,7 @@ class Simulation:
             raise AirDistillError(f"the model is not the one that the run began with: {error}") from None
         iterate = _part_of(tensors, _ITERATE)
         # In the order of the fleet, in which they are written again: a file is read in any order.
-        self._iterate = {name: iterate[name] for name in self.fleet.state()} if iterate else None
+        self._iterate = {name: iterate[name] for name in self.fleet.state() if name in iterate} or None
         if self._receiver is not None:
             remembered = _part_of(tensors, _RECEIVER)
             self._receiver.restore({name: tensor.numpy() for name, tensor in remembered.items()})

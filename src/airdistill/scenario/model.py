@@ -49,7 +49,7 @@ from airdistill.scenario.rules import (
     check_partition,
     check_threegpp,
 )
-from airdistill.scenario.sections import Constants, Learning, Public, Section
+from airdistill.scenario.sections import Constants, Federated, Learning, Public, Section
 
 MOST_DEVICES = 10**7
 NAME_PATTERN = r"^\w[\w.-]{0,99}$"
@@ -274,8 +274,11 @@ class Scenario(Section):
     air: Air = Field(default_factory=Air, description="what sums the signals")
     privacy: Privacy = Field(description="the privacy guarantee")
     learning: Learning = Field(default_factory=Learning, description="training")
+    federated: Federated = Field(Federated(), description="federated averaging of clipped updates")
     constants: Constants = Field(default_factory=Constants, description="constants of the convergence bound")
     overrides: dict[str, dict[str, Any]] = Field(default_factory=dict, description="changes that hold for one scheme")
+
+    _written_if_used: ClassVar[tuple[str, ...]] = ("federated",)
 
     @property
     def num_devices(self) -> int:

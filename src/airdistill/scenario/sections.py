@@ -216,6 +216,34 @@ class Learning(Section):
         return np.array([self.step_size(index) for index in range(1, num_rounds + 1)])
 
 
+class Federated(Section):
+    """Federated averaging of clipped updates: `ota_fedavg` and `ota_head`, and `fedopt` without clip and noise."""
+
+    update_norm: Positive = Field(
+        1.0, description="C, norm to which a device's update is clipped; with clip_quantile that of the first round"
+    )
+    clip_quantile: Number | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="adaptive clipping: share of the updates that the clip is to leave as they are. Devices then send "
+        "whether it did, as one more entry that is charged with the update; by default the clip stays",
+    )
+    clip_rate: Positive = Field(
+        0.2, le=10, description="adaptive clipping: the clip is multiplied by exp(-rate * (share left - quantile))"
+    )
+    server_optimizer: Literal["sgd", "momentum", "adam"] = Field(
+        "sgd", description="how the server uses the mean update: as it is (FedAvg), FedAvgM, or FedAdam"
+    )
+    server_lr: Positive = Field(1.0, description="step size of the server")
+    server_momentum: Number = Field(
+        0.9, ge=0, lt=1, description="server_optimizer momentum and adam: decay of the mean update"
+    )
+    server_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="cosine: the server's step size falls to 0 over the planned rounds"
+    )
+
+
 class Constants(Section):
     """Constants of the convergence bound; the defaults fit the paper's network on MNIST."""
 

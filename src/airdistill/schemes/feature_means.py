@@ -34,6 +34,7 @@ from airdistill.learning.student import Student
 from airdistill.planning.feature_means import FeatureMeans, class_weights
 from airdistill.planning.payloads import declared_public
 from airdistill.planning.plan import Plan
+from airdistill.planning.updates import HeadUpdate
 from airdistill.radio.receivers import Estimate, Receiver
 from airdistill.radio.superposition import Reception
 from airdistill.schemes.feature_neighbours import embedded_pairs
@@ -135,7 +136,7 @@ class FeatureMeansProtocol(PublicDistillation):
 def embedding_of(plan: Plan, samples: Tensor, engine: Engine) -> Embedding:
     """The embedding that a plan names, fitted on the public samples; a second call remembers the first."""
     payload, name = plan.uplink.payload, declared_public(plan.scenario).embedding
-    assert isinstance(payload, FeatureMeans)
+    assert isinstance(payload, FeatureMeans | HeadUpdate)
     if name == "auto":
         name = "patches" if samples.ndim == 4 else "raw"
     return fit_embedding(name, samples, payload.dimensions, engine=engine, seed=EMBEDDING_SEED)
@@ -144,7 +145,7 @@ def embedding_of(plan: Plan, samples: Tensor, engine: Engine) -> Embedding:
 def own_embedding_digest(plan: Plan, samples: Tensor) -> str:
     """The digest of the user's own networks in the embedding that a plan names; empty without any."""
     payload, name = plan.uplink.payload, declared_public(plan.scenario).embedding
-    is_own = isinstance(payload, FeatureMeans) and name != "auto"
+    is_own = isinstance(payload, FeatureMeans | HeadUpdate) and name != "auto"
     return own_networks_digest(name, samples, EMBEDDING_SEED) if is_own else ""
 
 

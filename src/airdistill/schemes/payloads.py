@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
+from airdistill.data.datasets import Dataset
 from airdistill.data.public import PublicSet
 from airdistill.errors import InputError
 from airdistill.learning.fleet import Engine, LearningFleet
@@ -35,6 +36,7 @@ from airdistill.schemes.protocol import (
 )
 from airdistill.schemes.protocol import learn_from as learn_from
 from airdistill.schemes.receivers import AnswerReceiver, OwnReceiver, public_receiver
+from airdistill.schemes.updates import HeadUpdateProtocol, UpdateProtocol
 from airdistill.streams import stream
 
 
@@ -69,6 +71,16 @@ def receiver_of(plan: Plan, public: PublicSet | None, engine: Engine) -> Receive
         )
         raise InputError("learning.receiver", name, rule)
     return payload_protocol(plan).receiver(public, engine)
+
+
+def dataset_of_models(
+    plan: Plan, dataset: Dataset, public: PublicSet | None, engine: Engine, indices: Sequence[IntArray]
+) -> Dataset:
+    """The dataset as the models of a plan's devices take it: embedded, for a head on public features."""
+    protocol = payload_protocol(plan)
+    if not isinstance(protocol, BaseProtocol):
+        return dataset
+    return protocol.dataset_of_models(dataset, public, engine, indices)
 
 
 @dataclass(frozen=True)
@@ -282,4 +294,6 @@ _BUILT_IN: dict[str, Any] = {
     "teacher_votes": TeacherVoteProtocol,
     "feature_means": FeatureMeansProtocol,
     "gradient": GradientProtocol,
+    "update": UpdateProtocol,
+    "head_update": HeadUpdateProtocol,
 }

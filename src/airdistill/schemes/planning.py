@@ -92,6 +92,11 @@ def for_public_set(scenario: Scenario, abstain: bool) -> Scenario:
     return changed(scenario, {**changes, "privacy": {"sensitivity": "device"}})
 
 
+def for_updates(scenario: Scenario, **learning: object) -> Scenario:
+    """The scenario for model updates: whole devices are protected, and nothing is distilled."""
+    return changed(scenario, {"learning": {"distill_weight": 0.0, **learning}, "privacy": {"sensitivity": "device"}})
+
+
 def refuse_server_selector(scenario: Scenario) -> None:
     selector = declared_public(scenario).server_selector
     if selector is not None:
@@ -137,7 +142,7 @@ def _planned(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | 
             f'"sgd" in [overrides.{scheme.name}]'
         )
         raise InputError("learning.optimizer", scenario.learning.optimizer, rule)
-    length = num_parameters(scenario) if scheme.payload.needs_model_size else None
+    length = model_length(scheme, scenario)
     if scenario.public is not None and scheme.payload.needs_public_set and scenario.data.class_counts is None:
         dataset, _ = load_data(scenario)  # a public set that cannot be loaded is refused now
         fleet = realise_fleet(scenario, spent_squared_mu)
@@ -170,6 +175,12 @@ def _without_protection(made: Plan, scheme: Scheme) -> Plan:
         assumptions=(f"{scheme.name} {word}.",),
         warnings=(f"{scheme.name} {word}; it uses only the number of rounds of the private plan.",),
     )
+
+
+def model_length(scheme: Scheme, scenario: Scenario) -> int | None:
+    """The length of a payload's vectors if it follows from the model's size; None if it does not."""
+    payload = scheme.payload
+    return payload.length_of_model(scenario, num_parameters(scenario)) if payload.needs_model_size else None
 
 
 def num_parameters(scenario: Scenario) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
+from airdistill.data.datasets import Dataset
 from airdistill.data.public import PublicSet
 from airdistill.learning.fleet import Engine, LearningFleet, check_finite
 from airdistill.learning.gradients import Target
@@ -69,6 +70,16 @@ class BaseProtocol:
     def constructed_pairs(self, device: int, rng: np.random.Generator) -> Sequence[ConstructedPair]:  # noqa: ARG002
         """Pairs that an audit follows besides those of real samples, the same in every round; none by default."""
         return ()
+
+    def dataset_of_models(
+        self,
+        dataset: Dataset,
+        public: PublicSet | None,  # noqa: ARG002
+        engine: Engine,  # noqa: ARG002
+        indices: Sequence[IntArray],  # noqa: ARG002
+    ) -> Dataset:
+        """The dataset as the devices' models take it; `indices` are the training samples that each device holds."""
+        return dataset
 
     def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:  # noqa: ARG002
         return None

@@ -24,7 +24,18 @@ from airdistill.schemes.distillation import (
     OtaFdAntennas,
     OtaFdFixed,
 )
-from airdistill.schemes.federated import FedAvg, FedSgd, OtaFl, OtaFlFixed, OtaFlSampled
+from airdistill.schemes.federated import (
+    Centralised,
+    FedAvg,
+    FedDf,
+    FedOpt,
+    FedSgd,
+    OtaFedAvg,
+    OtaFl,
+    OtaFlFixed,
+    OtaFlSampled,
+    OtaHead,
+)
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.public_set import (
     AirDistillFeatures,
@@ -58,8 +69,13 @@ SCHEMES: dict[str, type[Scheme]] = {
         OtaFl,
         OtaFlFixed,
         OtaFlSampled,
+        OtaFedAvg,
+        OtaHead,
         FedSgd,
         FedAvg,
+        FedOpt,
+        FedDf,
+        Centralised,
     )
 }
 

@@ -173,14 +173,27 @@ class GapObjective:
         return len(self.uplink.weights(1))
 
     def best_rounds(self, max_rounds: int) -> int:
-        """The T in 1..max_rounds of the smallest gap.
+        """The T in 1..max_rounds of the smallest gap; or, for payloads with `most_noise`, of a round that noisy.
 
         Once the required noise grows linearly in T, the gap is convex in √T and is searched; every smaller T is tried.
         """
+        if self.uplink.payload.most_noise is not None:
+            return self._rounds_within((self.uplink.payload.most_noise * self.uplink.largest_norm) ** 2, max_rounds)
         linear_from = self.uplink.linear_from(max_rounds)
         best_linear = least_integer(self.gaps, linear_from, max_rounds)
         candidates: list[int] = [*range(1, linear_from), best_linear]
         return min(zip(self.gaps(candidates), candidates, strict=True))[1]
+
+    def _rounds_within(self, most_error: float, max_rounds: int) -> int:
+        """The largest T, at least 1, at which the squared error of a vector is at most this: it grows with T."""
+        enough, too_many = 1, max_rounds + 1
+        while too_many - enough > 1:
+            tried = (enough + too_many) // 2
+            if self.squared_error(tried) <= most_error:
+                enough = tried
+            else:
+                too_many = tried
+        return enough
 
 
 def below_outage(noise_per_draw: FloatArray, outage: float) -> BoolArray:
