@@ -75,7 +75,7 @@ def _needed(scheme):
         return ("learning.rounds=1",)  # which they do not follow
     if scheme in (*FEATURE_MEANS, "ota_head"):
         return EMBEDDED
-    return PUBLIC if scheme in (*PUBLIC_SET, "proxy_fd", "selective_fd", "feddf") else ()
+    return PUBLIC if scheme in (*PUBLIC_SET, "proxy_fd", "selective_fd", "feddf", "local_public", "pate") else ()
 
 
 def _feature(name, scheme, *changes, channel=TRACE, **how):
@@ -86,6 +86,7 @@ _PAPER = ("privacy.sensitivity=paper", "privacy.accountant=paper", "privacy.trus
 _HIDDEN = PARTICIPATION["hidden"]
 _SECURE_SUM = ("air.medium=secure_sum", "fleet.expected_dropouts=1")
 _CSI = "radio.csi_error_db=-20"
+_CYCLIC = ("fleet.sampling=cyclic", "fleet.cycle=3", "learning.rounds=4")
 _ADAPTIVE = ("federated.clip_quantile=0.4", "federated.update_norm=0.2")
 _IMAGES = (
     "data.dataset={inputs}/images.npz", "data.samples_per_device=6", "learning.model=paper_cnn",
@@ -224,7 +225,13 @@ FEATURES = (
     _feature("clip_norm", "ota_fl", "learning.clip_norm=0.1", "learning.local_epochs=1"),
     # What is not private knows neither trust nor noise.
     *(_feature("everyone", scheme) for scheme in ("fd_error_free", "local_only", "fedsgd", "fedavg")),
-    *(_feature("everyone", scheme) for scheme in ("fedopt", "feddf", "centralised")),
+    *(_feature("everyone", scheme) for scheme in ("fedopt", "feddf", "centralised", "local_public")),
+    # One round of all answers, by a trusted aggregator.
+    _feature("everyone", "pate", "learning.rounds=1"),
+    _feature("secure", "pate", "learning.rounds=1", "privacy.noise=secure"),
+    # Correlated noise.
+    _feature("banded", "ota_fl", *_CYCLIC, "privacy.correlation=banded"),
+    _feature("blt", "ota_fedavg", *_CYCLIC, "privacy.correlation=blt"),
     *(_feature("local_epochs", scheme, "learning.local_epochs=2") for scheme in ("fd_error_free", "local_only")),
     *(_feature("local_epochs", scheme, "learning.local_epochs=2") for scheme in ("fedavg", "proxy_fd", "selective_fd")),
     _feature("known", "fd_error_free", *PARTICIPATION["known"]),
