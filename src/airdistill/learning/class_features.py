@@ -6,7 +6,8 @@
 3. `map_em`: a mixture of Gaussians on the unlabelled public features; the received means are the prior of its means.
 4. `coupled`: neighbours have similar probabilities, and all samples together have the given class shares.
 5. `read_class_features`: the geometric mean of both methods with several shrinkages and strengths of the coupling.
-   Choosing one of them by held-out rows labelled up to four samples of a hundred less.
+   Choosing one of them by held-out rows labelled up to four samples of a hundred less. In strong noise, readings follow
+   whose class means are those of whole clusters of public samples (`public_clusters`).
 
 Everything is a function of received rows and public samples, and so it costs no privacy. No label is read.
 """
@@ -14,7 +15,7 @@ Everything is a function of received rows and public samples, and so it costs no
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from scipy.sparse import csr_array
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.patches import neighbour_graph
+from airdistill.learning.public_clusters import clustered_labels
 
 _NEIGHBOURS = 10
 _GRAPH_FEATURES = 48  # leading features that find the neighbours; the later ones are mostly noise
@@ -37,6 +39,9 @@ _ITERATIONS, _WEIGHT = 5, 0.05  # of EM; of a public sample, because features of
 _BALANCE = 0.1  # weight of the given class shares, in public samples per public sample
 _STEP = 0.5  # towards the class shares, in each pass of the coupling
 _LEAST_PROBABILITY = 1e-6  # so that no single reading rules a class out
+# Evidence at which clusters have half the weight, and how fast it falls beyond: docs/feature-means.md. A smaller weight
+# than the least one is 0, and many classes would take the chains minutes.
+_HALF_EVIDENCE, _SHARPNESS, _LEAST_WEIGHT, _MOST_CLASSES = 3.3, 6, 0.05, 32
 
 
 @dataclass(frozen=True)
@@ -85,12 +90,11 @@ class Settings:
     coupling: float = 0.0
 
 
+_DECAYS = (0.5, 1.0, 2.0, 4.0)
+_CLUSTERED = tuple(Settings("map_em", decay, 0.3, 4) for decay in _DECAYS[1:])
 _POOLED = (
-    *(
-        Settings("lda", decay, *pair)
-        for decay, pair in itertools.product((0.5, 1.0, 2.0, 4.0), ((1, 4), (0.3, 4), (1, 8)))
-    ),
-    *(Settings("map_em", decay, 0.3, 4) for decay in (1.0, 2.0, 4.0)),
+    *(Settings("lda", decay, *pair) for decay, pair in itertools.product(_DECAYS, ((1, 4), (0.3, 4), (1, 8)))),
+    *_CLUSTERED,
 )
 
 
@@ -145,40 +149,43 @@ def read_class_features(received: ReceivedMeans, features: FloatArray, workers: 
     `features` `[sample, feature]` are whitened (mean 0, covariance I), with the leading principal components first.
     `workers` threads read, with the same result.
     """
-    held = received.held
-    logits = sum(
-        np.log(np.maximum(found[:, held], _LEAST_PROBABILITY))
-        for found in _readings(_POOLED, received, PublicFeatures.of(features), workers)
-    )
-    probabilities = np.zeros((len(features), len(received.weights)))
-    probabilities[:, held] = _softmax(np.asarray(logits) / len(_POOLED))
-    return Reading(probabilities, "pooled", features.shape[1])
+    public = PublicFeatures.of(features)
+    priors = {decay: prior_of(received, received.held, public, decay) for decay in _DECAYS}
+    logits = _mean_logits(_POOLED, priors, public, workers)
+    weight = cluster_weight(evidence(received, public)) if 1 < len(received.held) <= _MOST_CLASSES else 0.0
+    if weight > 0:
+        means = cluster_means(received, public)
+        around = {decay: prior_around(means, received, public, decay) for decay in _DECAYS}
+        logits = (1 - weight) * logits + weight * _mean_logits(_CLUSTERED, around, public, workers)
+    return Reading(_of_all_classes(_softmax(logits), received), "pooled", features.shape[1])
 
 
 def read_with(settings: Settings, received: ReceivedMeans, public: PublicFeatures) -> FloatArray:
     """Class probabilities `[sample, class]` with the given settings; 0 for a class that no device holds."""
-    return _readings((settings,), received, public)[0]
+    prior = prior_of(received, received.held, public, settings.decay)
+    return _of_all_classes(_read(settings, prior, public), received)
 
 
-def _readings(
-    several: Sequence[Settings], received: ReceivedMeans, public: PublicFeatures, workers: int = 1
-) -> list[FloatArray]:
-    """Class probabilities `[sample, class]` with each of several settings; those of equal decay share their prior."""
-    held = received.held
-    priors = {decay: prior_of(received, held, public, decay) for decay in {settings.decay for settings in several}}
+def _read(settings: Settings, prior: Prior, public: PublicFeatures) -> FloatArray:
+    """Probabilities `[sample, class]` of the held classes."""
+    found = coupled(_discriminants(prior.mean, prior.shares, public.features), public.graph, settings, prior.shares)
+    return _mixture(prior, public, settings, found) if settings.method == "map_em" else found
 
-    def read(settings: Settings) -> FloatArray:
-        prior = priors[settings.decay]
-        logits = _discriminants(prior.mean, prior.shares, public.features)
-        found = coupled(logits, public.graph, settings, prior.shares)
-        if settings.method == "map_em":
-            found = _mixture(prior, public, settings, found)
-        probabilities = np.zeros((len(found), len(received.weights)))
-        probabilities[:, held] = found
-        return probabilities
 
+def _mean_logits(
+    several: Sequence[Settings], priors: Mapping[float, Prior], public: PublicFeatures, workers: int
+) -> FloatArray:
+    """The mean logarithm of the probabilities `[sample, class]` by several settings, with the prior of their decay."""
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(read, several))
+        found = pool.map(lambda settings: _read(settings, priors[settings.decay], public), several)
+        return np.asarray(sum(np.log(np.maximum(each, _LEAST_PROBABILITY)) for each in found)) / len(several)
+
+
+def _of_all_classes(found: FloatArray, received: ReceivedMeans) -> FloatArray:
+    """Probabilities of all classes from those of the held ones: 0 for the others."""
+    probabilities = np.zeros((len(found), len(received.weights)))
+    probabilities[:, received.held] = found
+    return probabilities
 
 
 def coupled(logits: FloatArray, graph: csr_array, settings: Settings, shares: FloatArray) -> FloatArray:
@@ -206,16 +213,55 @@ def _softmax(logits: FloatArray) -> FloatArray:
 
 def prior_of(received: ReceivedMeans, held: IntArray, public: PublicFeatures, decay: float) -> Prior:
     """The beliefs about the means of the held classes that follow from the received rows."""
+    rows, var, shares = _estimates(received, held, public)
+    signal = signal_var(rows, var, public.correlation**decay)
+    shrink = signal / (signal + var)
+    scale = _fitted_scale(shrink * rows, shares, public.features)
+    return Prior(shrink * rows / scale, shrink * var / scale**2, shares)
+
+
+def prior_around(means: FloatArray, received: ReceivedMeans, public: PublicFeatures, decay: float) -> Prior:
+    """The same if class means lie near those given, `[held class, direction]`: rows are shrunk towards them."""
+    rows, var, shares = _estimates(received, received.held, public)
+    squares = received.weights[received.held, None] ** 2
+    scale = float((squares * rows * means).sum() / max((squares * means**2).sum(), _TINY))
+    scale = max(scale, float(_SCALES[0]))
+    rows, var = rows / scale, var / scale**2
+    signal = signal_var(rows - means, var, public.correlation**decay)
+    shrink = signal / (signal + var)
+    return Prior(means + shrink * (rows - means), shrink * var, shares)
+
+
+def _estimates(
+    received: ReceivedMeans, held: IntArray, public: PublicFeatures
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The held classes' s·m_k `[class, direction]`, the variance of its noise `[class, 1]`, and class shares."""
     weights = received.weights[held, None]
     rows = received.rows[held, : len(public.rotation)] @ public.rotation / weights
     # The covariance within classes is below I. A wrong weight scales the mean, whose direction then is right.
     var = (received.noise_var + received.sampling[held, None] + received.weights_var * (rows**2).mean()) / weights**2
-    var = np.maximum(var, _TINY)
-    signal = signal_var(rows, var, public.correlation**decay)
-    shrink = signal / (signal + var)
-    shares = received.shares[held] / received.shares[held].sum()
-    scale = _fitted_scale(shrink * rows, shares, public.features)
-    return Prior(shrink * rows / scale, shrink * var / scale**2, shares)
+    return rows, np.maximum(var, _TINY), received.shares[held] / received.shares[held].sum()
+
+
+def evidence(received: ReceivedMeans, public: PublicFeatures) -> float:
+    """By how many standard deviations of the noise a class mean is long: the likeliest root mean square of classes."""
+    rows, var, _ = _estimates(received, received.held, public)
+    return float(np.sqrt((signal_var(rows, var, public.correlation) / var).sum(axis=1).mean()))
+
+
+def cluster_weight(evidence: float) -> float:
+    """The weight of readings by clusters among all readings."""
+    weight = 1 / (1 + (evidence / _HALF_EVIDENCE) ** _SHARPNESS)
+    return weight if weight >= _LEAST_WEIGHT else 0.0
+
+
+def cluster_means(received: ReceivedMeans, public: PublicFeatures) -> FloatArray:
+    """The means `[held class, direction]` of the public samples that belong to each class, as far as clusters show."""
+    rows, var, shares = _estimates(received, received.held, public)
+    weights = received.weights[received.held]
+    noise_var = float(np.median(var[:, 0] * weights**2))
+    labels = clustered_labels(weights[:, None] * rows, weights, noise_var, shares, public.features, public.graph)
+    return np.asarray(labels.T @ public.features / np.maximum(labels.sum(axis=0), _TINY)[:, None])
 
 
 def signal_var(rows: FloatArray, var: FloatArray, shape: FloatArray) -> FloatArray:
