@@ -11,6 +11,7 @@ from scipy.stats import norm
 from airdistill.errors import InputError
 from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.plan import plan
+from airdistill.planning.what_if.class_sums import feature_evidence
 from airdistill.privacy.sensitivity import feature_means_sensitivity
 from airdistill.scenario import load
 from airdistill.schemes.feature_means import device_vector
@@ -202,3 +203,58 @@ def test_what_cannot_be_planned_is_refused_with_field_value_and_rule(changes, wo
 def test_private_counts_are_refused_for_payloads_that_disclose_them(kind):
     with pytest.raises(InputError, match=re.escape('privacy.counts = "private"')):
         plan(load("skewed", ["privacy.counts=private"]), kind)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        (["privacy.epsilon=2", "fleet.devices=50", "data.samples_per_device=1200"], "faint"),
+        (["privacy.epsilon=4", "fleet.devices=50", "data.samples_per_device=1200"], "scarce"),
+        ([], "enough"),
+    ],
+)
+def test_the_foreseen_evidence_is_the_length_of_a_class_sum_over_the_noise(changes, verdict):
+    """Class sums of drawn samples, through the devices' code, for data whose classes are 2/3 and 1/4 of K − 1 apart.
+
+    No sample is clipped here: that shortens the sums of 32 Gaussian features by a further 5 %.
+    """
+    made = plan(load("skewed", [*changes, "public.sample_norm=1000"]), "feature_means")
+    rng = np.random.default_rng(5)
+    found, payload = feature_evidence(made), made.uplink.payload
+    deviation = made.fleet.num_devices * np.sqrt(np.median(made.forecast.effective_noise_var))
+    for between, expected in ((2 / 3, found.easy), (1 / 4, found.hard)):
+        means = np.linalg.qr(rng.standard_normal((payload.dimensions, 10)))[0].T * np.sqrt(between * 9)
+        within = np.sqrt(1 - between * 9 / payload.dimensions)  # whitened samples have the length √d
+        total = np.zeros((10, payload.dimensions))
+        for counts in made.fleet.class_counts:
+            labels = np.repeat(np.arange(10), counts)
+            features = means[labels] + within * rng.standard_normal((len(labels), payload.dimensions))
+            total += device_vector(payload, features, labels, counts).reshape(total.shape)
+        lengths = (total * means).sum(axis=1) / np.linalg.norm(means, axis=1)  # without the sampling error
+        assert expected == pytest.approx(np.median(lengths) / deviation, rel=0.05)
+    assert found.verdict == verdict
+
+
+def test_evidence_grows_with_rounds_that_are_pooled_only():
+    once, four = (
+        feature_evidence(plan(load("skewed", [f"learning.rounds={n}", "radio.noise_power=0"]), "feature_means"))
+        for n in (1, 4)
+    )
+    assert four.easy == pytest.approx(once.easy, rel=0.05)  # the same guarantee: four sums with half the evidence each
+    later = [
+        "learning.rounds=4",
+        "radio.noise_power=0",
+        "public.later=features",
+        "public.broadcast=model",
+        "public.features=256",
+    ]
+    split = feature_evidence(plan_run(load("skewed", later), "airdistill_features"))
+    assert split.easy == pytest.approx(four.easy / 2, rel=0.05)
+
+
+def test_plans_without_noise_or_without_features_have_no_evidence():
+    assert feature_evidence(plan(load("skewed"), "public_knowledge")) is None
+    private = feature_evidence(plan(load("skewed", ["privacy.counts=private"]), "feature_means"))
+    # 200 devices with two of ten classes: 40 hold a class, with weight √½.
+    public = feature_evidence(plan(load("skewed"), "feature_means"))
+    assert private.easy == pytest.approx(public.easy / np.sqrt(1 + 0.5**2 / 2), rel=0.05)

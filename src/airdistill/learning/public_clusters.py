@@ -52,7 +52,8 @@ def clustered_labels(
     for clusters in spectral_clusters(graph, len(rows)):
         assigned = np.eye(len(clusters.centres))[clusters.of_sample]
         means = assigned.T @ features / assigned.sum(axis=0)[:, None]
-        evidence = _Evidence(rows, weights, noise_var, shares, assigned.mean(axis=0), means, clusters.centres)
+        grams = means @ means.T, clusters.centres @ clusters.centres.T
+        evidence = Evidence(assigned.mean(axis=0), means @ rows.T, *grams, weights, shares, noise_var)
         found = class_probabilities(evidence)
         logits += np.log(np.maximum(found, _LEAST_PROBABILITY))[clusters.of_sample]
     powers = np.exp((logits - logits.max(axis=1, keepdims=True)) / len(_CLUSTERINGS))
@@ -106,47 +107,51 @@ def _distances(points: FloatArray, centres: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class _Evidence:
-    """What is known about the classes of clusters: received rows, class shares, and means and sizes of clusters."""
+class Evidence:
+    """What is known about the classes of clusters with means z_c, sizes `[cluster]` and spectral centres u_c.
 
-    rows: FloatArray
+    `inner` has R_k · z_c `[cluster, class]`, `gram` z_c · z_c' and `closeness` u_c · u_c' `[cluster, cluster]`.
+    """
+
+    sizes: FloatArray  # shares of the samples
+    inner: FloatArray
+    gram: FloatArray
+    closeness: FloatArray
     weights: FloatArray
-    noise_var: float
     shares: FloatArray
-    sizes: FloatArray  # share of the samples, [cluster]
-    means: FloatArray  # [cluster, direction]
-    centres: FloatArray  # [cluster, mode]
+    noise_var: float
 
     def scores(self, classes: IntArray) -> tuple[FloatArray, FloatArray]:
-        """The log likelihood of the rows and the log prior, `[chain]`, if clusters have these classes.
+        """The log likelihood of the rows and the log prior `[chain]` of clusters with these classes `[chain, cluster]`.
 
         The likelihood is the highest over all s ≥ 0. By the prior the class shares are as given, up to an error, and
         the clusters of a class lie close together.
         """
-        taken = np.eye(len(self.rows))[classes] * self.sizes[:, None]  # [chain, cluster, class]
-        mass = np.maximum(taken.sum(axis=1), _TINY)
-        inner = (taken * (self.means @ self.rows.T)).sum(axis=1) / mass  # R_k · m_k
-        matched = np.maximum((self.weights * inner).sum(axis=1), 0.0)
-        of_class = taken.transpose(0, 2, 1)
-        length = (self.weights**2 * _squares(of_class, self.means) / mass**2).sum(axis=1)
+        of_class = (classes[:, None, :] == np.arange(len(self.shares))[:, None]) * self.sizes  # [chain, class, cluster]
+        mass = np.maximum(of_class.sum(axis=2), _TINY)
+        matched = (self.weights * (of_class * self.inner.T).sum(axis=2) / mass).sum(axis=1)
+        length = (self.weights**2 * _squares(of_class, self.gram) / mass**2).sum(axis=1)
         uneven = (((mass - self.shares) / (_SHARE_ERROR * self.shares)) ** 2).sum(axis=1)
-        together = (_squares(of_class, self.centres) / mass).sum(axis=1)
-        return matched**2 / (2 * self.noise_var * length + _TINY), _TOGETHER * together - uneven / 2
+        together = (_squares(of_class, self.closeness) / mass).sum(axis=1)
+        likelihood = np.maximum(matched, 0.0) ** 2 / (2 * self.noise_var * length + _TINY)
+        return likelihood, _TOGETHER * together - uneven / 2
 
 
-def _squares(of_class: FloatArray, means: FloatArray) -> FloatArray:
-    """‖Σ_c w_c z_c‖² of weights `[chain, class, cluster]`."""
-    return np.asarray(((of_class @ (means @ means.T)) * of_class).sum(axis=2))
+def _squares(of_class: FloatArray, gram: FloatArray) -> FloatArray:
+    """‖Σ_c w_c z_c‖² `[chain, class]` of weights `[chain, class, cluster]`."""
+    chains, classes, clusters = of_class.shape
+    flat = of_class.reshape(-1, clusters)
+    return np.asarray(np.einsum("ij,ij->i", flat @ gram, flat).reshape(chains, classes))
 
 
-def class_probabilities(evidence: _Evidence) -> FloatArray:
+def class_probabilities(evidence: Evidence) -> FloatArray:
     """Posterior probabilities `[cluster, class]`: the share of states of Metropolis chains.
 
     A chain changes the class of a cluster, exchanges the classes of two clusters, or exchanges two classes. All chains
     cool down from a high temperature first.
     """
     rng = np.random.default_rng(0)
-    num_clusters, num_classes = len(evidence.sizes), len(evidence.rows)
+    num_clusters, num_classes = evidence.inner.shape
     num_chains = int(np.clip(_CHAIN_NUMBERS // (num_clusters**2 * num_classes), _LEAST_CHAINS, _MOST_CHAINS))
     steps = max(_STEPS, _STEPS_OF_CLUSTER * num_clusters)
     cooling = steps - round(_SAMPLED * steps)

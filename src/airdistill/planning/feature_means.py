@@ -33,7 +33,7 @@ _SAMPLES_PER_FEATURE = 4  # public samples: a covariance of fewer is mostly nois
 _COUNT_SHARE = 0.5  # τ/ρ of private counts: costs 6 % more noise (theory section 10)
 # Whitened class means have Σ_k π_k ‖m_k‖² ≤ K − 1; features of images reach a quarter (CIFAR-10) to two thirds of it
 # (MNIST). A clip below a device's norm costs nothing in the guarantee of whole devices: signal and noise shrink alike.
-_LEAST_BETWEEN, _MOST_BETWEEN = 1 / 4, 2 / 3
+LEAST_BETWEEN, MOST_BETWEEN = 1 / 4, 2 / 3
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,11 @@ class FeatureMeans(OneVector):
     def reference_bounds(self, device: int) -> dict[str, FloatArray]:
         return {"one record, theory section 10": self.sensitivity("class_mean")[[device]]}
 
+    def squared_length(self, between: float, held: IntArray) -> float:
+        """‖m_k‖² = between·(K − 1), as far as the clip of the median device leaves it; `held` classes per device."""
+        apart = between * _classes_apart(self.fleet)
+        return apart * min(1.0, self.norm_bound**2 / (apart + self.dimensions * _sampling(self.fleet, held)))
+
     def header(self) -> dict[str, Any]:
         sizes = {"dimensions": self.dimensions, "norm": self.norm_bound, "sample_norm": self.sample_bound}
         return {"features": {**sizes, "count_norm": self.count_norm}}
@@ -166,14 +171,14 @@ def class_weights(class_counts: IntArray | FloatArray) -> FloatArray:
 
 def _of_width(scenario: Scenario, fleet: RealisedFleet, dimensions: int) -> FeatureMeans:
     public, model = declared_public(scenario), scenario.privacy.sensitivity
-    bound = public.feature_norm or default_norm_bound(fleet, _held(scenario, fleet), dimensions, model)
+    bound = public.feature_norm or default_norm_bound(fleet, held_classes(scenario, fleet), dimensions, model)
     sample_bound = public.sample_norm or math.sqrt(dimensions)
     count_norm = _COUNT_SHARE * bound if scenario.privacy.counts == "private" else 0.0
     kind = LaterFeatureMeans if public.later == "features" else FeatureMeans
     return kind(fleet, dimensions, bound, sample_bound, count_norm, model)
 
 
-def _held(scenario: Scenario, fleet: RealisedFleet) -> IntArray:
+def held_classes(scenario: Scenario, fleet: RealisedFleet) -> IntArray:
     """The number of classes of every device; if counts are private, nothing may follow from the true ones."""
     if scenario.privacy.counts == "private":
         return np.full(fleet.num_devices, scenario.data.classes_per_device or fleet.num_classes)
@@ -259,7 +264,7 @@ def default_norm_bound(fleet: RealisedFleet, held: IntArray, dimensions: int, mo
 
     `held` is the number of classes of every device. Noise for one record does not fall with ρ, which then clips little.
     """
-    share = _LEAST_BETWEEN if model == "device" else _MOST_BETWEEN
+    share = LEAST_BETWEEN if model == "device" else MOST_BETWEEN
     return math.sqrt(share * _classes_apart(fleet) + dimensions * _sampling(fleet, held))
 
 
@@ -269,15 +274,13 @@ def entry_snr(scenario: Scenario, fleet: RealisedFleet, dimensions: int) -> floa
 
     h_k² = M² K_held/K², ‖m_k‖² = 2/3 (K − 1), shortened by the clip; the noise of the sum is (shift/μ)².
     """
-    payload, held = _of_width(scenario, fleet, dimensions), _held(scenario, fleet)
-    apart = _MOST_BETWEEN * _classes_apart(fleet)
-    kept = min(1.0, payload.norm_bound**2 / (apart + dimensions * _sampling(fleet, held)))
+    payload, held = _of_width(scenario, fleet, dimensions), held_classes(scenario, fleet)
     weight = fleet.num_devices**2 * float(np.median(held)) / fleet.num_classes**2
     noise = float((payload.sensitivity(payload.model) / fleet.mu).max()) ** 2
     rounds = scenario.learning.rounds if isinstance(scenario.learning.rounds, int) else 1
     # Rows of the same features are pooled over the rounds; those of others are read one by one.
     noise *= rounds if isinstance(payload, LaterFeatureMeans) else 1
-    return weight * apart * kept / (dimensions * noise) if noise else math.inf
+    return weight * payload.squared_length(MOST_BETWEEN, held) / (dimensions * noise) if noise else math.inf
 
 
 def _classes_apart(fleet: RealisedFleet) -> int:

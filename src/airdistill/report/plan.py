@@ -12,6 +12,7 @@ from rich.table import Table
 from airdistill.arrays import FloatArray
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.superposed import SuperposedUplink
+from airdistill.planning.what_if.class_sums import feature_evidence
 from airdistill.planning.what_if.public_set import PublicSetWhatIf
 from airdistill.planning.what_if.steps import WhatIf, antenna_what_if
 from airdistill.report.page import Block, Bullets, DataTable, Facts, Paragraph, Section
@@ -132,6 +133,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
         ),
         *([("Convergence gap ΣΩ", number(plan.convergence_gap))] if payload.has_gap else []),
         *payload.summary(),
+        *_evidence_rows(plan),
         *_participation_rows(plan),
         *_correlation_rows(plan),
         *_amplification_rows(plan),
@@ -164,6 +166,18 @@ def _other_rounds(plan: Plan) -> list[tuple[str, str]]:
         ("  exact optimum", f"{rounds.exact} of at most {rounds.largest}"),
         (f"  {payload.paper_rounds_label}", number(rounds.paper, ".10g")),
         ("  if L1, L2 were a tenth", f"{rounds.exact_smaller_constants}"),
+    ]
+
+
+def _evidence_rows(plan: Plan) -> list[tuple[str, str]]:
+    """How far class sums of features exceed their noise; nothing for other payloads."""
+    found = feature_evidence(plan)
+    if found is None:
+        return []
+    extremes = f"{number(found.hard)} (hard data) to {number(found.easy)} (easy data)"
+    return [
+        ("Evidence of a class", f"{found.verdict}: {extremes} standard deviations of the noise"),
+        ("  means", f"{found.meaning}"),
     ]
 
 
