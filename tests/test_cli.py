@@ -42,6 +42,13 @@ def test_plan_prints_json_and_nothing_else(run):
     assert made["scenario"]["radio"]["peak_power"] == 0.01
 
 
+def test_a_plan_for_feature_means_has_the_evidence_in_json(run):
+    made = json.loads(run("plan", "skewed-50", "--scheme", "airdistill_features", "--json")[1])
+    assert made["feature_outlook"]["verdict"] == "enough"
+    assert made["feature_outlook"]["hard"]["evidence"] > 5
+    assert json.loads(run("plan", "quick", "--json")[1])["feature_outlook"] is None
+
+
 def test_plan_draws_the_gap(run, tmp_path):
     code, _, _ = run("plan", "quick", "--scheme", "ota_fd", "--plot", tmp_path / "gap.png")
     assert code == 0

@@ -222,7 +222,7 @@ def test_the_foreseen_evidence_is_the_length_of_a_class_sum_over_the_noise(chang
     rng = np.random.default_rng(5)
     found, payload = feature_evidence(made), made.uplink.payload
     deviation = made.fleet.num_devices * np.sqrt(np.median(made.forecast.effective_noise_var))
-    for between, expected in ((2 / 3, found.easy), (1 / 4, found.hard)):
+    for between, expected in ((2 / 3, found.easy.evidence), (1 / 4, found.hard.evidence)):
         means = np.linalg.qr(rng.standard_normal((payload.dimensions, 10)))[0].T * np.sqrt(between * 9)
         within = np.sqrt(1 - between * 9 / payload.dimensions)  # whitened samples have the length √d
         total = np.zeros((10, payload.dimensions))
@@ -233,6 +233,8 @@ def test_the_foreseen_evidence_is_the_length_of_a_class_sum_over_the_noise(chang
         lengths = (total * means).sum(axis=1) / np.linalg.norm(means, axis=1)  # without the sampling error
         assert expected == pytest.approx(np.median(lengths) / deviation, rel=0.05)
     assert found.verdict == verdict
+    for each in (found.easy, found.hard):
+        assert 0 < each.least < each.right < each.most < 1
 
 
 def test_evidence_grows_with_rounds_that_are_pooled_only():
@@ -240,7 +242,9 @@ def test_evidence_grows_with_rounds_that_are_pooled_only():
         feature_evidence(plan(load("skewed", [f"learning.rounds={n}", "radio.noise_power=0"]), "feature_means"))
         for n in (1, 4)
     )
-    assert four.easy == pytest.approx(once.easy, rel=0.05)  # the same guarantee: four sums with half the evidence each
+    assert four.easy.evidence == pytest.approx(
+        once.easy.evidence, rel=0.05
+    )  # the same guarantee: four sums with half the evidence each
     later = [
         "learning.rounds=4",
         "radio.noise_power=0",
@@ -249,7 +253,7 @@ def test_evidence_grows_with_rounds_that_are_pooled_only():
         "public.features=256",
     ]
     split = feature_evidence(plan_run(load("skewed", later), "airdistill_features"))
-    assert split.easy == pytest.approx(four.easy / 2, rel=0.05)
+    assert split.easy.evidence == pytest.approx(four.easy.evidence / 2, rel=0.05)
 
 
 def test_plans_without_noise_or_without_features_have_no_evidence():
@@ -257,4 +261,4 @@ def test_plans_without_noise_or_without_features_have_no_evidence():
     private = feature_evidence(plan(load("skewed", ["privacy.counts=private"]), "feature_means"))
     # 200 devices with two of ten classes: 40 hold a class, with weight √½.
     public = feature_evidence(plan(load("skewed"), "feature_means"))
-    assert private.easy == pytest.approx(public.easy / np.sqrt(1 + 0.5**2 / 2), rel=0.05)
+    assert private.easy.evidence == pytest.approx(public.easy.evidence / np.sqrt(1 + 0.5**2 / 2), rel=0.05)

@@ -7,9 +7,10 @@ from rich.console import Console
 
 import airdistill as ad
 from airdistill.errors import InputError
+from airdistill.planning.what_if.class_sums import feature_evidence
 from airdistill.report.plan import print_plan
 from airdistill.report.plan_figure import plot_gap
-from airdistill.report.wording import limiting_factor
+from airdistill.report.wording import limiting_factor, number
 
 
 def printed(plan, width=100, **options):
@@ -36,6 +37,16 @@ def test_the_limiting_factor_of_a_mixed_regime_names_both():
         "channel",
         "privacy and channel",
     ]
+
+
+def test_a_plan_for_feature_means_says_how_sure_the_reading_is():
+    plan = ad.plan(ad.load("skewed-50", ["privacy.epsilon=2"]), "airdistill_features")
+    found = feature_evidence(plan)
+    text = " ".join(printed(plan, width=200).split())
+    hard, easy = (number(each.evidence) for each in (found.hard, found.easy))
+    assert f"Evidence of a class faint: {hard} (hard data) to {easy} (easy data) standard deviations" in text
+    assert f"{found.easy.right:.0%} ({found.easy.least:.0%} to {found.easy.most:.0%}) like MNIST" in text
+    assert "Evidence of a class" not in printed(ad.plan("skewed-50", "airdistill_proxy"))
 
 
 def test_devices_are_summarised_or_listed():

@@ -174,10 +174,13 @@ def _evidence_rows(plan: Plan) -> list[tuple[str, str]]:
     found = feature_evidence(plan)
     if found is None:
         return []
-    extremes = f"{number(found.hard)} (hard data) to {number(found.easy)} (easy data)"
+    extremes = f"{number(found.hard.evidence)} (hard data) to {number(found.easy.evidence)} (easy data)"
+    likely = [
+        f"{each.right:.0%} ({each.least:.0%} to {each.most:.0%}) like {each.like}" for each in (found.hard, found.easy)
+    ]
     return [
         ("Evidence of a class", f"{found.verdict}: {extremes} standard deviations of the noise"),
-        ("  means", f"{found.meaning}"),
+        ("  labels right", f"{', '.join(likely)}: mean and range of measured runs, ten classes"),
     ]
 
 
