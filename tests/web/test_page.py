@@ -80,7 +80,8 @@ def test_every_slider_changes_its_field(open_page):
 
 def test_every_choice_offers_several_values(open_page):
     page = open_page()
-    assert choice(page, "Trust model: noise that counts").options == ["receiver_noise", "fleet_noise", "own_noise"]
+    trust_models = ["receiver_noise", "fleet_noise", "own_noise", "trusted_aggregator"]
+    assert choice(page, "Trust model: noise that counts").options == trust_models
     assert min(len(each.options) for each in page.selectbox) > 1
 
 
