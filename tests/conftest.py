@@ -35,8 +35,9 @@ LONGEST = (
     "web/test_browser.py",
     "runs/test_killed.py",
     "test_docs.py",
-    "runs/test_comparison.py",
     "runs/test_accounts.py",
+    "runs/test_comparison.py",
+    "report/test_reports.py",
 )
 
 
