@@ -11,9 +11,13 @@ written still work.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
+import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from airdistill.errors import InputError, described
@@ -62,3 +66,39 @@ def load_object(reference: str, field: str) -> Any:
         way_out = ": name the file of the class instead, as in mine:Class" if module_name == "__main__" else ""
         raise InputError(field, reference, f"{module_name} has no {name}{way_out}")
     return getattr(module, name)
+
+
+def source_digests(names: Iterable[str]) -> dict[str, str | None]:
+    """The digests of the files of these modules and of the user's own modules that they import, by module.
+
+    None stands for a module without a file, as in an interactive session: nobody can tell whether it has changed. What
+    a function imports when it is called is not followed, nor is what code reads from other files, nor an edit that a
+    process made after it had imported the module.
+    """
+    found: dict[str, str | None] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        module = sys.modules.get(name)
+        if module is None or name in found or name.split(".")[0] == "airdistill":
+            continue
+        file = getattr(module, "__file__", None)
+        found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else None
+        waiting += [each for each in _imported(module) if _is_users(each, name)]
+    return dict(sorted(found.items()))
+
+
+def _imported(module: ModuleType) -> set[str]:
+    """The modules of which a module has anything at its top level."""
+    values = [value for value in vars(module).values() if not isinstance(value, str | int | float | None)]
+    names = [each.__name__ if isinstance(each, ModuleType) else getattr(each, "__module__", None) for each in values]
+    return {name for name in names if isinstance(name, str)}
+
+
+def _is_users(name: str, by: str) -> bool:
+    """Whether a module that another one imports is the user's own: of the same package, or not an installed one."""
+    if name.split(".")[0] == by.split(".")[0]:
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None)
+    installed = [Path(folder).resolve() for folder in set(sysconfig.get_paths().values())]
+    return file is not None and not any(Path(file).resolve().is_relative_to(folder) for folder in installed)

@@ -1,6 +1,9 @@
 """Protecting noise is never drawn twice: not by a run that continues another, nor by one with other terms or data."""
 
+import importlib
+import json
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +15,11 @@ from airdistill.channel.sources import channel_source
 from airdistill.errors import AirDistillError
 from airdistill.files import write_whole
 from airdistill.privacy.ledger import Ledger
+from airdistill.radio import charged_round
 from airdistill.radio.charged_round import charge_round
 from airdistill.radio.sum_grid import SumGrid
 from airdistill.runs.accounts import ledger_header
+from airdistill.runs.folder import RUN, RunError, read_sealed, seal
 from airdistill.runs.options import RunOptions
 from airdistill.streams import stream
 
@@ -189,3 +194,161 @@ def test_the_key_does_not_depend_on_computed_numbers(tmp_path):
     nearly = Ledger(replace(header, mu=np.nextafter(header.mu, np.inf)))
     release = charging.plan.uplink.release(charging.plan.design(np.full(3, 1e-5), 1), np.full(3, 1e-5), 1)
     assert nearly.charge(release) == charging.ledger.charge(release) != ""
+
+
+class KilledError(Exception):
+    """In place of a SIGKILL, after which nothing runs in the process either."""
+
+
+@pytest.fixture
+def transmissions(monkeypatch):
+    """What was sent as (round, ideal, noise), in order; `killed_in` stops a run after it has sent that round."""
+    transmit = charged_round.ChargedRound.transmit
+
+    class Sent(list):
+        killed_in = 0
+
+    sent = Sent()
+
+    def sending(this, vectors):
+        reception = transmit(this, vectors)
+        ideal, received = np.array(reception.ideal), np.array(reception.received)
+        sent.append((this.index, ideal, received - ideal))
+        if this.index == sent.killed_in:
+            sent.killed_in = 0
+            raise KilledError
+        return reception
+
+    monkeypatch.setattr(charged_round.ChargedRound, "transmit", sending)
+    return sent
+
+
+def interrupted(scenario, folder, sent, in_round=2, scheme="ota_fd"):
+    """A run that is killed after it has sent a round, before its first checkpoint."""
+    sent.killed_in = in_round
+    # With code of the user's own, any exception is reported as one of that code.
+    with pytest.raises((KilledError, AirDistillError), match=r"^$|KilledError"):
+        ad.run(scenario, scheme, out=folder, options=replace(OPTIONS, checkpoint_every=3))
+    assert [index for index, *_ in sent] == list(range(1, in_round + 1))
+
+
+LAYERS = """
+import torch
+
+class Scaled(torch.nn.Linear):
+    def forward(self, x):
+        return {scale} * super().forward(x)
+"""
+NETWORK = """
+import torch
+from own_layers import Scaled
+
+class Net(torch.nn.Module):
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.last = Scaled(input_shape[0], num_classes)
+
+    def forward(self, x):
+        return self.last(x)
+"""
+
+
+@pytest.fixture
+def own_network(tmp_path, monkeypatch):
+    """A function that writes a network of the user's own, whose layer is in another file, and forgets the old one."""
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "code").mkdir()
+
+    def written(scale):
+        (tmp_path / "code/own_network.py").write_text(NETWORK)
+        (tmp_path / "code/own_layers.py").write_text(LAYERS.format(scale=scale))
+        for name in ("own_network", "own_layers"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+
+    yield written
+    for name in ("own_network", "own_layers"):
+        sys.modules.pop(name, None)
+
+
+def test_a_run_whose_own_code_has_changed_is_neither_resumed_nor_audited(tmp_path, own_network, transmissions):
+    """Rounds 1 and 2 were sent twice with equal noise and vectors 0.4 apart, and were charged once."""
+    own_network(scale=1.0)
+    scenario = small_scenario(tmp_path, "learning.model=own_network:Net", "learning.rounds=4")
+    interrupted(scenario, tmp_path / "run", transmissions)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+
+    own_network(scale=3.0)
+    for refused in (ad.resume, ad.audit_run):
+        with pytest.raises(RunError, match=r"your own code has changed since it began: own_layers; .*restore these"):
+            refused(tmp_path / "run")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    assert len(transmissions) == 2
+
+    own_network(scale=1.0)
+    assert ad.resume(tmp_path / "run").summary["rounds"] == 4
+    assert [index for index, *_ in transmissions] == [1, 2, 1, 2, 3, 4]
+    for first, again in zip(transmissions[:2], transmissions[2:], strict=False):
+        assert all(np.array_equal(one, other, equal_nan=True) for one, other in zip(first, again, strict=True))
+
+
+def _not_recorded(stored):
+    """As a run of a version that did not compare own code."""
+    del stored["own_code"]
+
+
+def _of_another_version(stored):
+    stored["airdistill"] = "0.0.9"
+
+
+def _sealed_again(folder, change):
+    stored, _ = read_sealed(folder)
+    body = {name: value for name, value in stored.items() if name not in ("digest", "digests")}
+    change(body)
+    seal(folder, body)
+
+
+@pytest.mark.parametrize("change", [_not_recorded, _of_another_version])
+def test_rounds_of_another_program_are_charged_again_with_new_noise(
+    tmp_path, own_network, transmissions, caplog, change
+):
+    own_network(scale=1.0)
+    scenario = small_scenario(tmp_path, "learning.model=own_network:Net", "learning.rounds=4")
+    interrupted(scenario, tmp_path / "run", transmissions)
+    _sealed_again(tmp_path / "run", change)
+    if change is _not_recorded:
+        own_network(scale=3.0)
+    ad.resume(tmp_path / "run")
+    assert "are charged again with new noise" in caplog.text
+    again = transmissions[2:]
+    for _, _, noise in again:
+        for _, _, earlier in transmissions[:2]:
+            assert abs(correlation(noise.ravel(), earlier.ravel())) < 0.95
+    ledger = Ledger.read(tmp_path / "run/ledger.jsonl")
+    assert [release.round_index for release in ledger.releases] == [index for index, *_ in transmissions]
+    assert [index for index, *_ in again][:2] == [1, 2]
+    assert ledger.epsilon().max() <= ledger.header.epsilon.max()
+    assert not ad.audit_run(tmp_path / "run", ad.AuditOptions(parts=("recorded",))).violations
+
+
+def test_a_run_without_own_code_is_repeated_and_says_nothing_of_it(tmp_path, transmissions, caplog):
+    interrupted(small_scenario(tmp_path, "learning.rounds=4"), tmp_path / "run", transmissions)
+    assert "own_code" not in json.loads((tmp_path / "run" / RUN).read_text())
+    assert ad.resume(tmp_path / "run").summary["rounds"] == 4
+    assert [index for index, *_ in transmissions] == [1, 2, 1, 2, 3, 4]
+    assert "again" not in caplog.text
+
+
+def test_own_code_without_a_file_is_charged_again(tmp_path, own_network, transmissions, monkeypatch):
+    """A class from an interactive session may be another one the next time."""
+    own_network(scale=1.0)
+    scenario = small_scenario(tmp_path, "learning.model=own_network:Net", "learning.rounds=4")
+    importlib.import_module("own_network")
+    monkeypatch.delattr(sys.modules["own_network"], "__file__")
+    interrupted(scenario, tmp_path / "run", transmissions)
+    assert read_sealed(tmp_path / "run")[0]["own_code"]["own_network"] is None
+    ad.resume(tmp_path / "run")
+    charged = [release.round_index for release in Ledger.read(tmp_path / "run/ledger.jsonl").releases]
+    assert charged == [index for index, *_ in transmissions]
+    assert charged[:4] == [1, 2, 1, 2]

@@ -345,8 +345,9 @@ def subject_of(
     stored, planned = read_sealed(folder)
     options = RunOptions.from_dict(stored["options"]) if device is None else RunOptions(device=device).resolved()
     plan = Plan.from_dict(planned)
-    check_inputs(folder, plan, stored, "audited")  # an attack on other data would not concern this run
-    return Subject(plan, load_scheme(stored["scheme"]), options, folder)
+    played = load_scheme(stored["scheme"])
+    check_inputs(folder, plan, played, stored, "audited")  # an attack on other data would not concern this run
+    return Subject(plan, played, options, folder)
 
 
 def _scenario_named(name: str, changes: list[str] | None) -> Scenario:

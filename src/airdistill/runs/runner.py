@@ -52,7 +52,7 @@ from airdistill.runs.folder import (
 )
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord, damage_in
-from airdistill.runs.simulation import Simulation, check_unchanged
+from airdistill.runs.simulation import OWN_CODE, Simulation, check_unchanged, own_code, repeats_charged_rounds
 from airdistill.scenario.loading import ScenarioLike, as_scenario, as_toml, with_absolute_paths
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.planning import as_run_by, plan_scheme
@@ -60,6 +60,10 @@ from airdistill.schemes.registry import load_scheme
 
 logger = logging.getLogger(__name__)
 OnRound = Callable[[dict[str, Any], int], None]
+_OTHER_PROGRAM = (
+    "started by airdistill %s and resumed by %s, or with own code that cannot be compared: rounds that were charged "
+    "after round %d stay counted, and are charged again with new noise"
+)
 
 
 def run(
@@ -94,6 +98,8 @@ def run(
         write_whole(folder / SCENARIO, as_toml(adapted).encode())
         write_json(folder / PLAN, simulation.plan.to_dict())
         how: dict[str, Any] = {"airdistill": __version__, "scheme": scheme, "options": options.to_dict()}
+        if code := own_code(planned, chosen):
+            how[OWN_CODE] = code
         if models is not None:
             # Before the seal: a run that was killed before its first round resumes from these models, wherever RUN is.
             _checkpoint(folder, simulation, RoundFile(folder / ROUNDS, 0, None))
@@ -112,20 +118,22 @@ def resume(folder: str | PathLike[str], on_round: OnRound | None = None) -> RunR
         if (folder / SUMMARY).exists():
             return RunRecord.read(folder)
         stored, planned = read_sealed(folder)
-        if stored["airdistill"] != __version__:
-            logger.warning(
-                "started by airdistill %s, resumed by %s: last bits may differ", stored["airdistill"], __version__
-            )
         options = RunOptions.from_dict(stored["options"])
         simulation = Simulation(Plan.from_dict(planned), load_scheme(stored["scheme"]), options)
-        check_unchanged(folder, simulation.inputs_digest, stored, "resumed")
+        code = own_code(simulation.plan, simulation.scheme)
+        check_unchanged(folder, simulation.inputs_digest, code, stored, "resumed")
+        repeats = repeats_charged_rounds(stored, code)
         checkpoint = newest_checkpoint(folder)
         if checkpoint is None:
             if AFTER in stored:
                 problem = "its checkpoints were removed or are damaged, and the models that it began with"
                 raise RunError(f"{folder}: {problem}; {what_is_left(folder)}")
             check_repeatable(folder, options.checkpoint_every)
-        simulation.ledger = trusted_ledger(folder, 0 if checkpoint is None else checkpoint.round_index)
+        reached = 0 if checkpoint is None else checkpoint.round_index
+        # Of another program the vectors may differ: a repeated round then is a new release, with noise of its own.
+        simulation.ledger = trusted_ledger(folder, reached if repeats else None)
+        if not repeats and simulation.ledger.last_round > reached:
+            logger.warning(_OTHER_PROGRAM, stored["airdistill"], __version__, reached)
         with writing(folder):
             if checkpoint is None:
                 return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from airdistill import __version__
 from airdistill.arrays import IntArray
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.data.datasets import Dataset
@@ -26,6 +27,7 @@ from airdistill.learning.fleet import CPU, LearningFleet, TrainingDivergedError,
 from airdistill.learning.learner import Losses, logits_of, predictions_of
 from airdistill.learning.samples import channels_last, to_tensor
 from airdistill.planning.plan import Plan
+from airdistill.plugins import source_digests
 from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
@@ -39,12 +41,13 @@ from airdistill.scenario.model import Scenario
 from airdistill.schemes.base import Outcome, Round, Scheme
 from airdistill.schemes.feature_means import own_embedding_digest
 from airdistill.schemes.payloads import dataset_of_models, receiver_of
-from airdistill.schemes.planning import has_own_code, is_users
+from airdistill.schemes.planning import has_own_code, is_users, named_code
 from airdistill.schemes.receivers import StartingReceiver
 from airdistill.streams import stream
 
 logger = logging.getLogger(__name__)
 _ITERATE, _RECEIVER, _NOISE = "iterate.", "receiver.", "noise."
+OWN_CODE = "own_code"  # a key of run.json
 
 
 class Simulation:
@@ -275,15 +278,41 @@ def check_has_data(scenario: Scenario) -> None:
         raise InputError("data.class_counts", "declared", "a run needs data; declared counts are for planning")
 
 
-def check_inputs(folder: Path, plan: Plan, stored: dict[str, Any], to_be: str) -> None:
-    """Raise unless the data and channels of a run are still those with which it began."""
+def check_inputs(folder: Path, plan: Plan, scheme: Scheme, stored: dict[str, Any], to_be: str) -> None:
+    """Raise unless the data, the channels and the user's own code of a run are still those with which it began."""
     dataset, public = load_data(plan.scenario)
-    check_unchanged(folder, _inputs(plan, dataset, public, channel_source(plan.scenario)).digest, stored, to_be)
+    digest = _inputs(plan, dataset, public, channel_source(plan.scenario)).digest
+    check_unchanged(folder, digest, own_code(plan, scheme), stored, to_be)
 
 
-def check_unchanged(folder: Path, inputs_digest: str, stored: dict[str, Any], to_be: str) -> None:
+def check_unchanged(
+    folder: Path, inputs_digest: str, code: Mapping[str, str | None], stored: dict[str, Any], to_be: str
+) -> None:
     if inputs_digest != stored["inputs"]:
         raise RunError(f"{folder}: cannot be {to_be}: its dataset, trace or embedding has changed since it began")
+    before = stored.get(OWN_CODE, code)
+    if changed := sorted(name for name in {*before, *code} if before.get(name) != code.get(name)):
+        rule = "other code would send other vectors with the noise of rounds that are repeated"
+        problem = f"your own code has changed since it began: {', '.join(changed)}"
+        raise RunError(
+            f"{folder}: cannot be {to_be}: {problem}; {rule}: restore these modules as they were, or begin a new run "
+            f"with --ledger {folder}"
+        )
+
+
+def own_code(plan: Plan, scheme: Scheme) -> dict[str, str | None]:
+    """The digests of the user's own classes that a run executes, by module; empty without any.
+
+    A repeated round has the noise that it had: with other code it would send other vectors with it. Datasets and
+    embeddings are compared by what they give.
+    """
+    named = [reference.partition(":")[0] for reference in named_code(plan.scenario)]
+    return source_digests([*named, *(type(part).__module__ for part in (scheme, plan.uplink.payload))])
+
+
+def repeats_charged_rounds(stored: Mapping[str, Any], code: Mapping[str, str | None]) -> bool:
+    """Whether the program that resumes a run is known to be the one that began it, and sends the same vectors again."""
+    return stored["airdistill"] == __version__ and None not in code.values() and stored.get(OWN_CODE, {}) == code
 
 
 def _inputs(

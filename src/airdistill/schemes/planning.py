@@ -119,11 +119,14 @@ def plan_scheme(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray
 
 def has_own_code(scheme: Scheme, scenario: Scenario) -> bool:
     """Whether a run executes classes or functions of the user's own, which can raise any exception."""
-    public, learning = scenario.public, scenario.learning
-    named = [scenario.privacy.trust, scenario.fleet.sampling, learning.receiver, *scenario.model_names]
-    server = None if public is None else public.server_model
-    named_code = any(":" in name for name in (*named, server or ""))
-    return is_users(scheme) or named_code or has_own_embedding(scenario)
+    return is_users(scheme) or bool(named_code(scenario)) or has_own_embedding(scenario)
+
+
+def named_code(scenario: Scenario) -> list[str]:
+    """The references to trust models, participation models, receivers and networks of the user's own."""
+    named = [scenario.privacy.trust, scenario.fleet.sampling, scenario.learning.receiver, *scenario.model_names]
+    server = None if scenario.public is None else scenario.public.server_model
+    return [name for name in (*named, server or "") if ":" in name]
 
 
 def is_users(scheme: Scheme) -> bool:
