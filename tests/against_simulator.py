@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 
+from airdistill.flower.endpoint import SESSION, of_session
 from airdistill.privacy.ledger import Ledger
 from airdistill.runs.accounts import ledger_header
 from airdistill.runs.options import RunOptions
@@ -18,8 +19,8 @@ def records(folder):
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
-def simulated(scenario, scheme):
-    """The simulator's records and broadcasts for the scenario."""
+def simulated(scenario, scheme, endpoint):
+    """The simulator's records and broadcasts for the scenario, with the noise of the federation of this folder."""
     broadcasts = []
 
     class Recording(SCHEMES[scheme]):
@@ -31,8 +32,9 @@ def simulated(scenario, scheme):
     chosen = Recording()
     plan = plan_scheme(chosen, as_run_by(chosen, scenario))
     simulation = Simulation(plan, chosen, RunOptions(threads=1, engine="torch", eval_every=1))
-    # The noise of a federation does not depend on a digest of all data, because no endpoint has all data.
-    simulation.ledger = Ledger(ledger_header(plan, chosen.name, chosen.releases))
+    # The noise of a federation depends on its session, and not on a digest of all data: no endpoint has all data.
+    session = (endpoint / SESSION).read_text().strip()
+    simulation.ledger = Ledger(of_session(ledger_header(plan, chosen.name, chosen.releases), session))
     return [simulation.advance() for _ in range(plan.num_rounds)], broadcasts
 
 

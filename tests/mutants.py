@@ -244,6 +244,26 @@ def one_device_adds_no_secure_noise(patch):
     _wrapped(patch, discrete_noise, "_drawn", drawn)
 
 
+def one_device_adds_little_secure_noise(patch):
+    """It has noise of its own, as the count of sources demands, and a hundredth of what is counted."""
+
+    def drawn(original, grid):
+        noise = original(grid)
+        noise[-1] //= 100
+        return noise
+
+    _wrapped(patch, discrete_noise, "_drawn", drawn)
+
+
+def devices_share_secure_noise(patch):
+    """Equal devices add the same draws."""
+
+    def drawn(original, grid):
+        return np.broadcast_to(original(grid)[:1], (*grid.deviation.shape, grid.vector_length))
+
+    _wrapped(patch, discrete_noise, "_drawn", drawn)
+
+
 def devices_share_noise(patch):
     original = RoundNoise.seeded.__func__
 

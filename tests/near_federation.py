@@ -10,6 +10,7 @@ from airdistill.errors import AirDistillError
 from airdistill.flower.coordinator import Introduction
 from airdistill.flower.demo import prepare
 from airdistill.flower.device import Device
+from airdistill.flower.endpoint import SESSION
 from airdistill.flower.media import NO_ANSWER
 
 
@@ -52,7 +53,9 @@ class InProcessDevices:
         return answers
 
 
-def federation(folder: Path, scenario, scheme, radio=""):
-    """The server's folder and the devices."""
+def federation(folder: Path, scenario, scheme, radio="", session=None):
+    """The server's folder and the devices; with the id of another federation, the noise of that one."""
     folders = prepare(folder, scenario, scheme)
+    for own in (folders.server, *folders.devices) if session else ():
+        (own / SESSION).write_text(session)
     return folders.server, InProcessDevices(folders.devices, scheme, radio)

@@ -32,11 +32,13 @@ SECRET = ("fleet.participation=0.5", "fleet.participation_hidden=true", "fleet.d
 CORRELATED = ("privacy.correlation=blt", "fleet.sampling=cyclic", "fleet.cycle=3")
 CARRIED = ("privacy.carry_over=true",)
 ALONE = ("fleet.devices=1", "radio.noise_power=1e-20 W")
-# Eight equal devices: without one of them 7/8 of the noise is left.
+# Equal devices: without one of eight 7/8 of the noise is left, which tests of variances see.
 EIGHT = (
     *PUBLIC, "fleet.devices=8", "data.samples_per_device=15", "radio.gains=[[1e-4, 0]" + ", [1e-4, 0]" * 7 + "]",
     "learning.rounds=40",
 )  # fmt: skip
+# Without one of thirty it is 29/30, which they do not see.
+THIRTY = ("fleet.devices=30", "data.samples_per_device=15", "radio.gains=[[1e-4, 0]" + ", [1e-4, 0]" * 29 + "]")
 
 # Messages
 REDRAWN = "The recorded noise is not what this seed and ledger draw"
@@ -65,7 +67,7 @@ MUTANTS = [
         "audit",
         REDRAWN,
     ),
-    ("no_secure_noise", "ota_fd", (SECURE,), "audit", WEAK),
+    ("no_secure_noise", "ota_fd", (SECURE,), "run", "has no noise"),
     ("charge_halved", "ota_fd", (), "audit", UNDERCHARGED),
     ("charge_halved", "orthogonal_fd", (SECURE,), "audit", UNDERCHARGED),
     ("noise_counted_tenfold", "airdistill", (), "audit", UNDERCHARGED),
@@ -97,13 +99,9 @@ MUTANTS = [
     ),
     ("one_device_draws_nothing", "ota_fd", (), "run", "device 2 has no noise"),
     ("one_device_adds_nothing", "ota_fd", (), "audit", REDRAWN),
-    (
-        "one_device_adds_no_secure_noise",
-        "ota_proxy_fd",
-        (*PUBLIC, *EIGHT, SECURE),
-        "audit",
-        WEAK,
-    ),
+    ("one_device_adds_no_secure_noise", "ota_fd", (*THIRTY, SECURE), "run", "device 29 has no noise"),
+    ("one_device_adds_little_secure_noise", "ota_proxy_fd", (*EIGHT, SECURE), "audit", WEAK),
+    ("devices_share_secure_noise", "ota_fd", (*THIRTY, SECURE), "run", "two devices share noise"),
     ("devices_share_noise", "ota_fd", (), "run", "two devices share noise"),
     ("wrong_axis", "ota_fd", (), "audit", WEAK),
     ("seed_fixed", "ota_fd", ("seed=5",), "audit", REDRAWN),
@@ -131,7 +129,7 @@ MUTANTS = [
     ids=[f"{mutant}-{scheme}" for mutant, scheme, *_ in MUTANTS],
 )
 def test_a_planted_bug_is_stopped(tmp_path, monkeypatch, mutant, scheme, changes, caught_by, words):
-    write_dataset(tmp_path / "blobs.npz", num_train=120, num_test=60)
+    write_dataset(tmp_path / "blobs.npz", num_train=450, num_test=60)
     scenario = small_scenario(tmp_path, *changes)
     getattr(mutants, mutant)(monkeypatch)
     stopped_by, messages = _stopped(scenario, scheme, tmp_path / "run")

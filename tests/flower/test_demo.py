@@ -20,7 +20,7 @@ def test_devices_over_tls_learn_the_same_as_the_simulator(tmp_path, few_digits):
     scenario = changed(preset, {"fleet": {"devices": 3, "groups": groups}})
     seen = []
     shown = demonstrate(scenario, "airdistill", tmp_path / "federation", seen.append, timeout_s=600)
-    expected, broadcasts = simulated(scenario, "airdistill")
+    expected, broadcasts = simulated(scenario, "airdistill", tmp_path / "federation/server")
     assert list(shown.records) == seen
     assert all(record["without_signal"] == record["without_lesson"] == {} for record in seen)
     assert worst_difference(seen, expected, broadcasts) < 1e-6

@@ -17,12 +17,12 @@ from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.coordinator import Coordinator, Introduction
 from airdistill.flower.demo import prepare
 from airdistill.flower.device import Device
-from airdistill.flower.endpoint import Endpoint, EndpointError
+from airdistill.flower.endpoint import SESSION, Endpoint, EndpointError
 from airdistill.flower.media import _check_signal
 from airdistill.flower.records import packed
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.radio.superposition import Permission
-from airdistill.runs.accounts import certify
+from airdistill.runs.accounts import certify, ledger_header
 from airdistill.runs.folder import RunError, locked
 from airdistill.runs.record import ended_run
 from airdistill.runs.runner import resume
@@ -35,7 +35,7 @@ def test_server_and_devices_give_the_same_records_as_the_simulator(tmp_path, sch
     )
     server, devices = federation(tmp_path / "run", scenario, scheme)
     Coordinator(server, scheme, devices).play()
-    expected, broadcasts = simulated(scenario, scheme)
+    expected, broadcasts = simulated(scenario, scheme, server)
     assert worst_difference(records(server), expected, broadcasts) < 1e-6
     summary = json.loads((server / "summary.json").read_text())
     assert any("emulated" in line for line in summary["assumptions"])
@@ -207,7 +207,8 @@ def test_nothing_is_broadcast_if_the_guarantees_rely_on_the_noise_of_a_missing_d
     """A design assigns the noise to the devices with the lowest cost; the noise of the others is zero."""
     scenario = small_scenario(tmp_path, "learning.rounds=3", "privacy.trust=fleet_noise")
     server, devices = federation(tmp_path / "run", scenario, "airdistill")
-    probe, _ = federation(tmp_path / "probe", scenario, "airdistill")
+    session = (server / SESSION).read_text()
+    probe, _ = federation(tmp_path / "probe", scenario, "airdistill", session=session)
     has_noise = Endpoint.open(probe, "airdistill").charge_through(2).design.noise_gain.any(axis=1)
     lost = int(np.flatnonzero(has_noise == adds_noise)[0])
     devices.tamper = lambda _step, t, device, real: None if (t, device) == (2, lost) else real
@@ -286,7 +287,7 @@ def test_a_restarted_server_repeats_the_round_with_the_same_result(tmp_path, sch
     for releases in ledgers:
         assert [mine.same_as(first) for mine, first in zip(releases, ledgers[0], strict=True)] == [True] * 4
     if noise == "seeded":
-        whole, others = federation(tmp_path / "whole", scenario, scheme)
+        whole, others = federation(tmp_path / "whole", scenario, scheme, session=(server / SESSION).read_text())
         Coordinator(whole, scheme, others).play()
         assert (server / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
 
@@ -436,3 +437,35 @@ def test_an_invalid_reply_is_reported_and_not_used():
     assert _introduction_in(reply(None, Error(2, "no folder"))) == "failed: no folder"
     for content in (RecordDict(), RecordDict({"said": ConfigRecord({"device": 1})})):
         assert "did not send its number" in _introduction_in(reply(content))
+
+
+def test_two_federations_on_other_data_share_no_noise(tmp_path):
+    """No endpoint has all data, and so none can key its noise by them: the difference of two signals had no noise."""
+    noise, keys = [], []
+    for name, moved in (("first", 0.0), ("second", 1.0)):
+        (tmp_path / name).mkdir()
+        scenario = small_scenario(tmp_path / name, "privacy.trust=own_noise")
+        with np.load(scenario.data.dataset) as stored:
+            arrays = dict(stored)
+        np.savez(scenario.data.dataset, **{**arrays, "x_train": arrays["x_train"] + moved})
+        _, devices = federation(tmp_path / name / "run", scenario, "ota_fd")
+        endpoint = Endpoint.open(devices.folders[0], "ota_fd")
+        keys.append(endpoint.ledger.header.terms["noise_key"])
+        noise.append(endpoint.charge_through(1).on_air.artificial)
+        (statement,) = [each for each in certify(devices.folders[0]).statement if "It is keyed by" in each]
+        assert "a random id that the federation's folders were prepared with" in statement
+        assert "scenario, data" not in statement
+    assert keys[0] != keys[1]
+    assert abs(np.corrcoef(noise[0].ravel(), noise[1].ravel())[0, 1]) < 0.8
+
+
+def test_folders_that_an_earlier_version_prepared_have_the_noise_that_they_had(tmp_path):
+    scenario = small_scenario(tmp_path)
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd")
+    for folder in (server, *devices.folders):
+        (folder / SESSION).unlink()
+    Coordinator(server, "ota_fd", devices).play()
+    header = Endpoint.open(server, "ota_fd").ledger.header
+    plan = Endpoint.open(server, "ota_fd").plan
+    assert header.terms["noise_key"] == ledger_header(plan, "ota_fd", "private").terms["noise_key"]
+    assert any("another federation of this scenario has the same noise" in each for each in certify(server).statement)

@@ -14,7 +14,7 @@ pytest.importorskip("opendp")
 from airdistill.errors import InputError
 from airdistill.flower.coordinator import Coordinator
 from airdistill.flower.device import Device
-from airdistill.flower.endpoint import Endpoint, EndpointError
+from airdistill.flower.endpoint import SESSION, Endpoint, EndpointError
 from airdistill.flower.sums.messages import Roster, keys_question, sum_terms
 from airdistill.flower.sums.server_side import ServerSide
 from airdistill.privacy.targets import epsilon_of_mu
@@ -42,7 +42,8 @@ def test_the_server_learns_the_sum_of_the_signals_up_to_the_quantisation_step(tm
     """With seeded noise, which can be drawn again, the sum is Σ (w q + σ m), rounded by each device to the grid."""
     scenario = secure_scenario(tmp_path, noise="seeded")
     server, devices = federation(tmp_path / "run", scenario, "ota_fd")
-    probe, _ = federation(tmp_path / "probe", scenario, "ota_fd")
+    session = (server / SESSION).read_text()
+    probe, _ = federation(tmp_path / "probe", scenario, "ota_fd", session=session)
     endpoint = Endpoint.open(probe, "ota_fd")
     expected = []
 

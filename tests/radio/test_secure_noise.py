@@ -224,6 +224,81 @@ def test_every_value_lies_on_the_grid():
         assert np.array_equal(sent, unit * (whole * grid.spacing[:, None]))
 
 
+def drawn_instead(monkeypatch, change):
+    """Noise that a broken sampler draws: `change` takes that of all devices, `[device, row, entry]`."""
+    original = discrete_noise._drawn
+
+    def drawn(grid):
+        noise = original(grid)
+        change(noise)
+        return noise
+
+    monkeypatch.setattr(discrete_noise, "_drawn", drawn)
+
+
+def _silent(noise):
+    noise[2] = 0
+
+
+def _silent_in_one_row(noise):
+    noise[2, 1] = 0
+
+
+def _shared(noise):
+    noise[0] = noise[2]
+
+
+def _shared_in_one_row(noise):
+    noise[0, 1] = noise[2, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_silent, "device 2 has no noise"), (_silent_in_one_row, "device 2 has no noise"),
+        (_shared, "two devices share noise"), (_shared_in_one_row, "two devices share noise"),
+    ],
+)  # fmt: skip
+def test_every_device_must_have_noise_of_its_own(monkeypatch, change, words):
+    needs_opendp()
+    _, grid = class_mean_grid("fleet_noise")
+    transmit_on_grid(grid, some_vectors(grid))
+    drawn_instead(monkeypatch, change)
+    with pytest.raises(AirDistillError, match=words):
+        transmit_on_grid(grid, some_vectors(grid))
+
+
+def test_a_device_alone_must_have_noise(monkeypatch):
+    needs_opendp()
+    _, grid = class_mean_grid("own_noise")
+    drawn_instead(monkeypatch, lambda noise: noise.fill(0))
+    with pytest.raises(AirDistillError, match="the device has no noise"):
+        transmit_on_grid(grid.only(1), some_vectors(grid)[1:2])
+
+
+@pytest.mark.parametrize("deviation", [0.3, 0.5, 2.0, 8.0, 1e6])
+@pytest.mark.parametrize(("num_devices", "length"), [(1, 1), (2, 1), (2, 30), (40, 2), (300, 3)])
+def test_sound_noise_is_refused_less_than_once_in_a_trillion_rounds(deviation, num_devices, length):
+    """The exact probability of what is compared and equal, from P(z), against what the check leaves out."""
+    values = np.arange(-math.ceil(40 * deviation) - 2, math.ceil(40 * deviation) + 3.0) if deviation < 1e3 else None
+    if values is None:  # Σ exp(−z²/2σ²) is σ√2π to far below float precision
+        zero, equal = 1 / (deviation * math.sqrt(2 * math.pi)), 1 / (deviation * math.sqrt(4 * math.pi))
+    else:
+        weights = np.exp(-(values**2) / (2 * deviation**2))
+        probabilities = weights / weights.sum()
+        zero, equal = probabilities.max(), (probabilities**2).sum()
+    pairs = num_devices * (num_devices - 1) / 2
+    wrong = 2 * (num_devices * zero**length + pairs * equal**length)  # in the row, and in all rows
+    noise = np.zeros((num_devices, 1, length), dtype=np.int64)
+    try:
+        discrete_noise.check_noise_sources(np.full((num_devices, 1), deviation), noise)
+        refused = False
+    except AirDistillError:
+        refused = True
+    assert not refused or wrong < 1e-12
+    assert refused or wrong > 1e-18  # what it leaves out is not certain either
+
+
 def test_nan_rows_of_missing_classes_are_not_sent_but_their_noise_is():
     needs_opendp()
     design, grid = class_mean_grid("fleet_noise")

@@ -1,13 +1,14 @@
 """Prepare the folders of a federation, and run a whole federation on this machine.
 
 There is one folder for the server and one for each device, to be copied to their machines. Each contains the scenario
-and its plan (a plan computed on another machine could differ in its last bits), and for a secure sum the roster. Each
-device also has its own signing key.
+and its plan (a plan computed on another machine could differ in its last bits), a random id that no other federation
+has, and for a secure sum the roster. Each device also has its own signing key.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 from airdistill.data.public import load_data
 from airdistill.flower.device import UPDATE_REPORTS
-from airdistill.flower.endpoint import check_playable
+from airdistill.flower.endpoint import SESSION, check_playable
 from airdistill.flower.machine.certificates import A_YEAR, Authority, as_ssh, make_node_key
 from airdistill.flower.machine.cluster import Cluster
 from airdistill.flower.machine.control import Setting, write_connection
@@ -57,12 +58,13 @@ def prepare(folder: Path, scenario: Scenario, scheme: str) -> Folders:
     chosen = load_scheme(scheme)
     adapted = as_run_by(chosen, scenario)
     check_playable(chosen, adapted)
-    text, plan = as_toml(adapted), plan_scheme(chosen, adapted).to_dict()
+    text, plan, session = as_toml(adapted), plan_scheme(chosen, adapted).to_dict(), secrets.token_hex(16)
     server, *devices = [folder / "server", *(folder / f"device-{number}" for number in range(adapted.num_devices))]
     for own in (server, *devices):
         own.mkdir(mode=0o700, parents=True)
         (own / SCENARIO).write_text(text, encoding="utf-8")
         write_json(own / PLAN, plan)
+        (own / SESSION).write_text(f"{session}\n", encoding="utf-8")
     if adapted.air.medium == "secure_sum":
         roster = Roster.of([write_identity(own) for own in devices])
         for own in (server, *devices):

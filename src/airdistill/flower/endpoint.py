@@ -35,6 +35,8 @@ from airdistill.schemes.distillation import OtaFd
 from airdistill.schemes.planning import plan_scheme
 from airdistill.schemes.registry import load_scheme
 
+SESSION = "session"  # a file of every endpoint's folder, and a key of the ledger's terms
+
 
 class EndpointError(AirDistillError):
     """A round that this endpoint refuses, or a folder that it cannot use."""
@@ -129,7 +131,7 @@ def _begin(folder: Path, scheme: Scheme) -> None:
     plan = _read_plan(folder)
     if plan.scenario != scenario or not _same_fleet(plan.fleet, realise_fleet(scenario)):
         raise EndpointError(f"{folder / PLAN}: is not the plan of the scenario in the same folder")
-    ledger = Ledger.begin(_header(plan, scheme), folder / LEDGER)
+    ledger = Ledger.begin(_header(plan, scheme, _session_in(folder)), folder / LEDGER)
     how = {"airdistill": __version__, "scheme": scheme.name, FEDERATION: scenario.air.medium}
     seal(folder, {**how, "ledger": mark_of(ledger)})
 
@@ -143,10 +145,24 @@ def _same_fleet(one: RealisedFleet, other: RealisedFleet) -> bool:
     return all(np.allclose(mine, theirs, rtol=1e-9) for mine, theirs in zip(astuple(one), astuple(other), strict=True))
 
 
-def _header(plan: Plan, scheme: Scheme) -> LedgerHeader:
+def _session_in(folder: Path) -> str:
+    """The federation's own random id; empty in folders that a version before 0.2 prepared."""
+    path = folder / SESSION
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
+def _header(plan: Plan, scheme: Scheme, session: str) -> LedgerHeader:
     scenario, header = plan.scenario, ledger_header(plan, scheme.name, scheme.releases)
     medium: Any = scenario.air.medium
     if medium == "secure_sum":
         num_devices = plan.fleet.num_devices
         medium = {"devices": num_devices, "least_devices": num_devices - scenario.fleet.expected_dropouts}
-    return replace(header, terms={**header.terms, "medium": medium})
+    return of_session(replace(header, terms={**header.terms, "medium": medium}), session)
+
+
+def of_session(header: LedgerHeader, session: str) -> LedgerHeader:
+    """The header with noise of this session: no endpoint has all data, by which a simulation keys its noise."""
+    if not session:
+        return header
+    key = digest_of(f"{header.terms['noise_key']} {session}".encode())
+    return replace(header, terms={**header.terms, "noise_key": key, SESSION: session})

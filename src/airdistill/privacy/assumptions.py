@@ -62,6 +62,14 @@ _KEYED = (
     "It is keyed by scheme, scenario, data, earlier runs and the ledger's entry: no two entries of a ledger share "
     "noise."
 )
+_KEYED_BY_SESSION = (
+    "It is keyed by scheme, scenario, a random id that the federation's folders were prepared with, and the ledger's "
+    "entry: no two entries of a ledger share noise. Copies of these folders that are run on other data do."
+)
+_KEYED_BY_SCENARIO = (
+    "It is keyed by scheme, scenario and the ledger's entry: no two entries of a ledger share noise. Data are not part "
+    "of the key, because no endpoint has all: another federation of this scenario has the same noise."
+)
 _UNKEYED = (
     "An earlier version began this run: its noise depends on seed, round and device alone, and another run with the "
     "same seed may have had the same noise."
@@ -168,7 +176,16 @@ class Terms(Protocol):
 
 def noise_statement(noise: str, terms: Mapping[str, Any]) -> list[str]:
     """How the noise was drawn, and that no other release has the same."""
-    return [NOISE[noise], *([_KEYED if "noise_key" in terms else _UNKEYED] if noise == "seeded" else [])]
+    return [NOISE[noise], *([_key_of(terms)] if noise == "seeded" else [])]
+
+
+def _key_of(terms: Mapping[str, Any]) -> str:
+    """By what a run's seeded noise differs from that of others."""
+    if "noise_key" not in terms:
+        return _UNKEYED
+    if "medium" not in terms:
+        return _KEYED
+    return _KEYED_BY_SESSION if "session" in terms else _KEYED_BY_SCENARIO
 
 
 def answers_statement(terms: Mapping[str, Any]) -> list[str]:

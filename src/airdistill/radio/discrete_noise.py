@@ -34,6 +34,7 @@ LARGEST_SIGNAL = 2.0**46  # grid units of a signal's entry up to which floats re
 _FLOAT_SLACK = 1.02  # the entries of two neighbours are rounded by at most 1/2 + 1/128 of a unit each
 _NEGLIGIBLE = 1e-200
 _ALIGNED = 1e-9  # relative, of the imaginary part of an aligned signal
+_FALSE_ALARM = 1e-12  # the probability that sound noise of a round is refused
 _EXACT = 2**53  # a float represents every integer up to here
 _SATURATED = np.iinfo(np.int64)
 
@@ -212,7 +213,9 @@ def transmit_on_grid(grid: SecureGrid, vectors: FloatArray) -> ComplexArray:
     """
     if vectors.shape[2] != grid.vector_length or vectors.shape[:2] != grid.amplitude.shape:
         raise ValueError(f"vectors of shape {vectors.shape}: must be {(*grid.amplitude.shape, grid.vector_length)}")
-    whole = rounded_on_grid(grid, vectors) + _drawn(grid)
+    noise = _drawn(grid)
+    check_noise_sources(grid.deviation / grid.spacing, noise)
+    whole = rounded_on_grid(grid, vectors) + noise
     if not ((whole > -_EXACT) & (whole < _EXACT)).all():
         raise AirDistillError("secure noise: signal and noise exceed 2^53 grid units, where the grid is not exact")
     # g is a power of two, and so this product is exact; only the last one, with a public factor, rounds.
@@ -235,6 +238,33 @@ def _drawn(grid: SecureGrid) -> IntArray:
     for device, row in np.argwhere(units > 0):
         noise[device, row] = discrete_gaussian(float(units[device, row]), grid.vector_length)
     return noise
+
+
+def check_noise_sources(units: FloatArray, noise: IntArray, alone: str = "the device") -> None:
+    """Raise `AirDistillError` unless every device has noise, and noise of its own: in each row, and in all its rows.
+
+    `noise` is `[device, row, entry]`, and `units` its deviation in grid units, `[device, row]`. Without one of 30 equal
+    devices 29/30 of the variance is left, which no test of variances sees.
+    """
+    num_devices, num_rows, length = noise.shape
+    # A discrete Gaussian takes any one value with probability at most P(0) ≤ 1/(σ√2π): by Poisson summation
+    # Σ exp(−z²/2σ²) ≥ σ√2π. With Z and Z' independent, P(Z = Z') ≤ max P(Z = z) has the same bound. Entries are
+    # independent, and so ln P ≤ −L ln(σ√2π) for a row of L entries to be zero, or to equal another device's.
+    chance = -length * np.log(np.maximum(units * np.sqrt(2 * np.pi), 1.0))
+    # Every device against zero and against each other one, in each row and in all: what is compared is so unlikely that
+    # all comparisons of a round together go wrong with probability `_FALSE_ALARM` at most. Others are left out.
+    comparisons = (num_rows + 1) * num_devices * (num_devices + 1) / 2
+    limit = np.log(_FALSE_ALARM / comparisons)
+    rows = [(chance[:, row], noise[:, row]) for row in range(num_rows)]
+    for unlikely, drawn in [*rows, (chance.sum(axis=1), noise.reshape(num_devices, -1))]:
+        compared = np.flatnonzero(unlikely < limit)
+        silent = compared[~drawn[compared].any(axis=1)]
+        if len(silent) or len({drawn[device].tobytes() for device in compared}) < len(compared):
+            source = f"device {silent[0]}" if len(silent) and num_devices > 1 else alone
+            named = f"{source} has no noise" if len(silent) else "two devices share noise"
+            rule = "all noise is counted, and each source must add its own"
+            way_out = "nothing was transmitted; do not use this installation of OpenDP"
+            raise AirDistillError(f"secure noise: {named}; {rule}; {way_out}")
 
 
 def discrete_gaussian(deviation: float, shape: int | tuple[int, ...]) -> IntArray:

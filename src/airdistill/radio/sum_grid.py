@@ -20,7 +20,14 @@ from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.privacy.release import Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.trust import counted_by_trust
-from airdistill.radio.discrete_noise import LEAST_UNITS, SecureGrid, discrete_gaussian, rounded_on_grid, secure_grid
+from airdistill.radio.discrete_noise import (
+    LEAST_UNITS,
+    SecureGrid,
+    check_noise_sources,
+    discrete_gaussian,
+    rounded_on_grid,
+    secure_grid,
+)
 from airdistill.radio.superposition import Permission, seeded_noise
 from airdistill.streams import Seed
 
@@ -96,6 +103,7 @@ class SumGrid:
         if self.plan.scenario.privacy.noise == "secure":
             units = own.deviation[0] / own.spacing
             noise = np.stack([discrete_gaussian(float(row), own.vector_length) for row in units])
+            check_noise_sources(units[None], noise[None])
             return np.asarray((rounded_on_grid(own, vector[None])[0] + noise).ravel())
         shape = (len(own.spacing), own.vector_length)
         drawn = seeded_noise(self.noise_seed, self.round_index, device, shape) * own.deviation[0][:, None]

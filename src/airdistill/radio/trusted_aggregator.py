@@ -24,7 +24,7 @@ from airdistill.privacy.pate import (
     published_rdp,
 )
 from airdistill.radio.charged_round import check_vectors
-from airdistill.radio.discrete_noise import discrete_gaussian
+from airdistill.radio.discrete_noise import check_noise_sources, discrete_gaussian
 from airdistill.radio.superposition import Permission, Reception, weighted_sum
 from airdistill.streams import Seed, noise_seed, stream
 
@@ -68,11 +68,14 @@ class ChargedVotes:
         """Noise of the checks `[query]` and of the counts `[query, class]`, in votes."""
         shape = (settings.num_queries, num_classes)
         if self.noise_seed is None:
-            whole = discrete_gaussian(settings.threshold_noise, settings.num_queries)
-            return whole.astype(np.float64), discrete_gaussian(settings.vote_noise, shape).astype(np.float64)
+            checks = discrete_gaussian(settings.threshold_noise, settings.num_queries)
+            votes = discrete_gaussian(settings.vote_noise, shape)
+            for deviation, drawn in ((settings.threshold_noise, checks), (settings.vote_noise, votes)):
+                check_noise_sources(np.array([[deviation]]), drawn.reshape(1, 1, -1), alone="the aggregator")
+            return checks.astype(np.float64), votes.astype(np.float64)
         first, second = (stream(self.noise_seed, name, self.index) for name in ("threshold-noise", "vote-noise"))
-        checks = settings.threshold_noise * first.standard_normal(settings.num_queries)
-        return checks, settings.vote_noise * second.standard_normal(shape)
+        thresholds = settings.threshold_noise * first.standard_normal(settings.num_queries)
+        return thresholds, settings.vote_noise * second.standard_normal(shape)
 
 
 def charge_votes(plan: Plan, ledger: Ledger, round_index: int) -> ChargedVotes:
