@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,12 +39,15 @@ import airdistill.runs.runner  # noqa: F401 - all that commands import
 from airdistill import report
 from airdistill.cli import main as command_line
 from airdistill.privacy.ledger import Ledger
-from airdistill.radio import charged_round
+from airdistill.radio import charged_round, trusted_aggregator
 from airdistill.runs import comparison, worker
 from airdistill.runs.folder import RoundFile
 from airdistill.scenario.loading import as_toml, load
 
-ROUNDS, NOISES, SCHEMES = 5, ("seeded", "secure"), ("airdistill", "ota_fd", "airdistill_features")
+ROUNDS, NOISES = 5, ("seeded", "secure")
+SCHEMES = ("airdistill", "ota_fd", "airdistill_features", "pate", "ota_fedavg", "ota_fl")
+ONCE, SEEDED_ONLY = ("pate",), ("ota_fl",)  # votes are sent in one round, and correlated noise is seeded
+KINDS = [(noise, scheme) for scheme in SCHEMES for noise in NOISES if noise == "seeded" or scheme not in SEEDED_ONLY]
 OPTIONS = ["--eval-every", "2", "--checkpoint-every", "2"]
 ALONE = [*OPTIONS, "--threads", "1", "--engine", "torch"]
 LIMIT_S = 300.0  # for a command that is not killed
@@ -152,6 +156,7 @@ def _witness_transmissions(path: Path) -> None:
     global _witness_file
     _witness_file = path
     charge, transmit, free = Ledger.charge, charged_round.ChargedRound.transmit, charged_round.error_free
+    answer = trusted_aggregator.ChargedVotes.transmit
     last: dict[str, Any] = {}
 
     def charging(ledger: Ledger, release: Any) -> str:
@@ -170,12 +175,17 @@ def _witness_transmissions(path: Path) -> None:
         sent(pickle.dumps((replace(this.noise, permission=None), np.asarray(vectors))))
         return transmit(this, vectors)
 
+    def answering(this: Any, votes: Any) -> Any:
+        sent(pickle.dumps((this.noise_seed, np.asarray(votes))))
+        return answer(this, votes)
+
     def sending(ideal: Any, slot_s: float) -> Any:
         sent(pickle.dumps(np.asarray(ideal)))
         return free(ideal, slot_s)
 
     Ledger.charge = charging  # type: ignore[method-assign]
     charged_round.ChargedRound.transmit = transmitting  # type: ignore[method-assign]
+    trusted_aggregator.ChargedVotes.transmit = answering  # type: ignore[method-assign]
     charged_round.error_free = sending
 
 
@@ -229,17 +239,25 @@ def write_scenarios(base: Path) -> None:
         f"learning.rounds={ROUNDS}", "learning.max_rounds=20", "learning.model=softmax_regression",
         "learning.local_epochs=0", "learning.initial_lr=0.1", f"radio.trace={base / 'trace.npz'}",
         "public.samples=12", "public.features=3", "public.broadcast=model",
+        "federated.server_optimizer=adam", "federated.clip_quantile=0.5",
     ]  # fmt: skip
+    trained = {"learning": {"local_epochs": 1}}
+    correlated = {"privacy": {"correlation": "blt"}, "fleet": {"sampling": "cyclic", "cycle": 3}}
     for noise in NOISES:
-        (base / f"{noise}.toml").write_text(as_toml(load("quick", [*changes, f"privacy.noise={noise}"])))
+        scenario = load("quick", [*changes, f"privacy.noise={noise}"])
+        own = {"pate": trained, "ota_fedavg": trained, **({"ota_fl": correlated} if noise == "seeded" else {})}
+        (base / f"{noise}.toml").write_text(
+            as_toml(scenario.model_copy(update={"overrides": {**scenario.overrides, **own}}))
+        )
 
 
-def _stop_after_4() -> None:
+def _stop_before(last: int) -> None:
+    """Stop with a round that is recorded and not in a checkpoint."""
     append = RoundFile.append
 
     def appending(this: RoundFile, record: dict[str, Any]) -> None:
         append(this, record)
-        if record["round"] == ROUNDS - 1:
+        if record["round"] == max(1, last - 1):
             os.kill(os.getpid(), signal.SIGKILL)
 
     RoundFile.append = appending  # type: ignore[method-assign]
@@ -268,7 +286,7 @@ def prepare(base: Path, noise: str, scheme: str) -> None:
     for kind, arguments in kinds.items():
         folder = base / f"{kind}-{noise}-{scheme}"
         witness = base / f"{folder.name}.witness"
-        setup = _stop_after_4 if kind == "cut" else None
+        setup = partial(_stop_before, 1 if scheme in ONCE else ROUNDS) if kind == "cut" else None
         child = commanded([*arguments, "--out", str(folder)], base / "log", witness, setup)
         code = ended(child, LIMIT_S)
         if code != (-signal.SIGKILL if kind == "cut" else 0):

@@ -55,6 +55,7 @@ class Findings:
 
     kills: Counter[str] = field(default_factory=Counter)
     damages: Counter[str] = field(default_factory=Counter)
+    trials: int = 0
     commands: int = 0
     transmissions: int = 0
     faults: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -304,10 +305,12 @@ def play(action: str, trial: Trial, seconds: float) -> bool:
     if not trial.killed(arguments, seconds):
         return False
     trial.findings.kills[action] += 1
+    trial.findings.trials += 1
     check_charges(trial)
     check_releases(trial)
     folders = [path.parent for path in trial.folder.rglob("summary.json")]
-    if trial.rng.random() < 0.5:
+    # Half of all trials have damage, although a kill can leave nothing that could be damaged.
+    if 2 * trial.findings.damages.total() < trial.findings.trials:
         damage(trial)
     before = {folder: contents(folder) for folder in folders}
     recover(action, trial, arguments, seconds)
@@ -343,9 +346,8 @@ def prepared_folder(keep: Path | None) -> Iterator[Path]:
     try:
         forked.write_scenarios(base)
         forked.warm_up(base)
-        for noise in forked.NOISES:
-            for scheme in forked.SCHEMES:
-                forked.prepare(base, noise, scheme)
+        for noise, scheme in forked.KINDS:
+            forked.prepare(base, noise, scheme)
         yield base
     finally:
         if keep is None:
@@ -364,7 +366,7 @@ def attempt(kills: int, seed: int, keep: Path | None) -> Findings:
             number += 1
             rng = random.Random(f"{seed} {number}")
             (action,) = rng.choices(list(ACTIONS), list(ACTIONS.values()))
-            noise, scheme = rng.choice(forked.NOISES), rng.choice(forked.SCHEMES)
+            noise, scheme = rng.choice(forked.KINDS)
             label = f"trial {number}: {action}, {noise}, {scheme}"
             trial = Trial(label, base, base / f"trial-{number}", rng, findings, noise, scheme)
             faults = sum(map(len, findings.faults.values()))
@@ -386,7 +388,7 @@ def main() -> None:
     findings = attempt(given.kills, given.seed, given.keep)
     print(f"{findings.kills.total()} kills: {', '.join(f'{n} of {name}' for name, n in findings.kills.most_common())}")
     damages = ", ".join(f"{n} {name}" for name, n in findings.damages.most_common())
-    print(f"{findings.damages.total()} damaged files: {damages}")
+    print(f"{findings.damages.total()} damaged files in {findings.trials} trials: {damages}")
     print(f"{findings.commands} commands ran to their end, {findings.transmissions} transmissions were seen")
     for kind in ("lost releases", "uncharged transmissions", "tracebacks", "changed runs"):
         print(f"{len(findings.faults[kind])} {kind}")

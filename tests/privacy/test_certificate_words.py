@@ -202,6 +202,7 @@ def test_a_reserved_part_of_delta_covers_channel_errors():
     assert "δ = 1.01e-5" in certificate.headline
     sentence = next(each.sentence for each in certificate.assumptions if each.name == "bounded channel error")
     assert "at most 1.2e-8, which is part of the stated δ" in sentence
+    assert sentence.endswith("The limit is the 0.999999999 quantile of the error of one device in one round.")
 
 
 @pytest.mark.parametrize("reserved", [2e-9, 1.7e-9, 3.3e-7])
@@ -218,4 +219,34 @@ def test_own_noise_needs_no_channel_estimates_and_old_ledgers_are_read():
     assert own.devices[0].delta_in_all == 1e-5
     old = certified(4, terms={"csi_error_limit": 0.1})
     assert old.devices[0].delta_in_all == 1e-5
-    assert any("does not record how probable larger errors are" in each.sentence for each in old.assumptions)
+    (sentence,) = [each.sentence for each in old.assumptions if each.name == "bounded channel error"]
+    assert "does not record how probable larger errors are" in sentence
+    assert "quantile" not in sentence
+
+
+KEYED = (
+    "It is keyed by scheme, scenario, data, earlier runs and the ledger's entry: no two entries of a ledger share "
+    "noise."
+)
+UNKEYED = (
+    "An earlier version began this run: its noise depends on seed, round and device alone, and another run with the "
+    "same seed may have had the same noise."
+)
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"noise_key": "0"}, KEYED),
+        ({}, UNKEYED),
+        ({"noise_key": "0", "medium": "emulated", "session": "1"}, "Copies of these folders that are run on other"),
+        ({"noise_key": "0", **SECURE_SUM}, "another federation of this scenario has the same noise"),
+    ],
+)
+def test_a_certificate_says_by_what_its_seeded_noise_differs_from_that_of_others(terms, said):
+    (sentence,) = [line for line in certified(terms=terms).statement if "keyed by" in line or "depends on seed" in line]
+    assert said in sentence
+    assert ("scenario, data" in sentence) is (said == KEYED)
+    ledger = Ledger(header(enforced=False, noise="secure", terms=TERMS | terms))
+    ledger.charge(random_release(1, noise=1e5))
+    assert not any("keyed by" in line for line in certificate_of(ledger).statement)

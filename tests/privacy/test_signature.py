@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from in_process import exit_code
-from random_releases import header, random_release
+from random_releases import TERMS, header, random_release
 
 pytest.importorskip("cryptography")
 
@@ -280,3 +280,19 @@ def test_a_certificate_without_a_canonical_form_is_refused(files, name):
     path = files / "certificate.json"
     path.write_text(path.read_text().rstrip()[:-1] + f', "more": {name}}}')
     assert verify(files) == 2
+
+
+def test_a_certificate_that_was_signed_before_its_quantile_was_stated_still_follows_from_its_ledger(files, capsys):
+    """Later versions say more; a sentence that says something else is still refused."""
+    terms = TERMS | {"csi_error_limit": 0.1, "csi_error": {"quantile": 0.999, "reserved_delta": 0.0}}
+    ledger = Ledger.begin(header(terms=terms), files / "other.jsonl")
+    ledger.charge(random_release(1, noise=100.0))
+    stored = json.loads(json_text(certificate_of(ledger, None, ISSUED).to_dict()))
+    added = " The limit is the 0.999 quantile of the error of one device in one round."
+    told = [each for each in stored["assumptions"] if each["sentence"].endswith(added)]
+    assert len(told) == 1
+    for words, code in ((added, 0), ("", 0), (added.replace("0.999", "0.9999"), 1)):
+        told[0]["sentence"] = told[0]["sentence"].partition(" The limit is")[0] + words
+        sign_again(files, **stored)
+        assert verify(files, ledger="other.jsonl") == code
+    assert "the ledger gives another certificate: assumptions" in capsys.readouterr().out

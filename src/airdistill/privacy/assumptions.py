@@ -6,6 +6,7 @@ What depends on the payload, on trust or on participation is stated by those obj
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -52,6 +53,9 @@ _EXCESS = (
     "Such an error of any device in any round has a probability of at most {excess}, which is part of the stated δ; "
     "errors are complex Gaussian and independent of the noise. A simulation truncates them there."
 )
+_QUANTILE = " The limit is the {quantile!r} quantile of the error of one device in one round."
+# What certificates say since later than their version: one that was signed before it still follows from its ledger.
+_ADDED = re.compile(r" The limit is the [0-9.e-]+ quantile of the error of one device in one round\.$")
 _OWN_PHASE = "Channel estimates need not be exact: a device's own noise has the same misalignment as its signal."
 NOISE = {
     "seeded": "Seeded noise is a simulation: it protects no device, because anyone who knows the seed can remove it.",
@@ -220,17 +224,26 @@ def copies_in_dataset(compared: Mapping[str, int]) -> list[str]:
     return [sentence.format(**compared) for name, sentence in named.items() if compared[name]]
 
 
-def channels_statement(error_limit: float, own_noise_only: bool, excess: float | None) -> str:
+def channels_statement(
+    error_limit: float, own_noise_only: bool, excess: float | None, quantile: float | None = None
+) -> str:
     """What is taken for granted of the channel estimates.
 
-    `excess` is the probability of any error beyond the limit, and None if it is not known.
+    `excess` is the probability of any error beyond the limit, the error's `quantile`; None if it is not known.
+    A plan leaves the quantile out, because its scenario states it.
     """
     if error_limit == 0:
         return EXACT_CHANNELS
     if own_noise_only:
         return _OWN_PHASE
     beyond = _EXCESS_UNKNOWN if excess is None else _EXCESS.format(excess=rounded_up(excess))
-    return _NEARLY_KNOWN.format(limit=rounded_up(error_limit)) + beyond
+    which = "" if quantile is None else _QUANTILE.format(quantile=quantile)
+    return _NEARLY_KNOWN.format(limit=rounded_up(error_limit)) + beyond + which
+
+
+def in_earlier_words(sentence: str) -> str:
+    """A sentence as certificates of versions before 0.2 have it."""
+    return _ADDED.sub("", sentence)
 
 
 def pilot_source(terms: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from airdistill import __version__
 from airdistill.errors import AirDistillError, InputError
 from airdistill.files import json_value
+from airdistill.privacy.assumptions import in_earlier_words
 from airdistill.privacy.certificate import FORMAT, certificate_of
 from airdistill.privacy.chain import LedgerError
 from airdistill.privacy.ledger import Ledger
@@ -249,4 +250,6 @@ def _differences(mine: Any, theirs: Any, where: str = "") -> Iterator[str]:
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, (int, float)):
         return math.isclose(one, other, rel_tol=_CLOSE)
+    if isinstance(one, str) and isinstance(other, str):
+        return one in (other, in_earlier_words(other))
     return type(one) is type(other) and bool(one == other)

@@ -182,7 +182,8 @@ def _about_noise(run: CertifiedRun) -> Iterator[Assumption]:
     if run.protects_by_aligned_channels:
         limit = float(terms.get("csi_error_limit", 0.0))
         name = "exact channels" if limit == 0 else "bounded channel error"
-        yield Assumption(name, channels_statement(limit, trust.counts_own_only, run.excess_delta))
+        quantile = terms.get("csi_error", {}).get("quantile")
+        yield Assumption(name, channels_statement(limit, trust.counts_own_only, run.excess_delta, quantile))
     secret = participation_assumption(terms)
     if secret is not None:
         yield secret
