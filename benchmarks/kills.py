@@ -354,15 +354,15 @@ def prepared_folder(keep: Path | None) -> Iterator[Path]:
             shutil.rmtree(base, ignore_errors=True)
 
 
-def attempt(kills: int, seed: int, keep: Path | None) -> Findings:
-    """Kill so many commands, and return what was found."""
+def attempt(kills: int, seed: int, keep: Path | None, minutes: float = float("inf")) -> Findings:
+    """Kill so many commands, or as many as this time allows, and return what was found."""
     findings, number, started = Findings(), 0, time.monotonic()
     torch.set_num_threads(1)
     with prepared_folder(keep) as base:
         seconds = measured(base, findings)
         shown = ", ".join(f"{name} {each:.2f}" for name, each in seconds.items())
         print(f"seconds without a kill: {shown}", flush=True)
-        while findings.kills.total() < kills:
+        while findings.kills.total() < kills and time.monotonic() - started < 60 * minutes:
             number += 1
             rng = random.Random(f"{seed} {number}")
             (action,) = rng.choices(list(ACTIONS), list(ACTIONS.values()))
@@ -384,8 +384,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="copy the folders of trials with faults here")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time, whatever was done")
     given = parser.parse_args()
-    findings = attempt(given.kills, given.seed, given.keep)
+    findings = attempt(given.kills, given.seed, given.keep, given.minutes)
     print(f"{findings.kills.total()} kills: {', '.join(f'{n} of {name}' for name, n in findings.kills.most_common())}")
     damages = ", ".join(f"{n} {name}" for name, n in findings.damages.most_common())
     print(f"{findings.damages.total()} damaged files in {findings.trials} trials: {damages}")
