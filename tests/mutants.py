@@ -17,11 +17,13 @@ from airdistill.planning.uplink import Uplink
 from airdistill.privacy import ledger as ledger_module
 from airdistill.privacy.correlation import JointRounds
 from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.pate import ConfidentGnmax
 from airdistill.privacy.release import Release
-from airdistill.radio import charged_round, discrete_noise, superposition
+from airdistill.radio import charged_round, discrete_noise, superposition, trusted_aggregator
 from airdistill.radio.charged_round import ChargedRound
 from airdistill.radio.noise_memory import NoiseMemory
 from airdistill.radio.superposition import RoundNoise
+from airdistill.radio.trusted_aggregator import ChargedVotes
 from airdistill.runs import simulation
 from airdistill.schemes import feature_means as scheme_of_features
 from airdistill.schemes import updates as scheme_of_updates
@@ -262,6 +264,37 @@ def devices_share_secure_noise(patch):
         return np.broadcast_to(original(grid)[:1], (*grid.deviation.shape, grid.vector_length))
 
     _wrapped(patch, discrete_noise, "_drawn", drawn)
+
+
+def _aggregator_draws(patch, change):
+    """Change the noise of checks `[query]` and of counts `[query, class]` that a trusted aggregator adds."""
+    _wrapped(patch, ChargedVotes, "_draws", lambda original, *given: change(*original(*given)))
+
+
+def vote_noise_times_0_7(patch):
+    _aggregator_draws(patch, lambda checks, votes: (checks, 0.7 * votes))
+
+
+def check_noise_times_0_7(patch):
+    _aggregator_draws(patch, lambda checks, votes: (0.7 * checks, votes))
+
+
+def aggregator_adds_no_secure_noise(patch):
+    _wrapped(patch, trusted_aggregator, "discrete_gaussian", lambda original, *given: 0 * original(*given))
+
+
+def answers_without_limit(patch):
+    """Every confident query is answered, and A answers are charged."""
+
+    def answers(original, settings, *given):
+        return original(replace(settings, most_answers=settings.num_queries), *given)
+
+    _wrapped(patch, ConfidentGnmax, "answers", answers)
+
+
+def checks_not_charged(patch):
+    """Only answers are: 2A in place of 2A + N(σ2/σ1)²."""
+    patch.setattr(ConfidentGnmax, "squared_distance", property(lambda settings: 2.0 * settings.most_answers))
 
 
 def devices_share_noise(patch):

@@ -40,6 +40,13 @@ EIGHT = (
 # Without one of thirty it is 29/30, which they do not see.
 THIRTY = ("fleet.devices=30", "data.samples_per_device=15", "radio.gains=[[1e-4, 0]" + ", [1e-4, 0]" * 29 + "]")
 
+# Twelve devices that vote on 24 samples.
+VOTES = (
+    "fleet.devices=12", "public.samples=24", "public.distill_epochs=1", "learning.local_epochs=1", "privacy.epsilon=50",
+)  # fmt: skip
+# All agree, and a third of the confident queries may be answered.
+AGREEING = (*VOTES[:-1], "public.vote_threshold=0.1", "public.answered=4", "public.samples_per_round=24")
+
 # Messages
 REDRAWN = "The recorded noise is not what this seed and ledger draw"
 WEAK = "Noise lower than predicted"
@@ -120,6 +127,13 @@ MUTANTS = [
     ("earlier_vectors_charged_half", "ota_fl", CORRELATED, "run", "carried_weights: must be"),
     ("shares_follow_the_round", "ota_fl", CORRELATED, "run", "it must be the same in every round"),
     ("epsilon_halved", "ota_fd", (), "audit", "The summary states ε"),
+    ("charge_halved", "pate", VOTES, "audit", UNDERCHARGED),
+    ("checks_not_charged", "pate", VOTES, "audit", UNDERCHARGED),
+    ("vote_noise_times_0_7", "pate", VOTES, "audit", REDRAWN),
+    ("check_noise_times_0_7", "pate", VOTES, "audit", REDRAWN),
+    ("noise_keyed_by_terms_alone", "pate", VOTES, "audit", REDRAWN),
+    ("answers_without_limit", "pate", AGREEING, "audit", NOT_PLANNED),
+    ("aggregator_adds_no_secure_noise", "pate", (*VOTES, SECURE), "run", "the aggregator has no noise"),
 ]
 
 

@@ -70,6 +70,9 @@ SOUND = {
     "gradients, secret participation": ("ota_fl", *SECRET),
     "gradients with replacement": ("ota_fl", "fleet.sampling=with_replacement", "fleet.sampled_devices=2"),
     "no target": ("ota_fd", "privacy.epsilon=inf"),
+    "votes": ("pate", *PUBLIC, "privacy.epsilon=100"),
+    "votes, secure": ("pate", *PUBLIC, "privacy.epsilon=100", SECURE),
+    "votes, no target": ("pate", *PUBLIC, "privacy.epsilon=inf"),
 }
 
 
@@ -384,3 +387,33 @@ def test_reused_and_shifted_tables_raise_an_alarm():
     shifted = rng.standard_normal((6, 4, 4)) + np.array([2.0, -2.0, 0.0, 0.0])
     assert any("not centred" in sentence for sentence in table_tests(_tables(shifted)).violations)
     assert table_tests([]) is None
+
+
+def test_votes_that_an_earlier_version_recorded_have_their_charges_compared_and_a_note(tmp_path):
+    folder = played(tmp_path, "pate", *PUBLIC, "privacy.epsilon=100")
+    line = json.loads((folder / "rounds.jsonl").read_text())
+    for added in ("answers", "check_noise_var"):
+        del line["pate"][added]
+    (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
+    for path in [folder / "digests.json", *folder.glob("checkpoint-*")]:
+        path.unlink()
+    found = audit_run(folder, RECORDED).recorded
+    assert found.violations == ()
+    assert found.num_redrawn == 0
+    assert any("kept no answers" in note for note in found.notes)
+
+
+def test_weak_secure_noise_of_checks_shows_in_its_variance(tmp_path, monkeypatch):
+    changes = (*PUBLIC, "privacy.epsilon=100", SECURE, "public.samples_per_round=12")
+    assert audit_run(played(tmp_path, "pate", *changes), RECORDED).violations == ()
+    monkeypatch.setattr(mutants.ChargedVotes, "_draws", _a_tenth_of(mutants.ChargedVotes._draws))
+    (sentence,) = audit_run(played(tmp_path, "pate", *changes, out="weak"), RECORDED).violations
+    assert "has checks with" in sentence
+
+
+def _a_tenth_of(draws):
+    def drawn(this, *given):
+        checks, votes = draws(this, *given)
+        return 0.1 * checks, votes
+
+    return drawn

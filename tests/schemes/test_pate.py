@@ -8,7 +8,8 @@ import pytest
 from small_worlds import small_scenario, write_dataset
 
 import airdistill as ad
-from airdistill.audit.auditing import audit_run
+from airdistill.audit import AuditOptions
+from airdistill.audit.auditing import audit, audit_run
 from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.endpoint import EndpointError, check_playable
 from airdistill.planning.plan import Plan
@@ -220,8 +221,11 @@ def test_nothing_of_votes_goes_on_the_air(tmp_path):
     with pytest.raises(AirDistillError, match="not over the air"):
         charge_round(plan, ledger, None, 1)
     record = played(tmp_path)
-    with pytest.raises(InputError, match="trusted aggregator"):
-        audit_run(record.folder)
+    found = audit_run(record.folder)  # its records, and no attack
+    assert found.exact is found.empirical is None
+    assert any("attacks follow signals on the air" in note for note in found.notes)
+    with pytest.raises(InputError, match="attacks follow signals on the air"):
+        audit(plan, load_scheme("pate"), AuditOptions(parts=("exact",)), OPTIONS)
 
 
 def test_a_federation_refuses_votes():

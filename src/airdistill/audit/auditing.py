@@ -264,9 +264,6 @@ def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
     if scheme.releases != "private":
         sent = "values without noise" if scheme.releases == "bare" else "nothing"
         raise InputError("--scheme", scheme.name, f"sends {sent}: there is no guarantee to audit")
-    if not plan.uplink.uses_radio:
-        rule = f"an audit follows signals on the air, and {plan.uplink.payload.words} go to a trusted aggregator"
-        raise InputError("--scheme", scheme.name, rule)
     if scheme.uplink_kind != plan.uplink.kind:
         raise InputError("--scheme", scheme.name, f"sends {scheme.uplink_kind}, the plan is for {plan.uplink.kind}")
     options.check_device(plan)
@@ -274,6 +271,9 @@ def _check(plan: Plan, scheme: Scheme, options: AuditOptions) -> None:
 
 def _reason_against_attacks(plan: Plan) -> InputError | None:
     """Why the attacks cannot be made on this plan; None if they can. Its records can be audited all the same."""
+    if not plan.uplink.uses_radio:
+        rule = f"the attacks follow signals on the air, and {plan.uplink.payload.words} go to a trusted aggregator"
+        return InputError("privacy.trust", plan.scenario.privacy.trust, rule)
     if plan.uplink.participation.is_secret:
         rule = (
             "auditing secret participation is not supported: the attacks know which devices participate and would "

@@ -21,7 +21,7 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.release import Release, SubsampledSpending
 from airdistill.privacy.sensitivity import JOINT_MODELS
-from airdistill.privacy.trust import TRUST_MODELS, OwnNoise
+from airdistill.privacy.trust import OwnNoise, is_built_in
 
 _SAME = 1e-9  # relative, of weights, sensitivities and counted noise
 _ORDERS = np.linspace(-16.0, 40.0, 2001)  # ln(α − 1)
@@ -42,7 +42,7 @@ class Charges:
 
     def __init__(self, plan: Plan, ledger: Ledger, own_gains: bool) -> None:
         self._plan, self._header, self._own_gains = plan, ledger.header, own_gains
-        self._own_trust = ledger.header.trust not in TRUST_MODELS
+        self._own_trust = not is_built_in(ledger.header.trust)
         self._less: dict[str, list[_Difference]] = defaultdict(list)
         self._more: dict[str, list[_Difference]] = defaultdict(list)
         self._subsampled = SubsampledSpending.from_header(ledger.header.payload, ledger.header.terms)

@@ -20,6 +20,7 @@ from airdistill.audit.empirical import Correlation, variance_interval
 from airdistill.audit.membership import LEVEL, Interval
 from airdistill.audit.redrawn import RedrawnNoise
 from airdistill.audit.released import Released
+from airdistill.audit.votes import what_is_wrong_with_votes
 
 NUM_TESTS = 6  # lowest row, all rows, rounds, rows, worst direction, other runs of the chain
 CHANCE = (1 - LEVEL) / NUM_TESTS
@@ -36,6 +37,7 @@ _SENTENCES = {
     "ideal": "Class means exceed their norm bound: a mean of norm {}.",
     "tables": "What was received is not what was recorded: {}.",
     "redrawn": "The recorded noise is not what this seed and ledger draw: {}.",
+    "weak": "Noise lower than counted: {}.",
 }
 
 
@@ -64,29 +66,27 @@ class RecordedNoise:
         self._numbers = 0
         self.num_redrawn = 0
         self.num_left_out = 0
-        self._inexact = False
-        self._wrong: dict[str, list[str]] = {
-            "predicted": [],
-            "power": [],
-            "energy": [],
-            "redrawn": [],
-            "ideal": [],
-            "tables": [],
-        }
+        self._inexact = self._unkept = False
+        self._wrong: dict[str, list[str]] = {kind: [] for kind in _SENTENCES}
 
     def see(self, this: Released, record: dict[str, Any]) -> None:
         """Compare one recorded round."""
         measured, length = _numbers(record["measured_noise_var"]), this.plan.uplink.vector_length
+        votes = record.get("pate")
+        # Of votes only the noise of those that were answered is recorded.
+        length = length if votes is None else int(votes["answered"]) * this.plan.fleet.num_classes
         self._length, self._inexact = length, this.known is not this.channel
         expected = _numbers(record["predicted_noise_var"], np.inf) if self._own_gains else this.noise_var()
         if this.repeats is not None and not self._rows:
             self._fewer_draws = this.repeats.fewer_draws
-        known = np.isfinite(measured) & np.isfinite(expected) & (expected > 0)
+        known = np.isfinite(measured) & np.isfinite(expected) & (expected > 0) & (length > 0)
         self._rows += [(this.index, float(ratio)) for ratio in measured[known] / expected[known]]
         self._check_predictions(this, record)
         self._check_power(this, record)
         self._check_tables(this, record)
-        if this.grid is None:
+        if votes is not None:
+            self._see_votes(this, votes, float(measured[0]))
+        elif this.grid is None:
             self._redraw(this, measured)
 
     def _check_predictions(self, this: Released, record: dict[str, Any]) -> None:
@@ -132,6 +132,16 @@ class RecordedNoise:
                 f"row {row} of round {this.index} has noise of norm {kept[row]:.6g}, recorded as {recorded[row]:.6g}"
             )
             self._wrong["tables"].append(stated)
+
+    def _see_votes(self, this: Released, votes: dict[str, Any], measured: float) -> None:
+        """The noise of votes that an aggregator answered: in number, and drawn again if it was seeded."""
+        wrong = what_is_wrong_with_votes(this, votes, measured, CHANCE)
+        if wrong is None:
+            self._unkept = True
+            return
+        self.num_redrawn += this.plan.scenario.privacy.noise == "seeded"
+        for kind, sentence in wrong:
+            self._wrong[kind].append(f"round {this.index} {sentence}")
 
     def _redraw(self, this: Released, measured: FloatArray) -> None:
         """Compare ‖r̂ − q'‖ with the norm of the noise drawn again; misaligned signals may add their part."""
@@ -191,6 +201,8 @@ class RecordedNoise:
         elif measured is not None and measured.pooled.low > 1:
             ratio = measured.pooled
             notes.append(f"The noise was stronger than predicted: {ratio.value:.4g} of it, at least {ratio.low:.4g}.")
+        if self._unkept:
+            notes.append("An earlier version recorded this run and kept no answers: its noise was not drawn again.")
         if self.num_left_out:
             limit = f"it has more than {_MOST_NUMBERS} numbers"
             why = "a custom scheme may have gains of its own" if self._own_gains else limit

@@ -52,7 +52,9 @@ class RedrawnNoise:
         total, scale = np.zeros(shape), this.design.rx_scale[:, None]
         unit = scale * np.sqrt(this.repeats.variances[this.index - 1])
         for device in np.flatnonzero(this.design.noise_gain.any(axis=1)).tolist():
-            total += this.arriving_gain()[device].real[:, None] / unit * _normal(this, _ARTIFICIAL, shape, device)
+            total += (
+                this.arriving_gain()[device].real[:, None] / unit * standard_normal(this, _ARTIFICIAL, shape, device)
+            )
         for index in range(1, this.index):
             total -= this.repeats.matrix[this.index - 1, index - 1] * self._of_devices[index]
         self._of_devices[this.index] = total
@@ -82,9 +84,9 @@ def _received_noise(this: Released) -> list[FloatArray]:
     parts = [receiver[device].copy() for device in range(num_devices)] if tdma else [receiver]
     for device in np.flatnonzero(design.noise_gain.any(axis=1)).tolist():
         into = parts[device if tdma else 0]
-        into += gain[device].real[:, None] * _normal(this, _ARTIFICIAL, shape, device)
+        into += gain[device].real[:, None] * standard_normal(this, _ARTIFICIAL, shape, device)
         if design.noise_axes == 2:
-            into -= gain[device].imag[:, None] * _normal(this, _IMAGINARY, shape, device)
+            into -= gain[device].imag[:, None] * standard_normal(this, _IMAGINARY, shape, device)
     return parts
 
 
@@ -96,14 +98,15 @@ def _receiver_noise(this: Released, shape: tuple[int, int]) -> FloatArray:
         copies = (len(this.design.noise_gain),)
     elif combiner is not None:
         copies = (combiner.shape[1],)
-    real, imaginary = _normal(this, _RECEIVER, (2, *copies, *shape))
+    real, imaginary = standard_normal(this, _RECEIVER, (2, *copies, *shape))
     thermal = (real + 1j * imaginary) / np.sqrt(2) if radio.noise == "complex" else real + 0j
     if combiner is not None:
         thermal = (combiner.conj().T[:, :, None] * thermal).sum(axis=0)
     return np.asarray(np.sqrt(radio.noise_power) * thermal.real)
 
 
-def _normal(this: Released, name: str, shape: tuple[int, ...], device: int = 0) -> FloatArray:
+def standard_normal(this: Released, name: str, shape: tuple[int, ...], device: int = 0) -> FloatArray:
+    """Draws of one purpose for the ledger entry of a round."""
     seed = this.plan.scenario.seed
     of_entry = f"{seed}/{this.entry_key}/{name}" if this.entry_key else f"{seed}/{name}"
     return _generator(of_entry, this.index, device).standard_normal(shape)

@@ -2,9 +2,9 @@
 
 The gains come from the plan's own design. Everything that a guarantee is computed from is written here a second time,
 from the theory and not from the code that charges: weights from class counts, sensitivities, counted noise from
-|h_j P2_j|²/λ² and σ_n²/λ², what correlated noise repeats, and the variance of the received noise. Four things are taken
-over: the grid of secure noise, which is an agreement and no formula; the numbers that define a matrix of correlated
-noise; counted noise against several antennas; and payloads of the user's own.
+|h_j P2_j|²/λ² and σ_n²/λ² (of votes from σ1 and σ2), what correlated noise repeats, and the variance of the received
+noise. Four things are taken over: the grid of secure noise, which is an agreement and no formula; the numbers that
+define a matrix of correlated noise; counted noise against several antennas; and payloads of the user's own.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from airdistill.channel.sources import ChannelSource
 from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.payloads import ClassMeans, Gradient, PublicPredictions
 from airdistill.planning.plan import Plan
+from airdistill.planning.teacher_votes import TeacherVotes
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
+from airdistill.planning.trusted_uplink import TrustedUplink
 from airdistill.planning.updates import Update
+from airdistill.privacy.pate import ConfidentGnmax
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.trust import TRUST_MODELS
 from airdistill.radio.discrete_noise import SecureGrid, secure_grid
@@ -45,7 +48,8 @@ class Replan:
         plan, channel = self._plan, self._source.round_channel(index)
         known = round_estimate(plan.scenario, channel, index)
         planned = plan.design(known, index, spent)
-        grid = secure_grid(plan, planned, known, index) if plan.scenario.privacy.noise == "secure" else None
+        on_grid = plan.scenario.privacy.noise == "secure" and plan.uplink.uses_radio
+        grid = secure_grid(plan, planned, known, index) if on_grid else None
         return Released(plan, index, channel, known, planned, self._drift(index), grid, entry_key, self._repeats)
 
     def _drift(self, index: int) -> FloatArray:
@@ -139,6 +143,13 @@ def _moved_features(counts: FloatArray, model: str, payload: FeatureMeans) -> fl
     return float(max(min(whole, 2 * clip), relabelled))
 
 
+def _moved_votes(settings: ConfidentGnmax) -> float:
+    """How far one device's votes move what N checks and A answers reveal, in units in which all noise is σ2."""
+    answers = 2.0 * settings.most_answers  # a vote leaves one count and joins another
+    checks = settings.num_queries / settings.threshold_noise**2 if settings.vote_noise > 0 else 0.0
+    return float(np.sqrt(answers + checks * settings.vote_noise**2))
+
+
 @dataclass(frozen=True)
 class Released:
     """One round: its channel, what is known of it, the planned gains, and what the theory makes of them."""
@@ -181,7 +192,7 @@ class Released:
             return divide_or(counts, counts.sum(axis=0), 0.0)
         if isinstance(payload, Gradient):
             return np.asarray(counts.sum(axis=1, keepdims=True) / counts.sum())
-        if isinstance(payload, PublicPredictions | FeatureMeans | Update):
+        if isinstance(payload, PublicPredictions | FeatureMeans | Update | TeacherVotes):
             return np.full((len(counts), 1), 1.0 / len(counts))
         return self.plan.uplink.nominal_weights
 
@@ -231,6 +242,8 @@ class Released:
             return np.asarray(2 * payload.clip_norm / (np.ones_like(samples) if model == "device" else samples))
         if isinstance(payload, PublicPredictions):
             return np.full(samples.shape, np.sqrt(2 * payload.most_answers))
+        if isinstance(payload, TeacherVotes):
+            return np.full(samples.shape, _moved_votes(payload.settings))
         if isinstance(payload, FeatureMeans):
             return np.array([[_moved_features(each, model, payload)] for each in counts])
         if isinstance(payload, Update):  # updates are 2C apart, and indicators ±τ/2 are τ apart
@@ -264,6 +277,9 @@ class Released:
     def counted(self) -> dict[str, FloatArray]:
         """c by trust model, `[device, row]`: infinite for rows that are not sent."""
         uplink = self.plan.uplink
+        if isinstance(uplink, TrustedUplink):  # whoever does not trust the aggregator has votes without noise
+            none = np.zeros_like(self.nominal)
+            return {**dict.fromkeys(TRUST_MODELS, none), uplink.trust: np.full_like(none, self.noise_var()[0])}
         if self.design.combiner is not None:
             return {name: uplink.noise_by_trust(self.design, self.known)[name] for name in TRUST_MODELS}
         own, receiver = self._own, uplink.channel_noise_var / self._scale_sq
@@ -285,6 +301,8 @@ class Released:
 
     def predicted_noise_var(self) -> FloatArray:
         """v of every row by the channel as it is known, `[row]`, with the expected error of misalignment."""
+        if isinstance(self.plan.uplink, TrustedUplink):
+            return self.noise_var()
         arriving = np.abs(self._combined(self.known) * self.design.noise_gain) ** 2
         error = ChannelError.of(self.plan.scenario)
         if error.exact:
@@ -297,6 +315,9 @@ class Released:
 
     def noise_var(self) -> FloatArray:
         """The variance of the noise that is really received, `[row]`, without any error of misaligned signals."""
+        uplink = self.plan.uplink
+        if isinstance(uplink, TrustedUplink):  # of a mean vote
+            return np.array([(uplink.payload.settings.vote_noise / self.plan.fleet.num_devices) ** 2])
         arriving = self.arriving_gain()
         return self._of_rows(np.abs(arriving) ** 2 if self.design.noise_axes == 2 else arriving.real**2)
 

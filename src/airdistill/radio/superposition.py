@@ -5,8 +5,9 @@ These functions compute; they charge no ledger. `radio.charged_round` is the onl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -79,6 +80,7 @@ class Reception:
     per entry, `[row]`; q' is the weighted sum over the active devices. `squared_bias` ‖q' − q‖²/K is the distance of
     q' from the ideal sum. `estimate` is set if a receiver processed what was received. An error-free exchange has no
     design, no power and no error, but takes as many slots. Powers are of the whole fleet, averaged over rows and slots.
+    `facts` are what else the round's record keeps.
     """
 
     received: FloatArray
@@ -93,6 +95,7 @@ class Reception:
     measured_joules: float = 0.0
     squared_bias: FloatArray | None = None
     estimate: Estimate | None = None
+    facts: Mapping[str, Any] | None = None
 
     @property
     def broadcast(self) -> FloatArray:

@@ -62,6 +62,7 @@ class ChargedVotes:
             predicted_noise_var=self.design.effective_noise_var,
             design=self.design,
             uplink_seconds=self.plan.uplink.num_slots * self.plan.scenario.radio.slot,
+            facts={"answers": labels.tolist(), "check_noise_var": float(np.mean(checks**2))},
         )
 
     def _draws(self, settings: ConfidentGnmax, num_classes: int) -> tuple[FloatArray, FloatArray]:

@@ -273,7 +273,7 @@ class TeacherVoteProtocol(PublicPredictionProtocol):
 
     def record(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:
         """What was answered and what it cost with these votes, and the shares of right labels."""
-        facts = facts_of_votes(self.plan, reception.ideal, reception.received)
+        facts = {**facts_of_votes(self.plan, reception.ideal, reception.received), **(reception.facts or {})}
         return {"pate": facts, **super().record(_of_predictions(reception), round_index, public)}
 
     def tables(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:
