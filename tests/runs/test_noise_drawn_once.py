@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_worlds import small_scenario
+from small_worlds import small_scenario, write_dataset
 
 import airdistill as ad
 from airdistill.channel.sources import channel_source
@@ -18,6 +18,8 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.radio import charged_round
 from airdistill.radio.charged_round import charge_round
 from airdistill.radio.sum_grid import SumGrid
+from airdistill.radio.superposition import Permission
+from airdistill.radio.trusted_aggregator import ChargedVotes
 from airdistill.runs.accounts import ledger_header
 from airdistill.runs.folder import RUN, RunError, read_sealed, seal
 from airdistill.runs.options import RunOptions
@@ -352,3 +354,57 @@ def test_own_code_without_a_file_is_charged_again(tmp_path, own_network, transmi
     charged = [release.round_index for release in Ledger.read(tmp_path / "run/ledger.jsonl").releases]
     assert charged == [index for index, *_ in transmissions]
     assert charged[:4] == [1, 2, 1, 2]
+
+
+CORRELATED = ("privacy.correlation=blt", "fleet.sampling=cyclic", "fleet.cycle=3")
+UPDATES = ("learning.local_epochs=1", "federated.clip_quantile=0.5", "federated.server_optimizer=adam")
+
+
+@pytest.mark.parametrize("same_program", [True, False])
+@pytest.mark.parametrize(
+    ("scheme", "changes"), [("ota_fl", CORRELATED), ("ota_fedavg", (*CORRELATED, *UPDATES)), ("ota_fedavg", UPDATES)]
+)
+def test_what_is_sent_again_is_the_same_or_charged_again_with_new_noise(
+    tmp_path, transmissions, scheme, changes, same_program
+):
+    """Correlated noise, whose memory is restored, and clips and optimisers of the server, which are too."""
+    scenario = small_scenario(tmp_path, "learning.rounds=6", *changes)
+    interrupted(scenario, tmp_path / "run", transmissions, scheme=scheme)
+    if not same_program:
+        _sealed_again(tmp_path / "run", _of_another_version)
+    ad.resume(tmp_path / "run")
+    for (index, _, noise), (repeated, _, other) in zip(transmissions[:2], transmissions[2:4], strict=True):
+        assert index == repeated
+        assert np.array_equal(noise, other) is same_program
+    charged = [release.round_index for release in Ledger.read(tmp_path / "run/ledger.jsonl").releases]
+    assert charged == ([1, 2, 3, 4, 5, 6] if same_program else [index for index, *_ in transmissions])
+    assert not ad.audit_run(tmp_path / "run", ad.AuditOptions(parts=("recorded",))).violations
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_votes_that_were_charged_are_answered_once_or_with_the_same_noise(tmp_path, monkeypatch, noise):
+    """Killed after the answer: seeded votes are repeated, and secure ones would be a second release."""
+    write_dataset(tmp_path / "blobs.npz", num_train=300, num_test=300)
+    scenario = small_scenario(
+        tmp_path, "fleet.devices=12", "public.samples=60", "public.distill_epochs=1", "learning.local_epochs=1",
+        f"privacy.noise={noise}",
+    )  # fmt: skip
+    answer, answers = ChargedVotes.transmit, []
+
+    def answering(this, votes):
+        answers.append(np.array(answer(this, votes).received))
+        if len(answers) == 1:
+            raise KilledError
+        return answer(replace(this, permission=Permission(1)), votes)
+
+    monkeypatch.setattr(ChargedVotes, "transmit", answering)
+    with pytest.raises(KilledError):
+        ad.run(scenario, "pate", out=tmp_path / "run", options=OPTIONS)
+    record = ad.resume(tmp_path / "run")
+    assert Ledger.read(tmp_path / "run/ledger.jsonl").num_releases == 1
+    if noise == "seeded":
+        assert np.array_equal(*answers, equal_nan=True)
+    else:
+        assert len(answers) == 1
+        assert record.summary["rounds"] == 0
+        assert "above its target" in record.summary["ended_because"]
