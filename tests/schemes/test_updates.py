@@ -5,8 +5,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from feature_worlds import epsilon_of_gaussian, plan_of, played, weights_of
 from small_worlds import small_scenario
+from torch import nn
 from update_worlds import FLOAT64, linear_weights, planned, simulation_of, trained
 
 import airdistill as ad
@@ -17,7 +19,7 @@ from airdistill.learning.server_optimiser import ServerOptimiser, ServerStep
 from airdistill.planning.fleet import realise_fleet
 from airdistill.planning.updates import Update
 from airdistill.privacy.gaussian import gaussian_mu
-from airdistill.runs.simulation import Simulation
+from airdistill.runs.simulation import Simulation, seed_torch
 from airdistill.schemes.payloads import payload_protocol
 from airdistill.schemes.registry import load_scheme
 from airdistill.schemes.updates import UpdateReceiver, clipped_vectors
@@ -260,3 +262,41 @@ def test_certificates_say_what_was_clipped(tmp_path):
     assert lines[0]["clip_norm"] == pytest.approx(0.3)
     share = lines[0]["share_below_clip"]
     assert lines[1]["clip_norm"] == pytest.approx(0.3 * math.exp(-0.2 * (share - 0.5)))
+
+
+@pytest.mark.parametrize("changes", [(), ADAPTIVE])
+@pytest.mark.parametrize("model", ["mlp-8", "test_updates:Normalised"])
+def test_no_devices_data_reach_what_another_one_sends_but_through_broadcasts(tmp_path, model, changes):
+    """Not through a clip, an optimiser, running means of batch normalisation or the generator of dropout: with the same
+    broadcasts, only the device whose data differ sends other vectors."""
+    sent = []
+    for factor in (1.0, -3.0):
+        epochs = ("learning.local_epochs=2", "learning.batch_size=5")
+        simulation = simulation_of(tmp_path, "ota_fedavg", f"learning.model={model}", *epochs, *changes)
+        plan, fleet, rng = simulation.plan, simulation.fleet, np.random.default_rng(0)
+        samples, _ = fleet.learners[0].samples_and_labels()
+        samples.mul_(factor)
+        fleet.learners[0].drop_cache()
+        protocol, vectors = payload_protocol(plan), []
+        for index in (1, 2, 3):
+            seed_torch(plan.scenario, index)
+            vectors.append(protocol.vectors(fleet, index, range(3)))
+            broadcast = 0.1 * rng.standard_normal((1, plan.uplink.vector_length))
+            broadcast[0, plan.uplink.payload.num_parameters :] = 0.3  # the next clip, if it adapts
+            protocol.learn(fleet, index, broadcast, range(3))
+        sent.append(np.array(vectors))
+    moved = np.abs(sent[0] - sent[1]).max(axis=(2, 3))
+    assert (moved[:, 0] > 0).all()
+    assert (moved[:, 1:] == 0).all()
+
+
+class Normalised(nn.Module):
+    """A network with state beside its weights, and with randomness of its own."""
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.first, self.norm = nn.Linear(input_shape[0], 8), nn.BatchNorm1d(8)
+        self.dropout, self.last = nn.Dropout(0.3), nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.last(self.dropout(torch.relu(self.norm(self.first(x)))))
