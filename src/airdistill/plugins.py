@@ -17,7 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from airdistill.errors import InputError, described
@@ -90,9 +90,14 @@ def source_digests(names: Iterable[str]) -> dict[str, str | None]:
 
 def _imported(module: ModuleType) -> set[str]:
     """The modules of which a module has anything at its top level."""
-    values = [value for value in vars(module).values() if not isinstance(value, str | int | float | None)]
-    names = [each.__name__ if isinstance(each, ModuleType) else getattr(each, "__module__", None) for each in values]
-    return {name for name in names if isinstance(name, str)}
+    names = set()
+    for value in list(vars(module).values()):
+        if isinstance(value, ModuleType):
+            names.add(value.__name__)
+        else:  # of an object its class, because its own attributes may run any code
+            named = value if isinstance(value, type | FunctionType) else type(value)
+            names.add(str(named.__module__))
+    return names
 
 
 def _is_users(name: str, by: str) -> bool:
