@@ -150,16 +150,17 @@ def print_leaderboard(board: Board, console: Console) -> None:
         ended = tuple(row for row in standings if row.result is not None)
         console.print(f"[bold]{escape(setting.name)}[/bold]")
         table = Table(box=SIMPLE_HEAD)
-        for column in ("scheme", "accuracy", "uplink", "ε", "tuning", f"{OURS} is"):
-            table.add_column(column, justify="left" if column == "scheme" else "right")
+        for column in ("scheme", "accuracy", "uplink", "ε", "verdict"):
+            table.add_column(column, justify="left" if column == "scheme" else "right", no_wrap=column == "scheme")
         for row in ended:
             shown = _result_row(row, setting, board.question.seeds)
             verdict = "" if row.ours_against is None else row.ours_against.verdict
-            table.add_row(*map(escape, (shown[0], shown[1], shown[4], shown[6], shown[8], verdict)))
+            table.add_row(*map(escape, (shown[0], shown[1], shown[4], shown[6], verdict)))
         console.print(table)
         for row in ended:
             if row.ours_against is not None:
                 console.print(escape(f"{OURS} against {row.scheme}: {row.ours_against.numbers}"), highlight=False)
+    console.print(f"[dim]Verdict: where {OURS} stands against the scheme. {_VERDICT_NOTE}[/dim]", highlight=False)
     for line in problems_of(board):
         console.print(escape(line))
 
