@@ -297,6 +297,23 @@ def test_a_later_call_may_select_other_runs_but_not_ask_another_question(board_f
     capsys.readouterr()
 
 
+def test_a_failed_run_is_named_and_decides_nothing(board_folder, tmp_path, capsys):
+    folder = tmp_path / "board"
+    shutil.copytree(board_folder, folder)
+    lost = folder / "blobs-iid-8" / "ota_head" / "seed-1"
+    shutil.rmtree(lost)
+    lost.with_suffix(".failed").write_text("out of <memory>")
+    assert exit_code("leaderboard", "--redraw", "--out", folder, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["problems"] == ["blobs-iid-8/ota_head, seed 1: out of <memory>"]
+    assert said["unfinished"] == ["blobs-iid-8/ota_head"]
+    row = next(row for row in said["standings"] if (row["setting"], row["scheme"]) == ("blobs-iid-8", "ota_head"))
+    assert (row["seeds"], row["ours_against_verdict"]) == (1, "undecided")
+    page = (folder / "leaderboard.html").read_text()
+    assert "ota_head (1 of 2 seeds)" in page
+    assert "out of &lt;memory&gt;" in page
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -89,7 +89,9 @@ def trust_in_words(row: Standing) -> str:
         return "no one: nothing is sent"
     if row.kind == "without privacy":
         return "everyone: no protection"
-    return ", ".join(row.trusts)
+    if row.result is None:
+        return ""
+    return ", ".join(row.trusts) or "no other party"
 
 
 def _declared(row: Standing) -> str:
@@ -279,7 +281,7 @@ def _setting_section(setting: Setting, standings: tuple[Standing, ...], board: B
     lenses = _lens_table(standings)
     blocks: list[Block] = [
         DataTable(_RESULTS, results, notes=_NOTES, align_left=(0, 7, 8), highlight_rows=_ours_among(standings)),
-        DataTable(_VERDICTS, tuple(_verdict_rows(standings)), notes=(_VERDICT_NOTE,), align_left=(0, 1)),
+        DataTable(_VERDICTS, tuple(_verdict_rows(standings)), notes=(_VERDICT_NOTE,), align_left=(0, 1, 2, 3)),
     ]
     return Section(setting.name, tuple(blocks) if lenses is None else (*blocks, lenses))
 
