@@ -82,6 +82,15 @@ def test_overrides_apply_to_their_scheme_only():
     assert federated.learning.batch_size == scenario.learning.batch_size
 
 
+def test_an_override_that_the_scenario_does_not_allow_is_refused_for_its_scheme_only():
+    """`skewed` truncates for ota_head, which correlated noise does not allow; ota_fedavg does not truncate."""
+    scenario = load("skewed", ["privacy.correlation=banded"])
+    assert for_scheme(scenario, "ota_fedavg").privacy.correlation == "banded"
+    with pytest.raises(InputError, match="every device adds the same share") as caught:
+        for_scheme(scenario, "ota_head")
+    assert caught.value.field == "overrides.ota_head.radio.truncation"
+
+
 def test_paths_in_a_file_start_at_its_folder(scenario_file, tmp_path):
     np.savez(tmp_path / "trace.npz", channel=np.ones((2, 3)))
     path = scenario_file(MINIMAL + '[radio]\ntrace = "trace.npz"\n')

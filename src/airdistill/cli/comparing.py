@@ -1,4 +1,4 @@
-"""Commands for many runs: `compare` and `reproduce`."""
+"""Commands for many runs: `compare`, `leaderboard` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from airdistill.cli.app import (
 )
 
 if TYPE_CHECKING:
+    from airdistill.reproduce.leaderboard import Question
     from airdistill.runs.comparison import ComparisonRecord, OnProgress
 
 
@@ -89,6 +90,86 @@ def follow_comparison(start: Callable[[OnProgress], ComparisonRecord], as_json: 
         tasks = ", ".join(f"{task.label} (seed {task.seed})" for task in missing)
         sys.stderr.write(f"error: {len(missing)} of {len(record.comparison.tasks)} runs did not finish: {tasks}\n")
         sys.exit(2)
+
+
+@app.command("leaderboard")
+def leaderboard_command(
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="An empty folder, or one to resume; by default leaderboard/."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="NAME=SOURCE", help="A dataset, repeatable; by default mnist, which is a name."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="SETTING/SCHEME",
+            help="Run these only, such as mnist-iid-2/ota_head; * stands for any. Repeatable.",
+        ),
+    ] = None,
+    changes: SetOption = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, starting with the preset's.")] = 3,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few devices, samples and rounds: shows that all runs, not who is ahead.")
+    ] = False,
+    device: DeviceOption = "cpu",
+    engine: EngineOption = "auto",
+    tf32: Tf32Option = False,
+    jobs: JobsOption = 0,
+    eval_every: EvalEveryOption = 100,
+    redraw: Annotated[bool, typer.Option("--redraw", help="Do not train, show the runs in DIR.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare all schemes, each as it was tuned, on the same settings: data, split and ε, with a verdict on each.
+
+    Example: airdistill leaderboard --only mnist-two-classes-8/ota_head --seeds 3 --out board
+    """
+    from airdistill.reproduce.leaderboard import Question, sources_of
+    from airdistill.runs.options import RunOptions
+
+    folder = out or Path("leaderboard")
+    if redraw:
+        show_leaderboard(folder, as_json)
+        return
+    sources = sources_of(data or [])
+    options = RunOptions(device, engine, tf32=tf32, eval_every=eval_every).resolved()
+    question = Question(sources, seeds, tuple(changes or []), quick, options, tuple(only or []))
+    follow_leaderboard(question, folder, jobs, as_json)
+
+
+def follow_leaderboard(question: Question, folder: Path, jobs: int, as_json: bool) -> None:
+    """Run a leaderboard with progress bars on standard error and show it; exit code 2 if a run failed."""
+    from airdistill.report.progress import comparison_bar
+    from airdistill.report.terminal import Terminal
+    from airdistill.reproduce.leaderboard import run_leaderboard
+
+    try:
+        with comparison_bar(Terminal(stderr=True)) as bar:
+            run_leaderboard(question, folder, jobs, bar)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"stopped; finished rounds are saved: continue with airdistill resume {folder}\n")
+        sys.exit(130)
+    missing = show_leaderboard(folder, as_json)
+    if missing:
+        sys.stderr.write(f"error: {len(missing)} schemes did not finish: {', '.join(missing)}\n")
+        sys.exit(2)
+
+
+def show_leaderboard(folder: Path, as_json: bool) -> list[str]:
+    """Write the page and the table of a leaderboard and print them; return what has not finished."""
+    from airdistill.report.leaderboard import leaderboard_to_dict, print_leaderboard, unfinished, write_leaderboard
+    from airdistill.report.terminal import Terminal
+
+    board, page = write_leaderboard(folder)
+    if as_json:
+        print_json(leaderboard_to_dict(board, folder))
+    else:
+        print_leaderboard(board, Terminal())
+        print_text(f"Report: {page}")
+    return unfinished(board)
 
 
 class Figure(enum.StrEnum):

@@ -29,7 +29,7 @@ from airdistill.cli.app import (
     print_text,
     print_warnings,
 )
-from airdistill.cli.comparing import follow_comparison
+from airdistill.cli.comparing import follow_comparison, follow_leaderboard
 
 if TYPE_CHECKING:
     from airdistill.runs.record import RunRecord
@@ -81,17 +81,21 @@ def run_command(
 
 @app.command("resume")
 def resume_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a comparison's.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, a comparison's, or a leaderboard's.")],
     jobs: JobsOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Resume a run or a comparison that was stopped or killed, bit-identically.
+    """Resume a run, a comparison or a leaderboard that was stopped or killed, bit-identically.
 
     Example: airdistill resume runs/quick-ota_fd
     """
+    from airdistill.reproduce.leaderboard import LEADERBOARD, Question
     from airdistill.runs.comparison import COMPARISON, resume_comparison
     from airdistill.runs.runner import resume
 
+    if (folder / LEADERBOARD).exists():
+        follow_leaderboard(Question.read(folder), folder, jobs, as_json)
+        return
     if (folder / COMPARISON).exists():
         follow_comparison(lambda bar: resume_comparison(folder, jobs, bar), as_json)
         return
@@ -123,18 +127,24 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
 
 @app.command("report")
 def report_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a comparison's.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, a comparison's, or a leaderboard's.")],
 ) -> None:
-    """Write the report of a run or a comparison again: one HTML file.
+    """Write the report of a run, a comparison or a leaderboard again: one HTML file.
 
     Example: airdistill report runs/quick-ota_fd
     """
     from airdistill.report.comparison import write_comparison_page
+    from airdistill.report.leaderboard import problems_of, write_leaderboard
     from airdistill.report.run import write_run_page
+    from airdistill.reproduce.leaderboard import LEADERBOARD
     from airdistill.runs.comparison import COMPARISON, ComparisonRecord
     from airdistill.runs.record import ended_run
 
-    if (folder / COMPARISON).exists():
+    if (folder / LEADERBOARD).exists():
+        board, page = write_leaderboard(folder)
+        print_warnings(problems_of(board))
+        print_text(str(page))
+    elif (folder / COMPARISON).exists():
         comparison = ComparisonRecord.read(folder)
         print_warnings(comparison.problems)
         print_text(str(write_comparison_page(comparison)))

@@ -162,7 +162,8 @@ def _about_payload(fleet: RealisedFleet, uplink: Uplink, forecast: RoundForecast
     if missing > _MANY_MISSING and payload.neighbours.is_class_mean:
         yield (
             f"Devices lack {missing:.0%} of the classes, and class means cannot teach a class to a device that does "
-            "not hold it; votes on a public set can (--scheme airdistill_proxy)."
+            "not hold it. With public samples feature means can (--scheme airdistill_features), without them clipped "
+            "updates (--scheme ota_fedavg)."
         )
     if forecast.channel_snr_db < 0:
         yield (

@@ -18,12 +18,13 @@ from airdistill.reproduce.noise_curves import NoiseCurve
 from airdistill.reproduce.recipes import OWN, PROPOSED, SAME_TERMS_FD, SAME_TERMS_FL
 from airdistill.runs.comparison import ComparisonRecord
 from airdistill.runs.record import RunRecord
-from airdistill.runs.results import Interval, accuracy_at, accuracy_curve, runs_of
+from airdistill.runs.results import Interval, PairedAccuracies, accuracy_at, accuracy_curve, runs_of
 
 Word = Literal["holds", "does not hold", "undecided"]
 PAPER, LEFT_OUT, OURS = "the paper, Fig. 2", "not in the paper", "this project"
 # The paper says "approaches"; we take it to mean within one point of accuracy.
 CLOSE = 0.01
+_WORDS: dict[str | None, Word] = {"above": "holds", "below": "does not hold", "both": "undecided", None: "undecided"}
 
 
 @dataclass(frozen=True)
@@ -236,22 +237,10 @@ def _above(
     pairs = np.array([pair for pair in found if pair[1] is not None], dtype=np.float64)
     if not len(pairs):
         return Checked(statement, source, "undecided", f"{other} was not evaluated by the end of {ours}")
-    gap = Interval.of((pairs[:, 0] - pairs[:, 1]).tolist())
-    each = ", ".join(f"{100 * difference:+.1f}" for difference in pairs[:, 0] - pairs[:, 1])
-    interval = "" if gap.half is None else f" ± {100 * gap.half:.1f}"
-    numbers = (
-        f"{ours} {100 * pairs[:, 0].mean():.1f} %, {other} {100 * pairs[:, 1].mean():.1f} %: "
-        f"{100 * gap.mean:+.1f}{interval} points (by seed {each})"
-    )
-    return Checked(statement, source, _verdict(gap, -claim.margin), numbers.replace("-", "−"))
-
-
-def _verdict(gap: Interval, least: float) -> Word:
-    if gap.half is None:  # one seed has no interval
-        return "undecided"
-    if gap.low > least:
-        return "holds"
-    return "does not hold" if gap.high < least else "undecided"
+    paired = PairedAccuracies(*pairs.T)
+    shares = f"{ours} {100 * paired.ours.mean():.1f} %, {other} {100 * paired.other.mean():.1f} %"
+    verdict = _WORDS[paired.gap.side_of(-claim.margin)]
+    return Checked(statement, source, verdict, f"{shares}: {paired.in_words}")
 
 
 def _least_time(claim: _Claim, runs: dict[str, dict[int, RunRecord]]) -> Checked:

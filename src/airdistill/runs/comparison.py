@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,11 +93,11 @@ class Comparison:
     def arm(self, label: str) -> Arm:
         return next(arm for arm in self.arms if arm.label == label)
 
-    def check(self) -> None:
-        """Plan every arm for the first seed, which reports invalid input before any worker is started."""
+    def check(self, labels: Collection[str] | None = None) -> None:
+        """Plan every arm, or these, for the first seed: invalid input is reported before any worker is started."""
         from airdistill.runs.simulation import check_has_data
 
-        for arm in self.arms:
+        for arm in (arm for arm in self.arms if labels is None or arm.label in labels):
             check_has_data(arm.scenario)
             plan(arm.with_seed(self.seeds[0]), arm.scheme, arm.rounds)
 
@@ -201,17 +201,24 @@ def compare(
 
 
 def start(
-    comparison: Comparison, out: str | Path | None, jobs: int = 0, on_progress: OnProgress | None = None
+    comparison: Comparison,
+    out: str | Path | None,
+    jobs: int = 0,
+    on_progress: OnProgress | None = None,
+    labels: Collection[str] | None = None,
 ) -> ComparisonRecord:
-    """Run a comparison in a new folder, or resume it if `out` already holds the same comparison."""
+    """Run a comparison in a new folder, or resume it if `out` already holds the same comparison.
+
+    With `labels` only these arms are run; a later call may run the others.
+    """
     if out is None or not (Path(out) / COMPARISON).exists():
-        comparison.check()
+        comparison.check(labels)
         folder = new_folder(None if out is None else Path(out), f"{comparison.name}-comparison")
     else:
         folder = Path(out)
     with locked(folder):
         _write_comparison(folder, comparison)
-        _run_missing(folder, comparison, jobs, on_progress)
+        _run_missing(folder, comparison, jobs, on_progress, labels)
     return ComparisonRecord.read(folder)
 
 
@@ -233,8 +240,15 @@ def resume_comparison(folder: str | Path, jobs: int = 0, on_progress: OnProgress
     return ComparisonRecord.read(folder)
 
 
-def _run_missing(folder: Path, comparison: Comparison, jobs: int, on_progress: OnProgress | None) -> None:
-    waiting = [task for task in comparison.tasks if not (task.folder_in(folder) / SUMMARY).exists()]
+def _run_missing(
+    folder: Path,
+    comparison: Comparison,
+    jobs: int,
+    on_progress: OnProgress | None,
+    labels: Collection[str] | None = None,
+) -> None:
+    asked = [task for task in comparison.tasks if labels is None or task.label in labels]
+    waiting = [task for task in asked if not (task.folder_in(folder) / SUMMARY).exists()]
     if waiting:
         _run_all(folder, comparison, waiting, jobs, on_progress)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -133,6 +133,35 @@ class Interval:
     @property
     def high(self) -> float:
         return self.mean + (self.half or 0.0)
+
+    def side_of(self, value: float) -> Literal["above", "below", "both"] | None:
+        """Return on which side of a value the interval lies; None for a single seed, which has no interval."""
+        if self.half is None:
+            return None
+        if self.low > value:
+            return "above"
+        return "below" if self.high < value else "both"
+
+
+@dataclass(frozen=True)
+class PairedAccuracies:
+    """Accuracies of two arms with the same seeds, as shares, `[seed]`. Seeds have data and channels in common, and so
+    their difference varies less from seed to seed than either does."""
+
+    ours: FloatArray
+    other: FloatArray
+
+    @property
+    def gap(self) -> Interval:
+        """The mean difference, ours less the other's."""
+        return Interval.of((self.ours - self.other).tolist())
+
+    @property
+    def in_words(self) -> str:
+        """The difference in points: +10.0 ± 0.3 points (by seed +9.9, +10.1)."""
+        each = ", ".join(f"{100 * difference:+.1f}" for difference in self.ours - self.other)
+        interval = "" if self.gap.half is None else f" ± {100 * self.gap.half:.1f}"
+        return f"{100 * self.gap.mean:+.1f}{interval} points (by seed {each})".replace("-", "−")
 
 
 @dataclass(frozen=True)

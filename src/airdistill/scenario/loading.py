@@ -63,20 +63,44 @@ def _with_changes(given: dict[str, Any], changes: Iterable[str]) -> Scenario:
         given = merged(given, parse_change(change))
     scenario = validated(given)
     for scheme in scenario.overrides:
-        for_scheme(scenario, scheme)
+        _check_fields(scenario, scheme)
     return scenario
 
 
 def for_scheme(scenario: Scenario, scheme: str) -> Scenario:
     """Return the scenario with the overrides of one scheme applied."""
+    overrides = _own_overrides(scenario, scheme)
+    try:
+        return changed(scenario, overrides)
+    except InputError as error:
+        raise _in_overrides(scheme, error) from None
+
+
+def _own_overrides(scenario: Scenario, scheme: str) -> dict[str, Any]:
     overrides = scenario.overrides.get(scheme, {})
     for field in ("overrides", "name"):
         if field in overrides:
             raise InputError(f"overrides.{scheme}.{field}", overrides[field], "a scheme cannot change this")
+    return overrides
+
+
+def _check_fields(scenario: Scenario, scheme: str) -> None:
+    """Check names and values in the overrides of one scheme, which may not be the one that is planned.
+
+    What the whole scenario does not allow together is refused when the scheme is planned: a scenario that asks for
+    correlated noise must not be refused because some other scheme would truncate.
+    """
+    overrides = merged(scenario.model_dump(mode="python"), _own_overrides(scenario, scheme))
     try:
-        return changed(scenario, overrides)
-    except InputError as error:
-        raise InputError(f"overrides.{scheme}.{error.field}", error.value, error.rule) from None
+        Scenario.model_validate(overrides)
+    except ValidationError as invalid:
+        raise _in_overrides(scheme, _first_error(invalid)) from None
+    except InputError:  # a rule on several fields, from for_scheme with the same words
+        return
+
+
+def _in_overrides(scheme: str, error: InputError) -> InputError:
+    return InputError(f"overrides.{scheme}.{error.field}", error.value, error.rule)
 
 
 def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
