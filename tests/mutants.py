@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from airdistill.learning.contrastive import Encoder
 from airdistill.learning.fleet import LearningFleet
 from airdistill.planning import feature_means
 from airdistill.planning.transceiver.correlated import CorrelatedUplink
@@ -152,6 +153,11 @@ def samples_not_clipped(patch):
 def live_counts_divide(patch):
     """A device divides by the samples that it holds, not by those that were declared."""
     _device_vector(patch, lambda payload, labels, counts: (payload, np.bincount(labels, minlength=len(counts))))
+
+
+def encoder_in_training_mode(patch):
+    """Batch normalisation keeps using the batch: one record changes the features of the others."""
+    _wrapped(patch, Encoder, "train", lambda original, encoder, _mode=True: original(encoder, True))
 
 
 def no_bound_checked(patch):

@@ -224,7 +224,11 @@ def _fitted_part(name: str, public: _Public) -> nn.Module:
     if name == "raw":
         return nn.Flatten()
     state = remembered(public.key("base", name), lambda: _fit_part(name, public).state_dict())
-    return _restored(name, state).to(public.device)
+    part = _restored(name, state)
+    if name == "contrastive":
+        # The statistics of a batch in place of the stored ones would let one record change the features of others.
+        check_network(name, part, public.scale(public.samples[:CHECKED].to(public.device)).cpu())
+    return part.to(public.device)
 
 
 def _fit_part(name: str, public: _Public) -> nn.Module:
