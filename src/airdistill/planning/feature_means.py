@@ -37,7 +37,7 @@ _COUNT_SHARE = 0.5  # τ/ρ of private counts: costs 6 % more noise (theory sect
 # of all devices equally long, however many clusters their classes have. Below the evidence public labels are read
 # better from clusters, which fewer samples of each hardly show. Chosen on seeds 100 to 105: docs/feature-means.md.
 _CLUSTERS_OF_CLASS, _CLUSTER_CLIP = 2, math.sqrt(1 / 2)
-_CLUSTER_EVIDENCE, _SAMPLES_OF_CLUSTER, _MOST_CLASSES = 5.0, 10, 32
+_CLUSTER_EVIDENCE, _SAMPLES_OF_CLUSTER, _MOST_CLASSES = 4.0, 10, 32
 # Whitened class means have Σ_k π_k ‖m_k‖² ≤ K − 1; features of images reach a quarter (CIFAR-10) to two thirds of it
 # (MNIST). A clip below a device's norm costs nothing in the guarantee of whole devices: signal and noise shrink alike.
 LEAST_BETWEEN, MOST_BETWEEN = 1 / 4, 2 / 3
@@ -192,9 +192,9 @@ class ClusterMeans(FeatureMeans):
     neighbours = CLUSTER_MEANS
 
     def squared_length(self, between: float, held: IntArray) -> float:  # noqa: ARG002
-        """Of the shares of a class that has its part of the clusters for itself, if `between` is that of easy data."""
-        share = self.fleet.num_classes / self.dimensions
-        return min(self.norm_bound**2, min(1.0, share) * between / MOST_BETWEEN)
+        """Of the shares of a class that has its part of the clusters for itself, as far as the clip leaves it. It
+        hardly depends on how far apart classes are: shares of clusters with several classes are as long."""
+        return min(self.norm_bound**2, 1.0, self.fleet.num_classes / self.dimensions)
 
 
 class LaterFeatureMeans(FeatureMeans):
