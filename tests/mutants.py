@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from airdistill.learning.contrastive import Encoder
 from airdistill.learning.fleet import LearningFleet
 from airdistill.planning import feature_means
 from airdistill.planning.transceiver.correlated import CorrelatedUplink
@@ -107,6 +108,24 @@ def features_counted_half(patch):
     _wrapped(patch, feature_means, "feature_means_sensitivity", lambda original, *given: 0.5 * original(*given))
 
 
+def clusters_counted_removed(patch):
+    """Vectors without negative entries are taken to be ρ apart, as if one device held nothing: ρ in place of √2·ρ."""
+
+    def counted(original, *given):
+        return original(*given) / np.sqrt(2)
+
+    _wrapped(patch, feature_means, "feature_means_sensitivity", counted)
+
+
+def clusters_of_both_signs(patch):
+    """Devices send features of any sign, and √2·ρ is charged: opposite vectors are 2ρ apart."""
+
+    def sent(original, payload, *given):
+        return -1.0 * original(payload, *given)
+
+    _wrapped(patch, scheme_of_features, "device_vector", sent)
+
+
 def class_means_not_normalised(patch):
     _wrapped(patch, ClassMeanProtocol, "vectors", lambda original, *given: 10 * original(*given))
 
@@ -154,6 +173,11 @@ def samples_not_clipped(patch):
 def live_counts_divide(patch):
     """A device divides by the samples that it holds, not by those that were declared."""
     _device_vector(patch, lambda payload, labels, counts: (payload, np.bincount(labels, minlength=len(counts))))
+
+
+def encoder_in_training_mode(patch):
+    """Batch normalisation keeps using the batch: one record changes the features of the others."""
+    _wrapped(patch, Encoder, "train", lambda original, encoder, _mode=True: original(encoder, True))
 
 
 def no_bound_checked(patch):

@@ -28,6 +28,9 @@ FLEET = "privacy.trust=fleet_noise"
 SECURE = "privacy.noise=secure"
 PUBLIC = ("public.samples=30", "public.distill_epochs=1", "learning.local_epochs=1", "learning.rounds=8")
 FEATURES = ("public.samples=30", "public.features=4", "public.distill_epochs=1", "learning.rounds=2")
+CLUSTERS = ("public.samples=40", "public.embedding=clusters", "public.distill_epochs=1", "learning.rounds=2")
+# Images of 8 × 8 pixels, on which an encoder is trained for 100 passes of one batch.
+ENCODED = (*FEATURES, "public.embedding=contrastive", "data.dataset={folder}/images.npz")
 SECRET = ("fleet.participation=0.5", "fleet.participation_hidden=true", "fleet.devices=6", "learning.max_rounds=6")
 CORRELATED = ("privacy.correlation=blt", "fleet.sampling=cyclic", "fleet.cycle=3")
 CARRIED = ("privacy.carry_over=true",)
@@ -80,6 +83,9 @@ MUTANTS = [
     ("noise_counted_tenfold", "airdistill", (), "audit", UNDERCHARGED),
     ("sensitivity_of_a_record", "ota_fl", (), "audit", UNDERCHARGED),
     ("features_counted_half", "feature_means", FEATURES, "audit", UNDERCHARGED),
+    ("clusters_counted_removed", "feature_means", CLUSTERS, "audit", UNDERCHARGED),
+    ("clusters_of_both_signs", "airdistill_features", CLUSTERS, "run", "would send a negative entry"),
+    ("encoder_in_training_mode", "feature_means", ENCODED, "run", "changes its own stem.norm.running_mean"),
     ("class_means_not_normalised", "ota_fd", (), "run", TOO_LONG),
     ("votes_not_limited", "ota_proxy_fd", PUBLIC, "run", TOO_LONG),
     ("gradients_not_clipped", "ota_fl", ("learning.clip_norm=0.01",), "run", TOO_LONG),
@@ -144,7 +150,8 @@ MUTANTS = [
 )
 def test_a_planted_bug_is_stopped(tmp_path, monkeypatch, mutant, scheme, changes, caught_by, words):
     write_dataset(tmp_path / "blobs.npz", num_train=450, num_test=60)
-    scenario = small_scenario(tmp_path, *changes)
+    write_dataset(tmp_path / "images.npz", features=(8, 8), num_train=120, num_test=60)
+    scenario = small_scenario(tmp_path, *(change.replace("{folder}", str(tmp_path)) for change in changes))
     getattr(mutants, mutant)(monkeypatch)
     stopped_by, messages = _stopped(scenario, scheme, tmp_path / "run")
     assert stopped_by == caught_by

@@ -18,7 +18,7 @@ from scipy.linalg import solve_triangular
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.channel.csi import ChannelError, round_estimate
 from airdistill.channel.sources import ChannelSource
-from airdistill.planning.feature_means import FeatureMeans
+from airdistill.planning.feature_means import ClusterMeans, FeatureMeans
 from airdistill.planning.payloads import ClassMeans, Gradient, PublicPredictions
 from airdistill.planning.plan import Plan
 from airdistill.planning.teacher_votes import TeacherVotes
@@ -131,16 +131,18 @@ def _moved_on(drift: FloatArray, index: int, payload: ClassMeans) -> FloatArray:
 def _moved_features(counts: FloatArray, model: str, payload: FeatureMeans) -> float:
     """How far one device's feature means move, from its class counts n_k and theory section 10."""
     held, samples, weight = counts[counts > 0], counts.sum(), payload.count_norm
-    whole, clip = 2 * payload.norm_bound, payload.sample_bound / np.sqrt(samples)
+    # Two vectors are opposite at worst; without negative entries, as shares of clusters are, at right angles.
+    apart = np.sqrt(2) if isinstance(payload, ClusterMeans) else 2.0
+    whole, clip = apart * payload.norm_bound, payload.sample_bound / np.sqrt(samples)
     if model == "device":
         return float(np.hypot(whole, np.sqrt(2) * weight))
     if weight == 0:  # declared counts: a record of class k becomes another one, of class k or l
         classes = np.eye(len(held), dtype=bool)
-        moved = np.where(classes, 2 / np.sqrt(held), np.sqrt(np.add.outer(1 / held, 1 / held)))
+        moved = np.where(classes, apart / np.sqrt(held), np.sqrt(np.add.outer(1 / held, 1 / held)))
         return min(whole, float(clip * moved.max()))
     # With counts of its own a device may have one sample of a class; a label that changes moves two weights as well.
     relabelled = np.hypot(min(whole, np.sqrt(2) * clip), weight * np.sqrt(2 / samples))
-    return float(max(min(whole, 2 * clip), relabelled))
+    return float(max(min(whole, apart * clip), relabelled))
 
 
 def _moved_votes(settings: ConfidentGnmax) -> float:

@@ -48,6 +48,7 @@ def plan_command(
     """
     from airdistill.files import jsonable
     from airdistill.planning.what_if.class_sums import feature_evidence
+    from airdistill.planning.what_if.embedding_cost import embedding_cost
     from airdistill.planning.what_if.public_set import public_set_what_if
     from airdistill.planning.what_if.steps import what_if
     from airdistill.runs.options import plan
@@ -60,7 +61,8 @@ def plan_command(
         plot_gap(made, plot)
     ablation, public = what_if(made, with_steps=ledger is None), public_set_what_if(made)
     if as_json:
-        what_ifs = {"outlook": ablation, "public_outlook": public, "feature_outlook": feature_evidence(made)}
+        what_ifs: dict[str, Any] = {"outlook": ablation, "public_outlook": public}
+        what_ifs |= {"feature_outlook": feature_evidence(made), "embedding_outlook": embedding_cost(made)}
         found = {name: None if each is None else jsonable(asdict(each)) for name, each in what_ifs.items()}
         print_json(made.to_dict() | found)
         return

@@ -27,7 +27,7 @@ from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.patches import neighbour_graph
 from airdistill.learning.public_clusters import clustered_labels
 
-_NEIGHBOURS = 10
+NEIGHBOURS = 10
 _GRAPH_FEATURES = 48  # leading features that find the neighbours; the later ones are mostly noise
 _MIN_CORRELATION = 1e-3  # of neighbours, so that no direction is ruled out
 _FLOOR = 0.05  # smallest eigenvalue of the covariance within classes; the total covariance is I
@@ -72,7 +72,7 @@ class Reading:
     """Class probabilities `[public sample, class]`, and how they were computed."""
 
     probabilities: FloatArray
-    method: str  # "pooled" or "map_em"
+    method: str  # "pooled", "map_em", "clusters" or "clusters_em"
     dimensions: int  # leading features that were used
 
 
@@ -92,6 +92,8 @@ class Settings:
 
 _DECAYS = (0.5, 1.0, 2.0, 4.0)
 _CLUSTERED = tuple(Settings("map_em", decay, 0.3, 4) for decay in _DECAYS[1:])
+# After clusters: the variance of a class mean around that of its clusters, per feature; any from 0.2 to 1 will do.
+_OF_CLUSTERS, _CLUSTER_MEAN_VAR = Settings("map_em", 1.0, 0.3, 4), 0.2
 _POOLED = (
     *(Settings("lda", decay, *pair) for decay, pair in itertools.product(_DECAYS, ((1, 4), (0.3, 4), (1, 8)))),
     *_CLUSTERED,
@@ -114,7 +116,7 @@ class PublicFeatures:
     @classmethod
     def of(cls, features: FloatArray) -> PublicFeatures:
         """The directions and the graph of whitened features `[sample, feature]`, leading features first."""
-        neighbours = min(_NEIGHBOURS, len(features) - 1)
+        neighbours = min(NEIGHBOURS, len(features) - 1)
         graph = neighbour_graph(features[:, :_GRAPH_FEATURES], neighbours)
         products = torch.from_numpy(features.T @ (graph @ features) / len(features))
         values, vectors = (found.numpy() for found in torch.linalg.eigh(products))
@@ -158,6 +160,29 @@ def read_class_features(received: ReceivedMeans, features: FloatArray, workers: 
         around = {decay: prior_around(means, received, public, decay) for decay in _DECAYS}
         logits = (1 - weight) * logits + weight * _mean_logits(_CLUSTERED, around, public, workers)
     return Reading(_of_all_classes(_softmax(logits), received), "pooled", features.shape[1])
+
+
+def read_clusters(received: ReceivedMeans, codes: FloatArray, public: PublicFeatures, mixture: bool) -> Reading:
+    """The reading of rows whose features were clusters of the public samples, `codes` `[sample, cluster]`.
+
+    The rows say which class a cluster has (`public_clusters`). Features of the public samples were not sent; with
+    `mixture` they correct samples at the edge of a cluster: a mixture of Gaussians starts from the class means that
+    follow from the clusters.
+    """
+    held = received.held
+    weights, shares = received.weights[held], received.shares[held] / received.shares[held].sum()
+    rows = received.rows[held]
+    # Shares of samples vary by 1/C of the variance of a whole sample in each of C entries.
+    var = received.noise_var + float(received.sampling[held].mean()) / codes.shape[1]
+    var += received.weights_var * float(((rows / weights[:, None]) ** 2).mean())
+    if len(held) == 1:
+        return Reading(_of_all_classes(np.ones((len(codes), 1)), received), "clusters", codes.shape[1])
+    found = clustered_labels(rows, weights, max(var, _TINY), shares, codes, public.graph)
+    if mixture:
+        means = found.T @ public.features / np.maximum(found.sum(axis=0), _TINY)[:, None]
+        found = _read(_OF_CLUSTERS, Prior(means, np.full_like(means, _CLUSTER_MEAN_VAR), shares), public)
+    name = "clusters_em" if mixture else "clusters"
+    return Reading(_of_all_classes(found, received), name, codes.shape[1])
 
 
 def read_with(settings: Settings, received: ReceivedMeans, public: PublicFeatures) -> FloatArray:

@@ -37,8 +37,8 @@ from airdistill.stages import OnStage, report_stage
 logger = logging.getLogger(__name__)
 _VERSION = 1  # of all that is kept: raised when the same samples would give other features
 _WIDTH_FIELD = "public.features"
-_SAMPLES_OF_FEATURE = 4  # public samples for each feature, at least
-_LEAST_VARIANCE = 1e-6  # of a direction, relative to the largest
+SAMPLES_OF_FEATURE = 4  # public samples for each feature, at least
+LEAST_VARIANCE = 1e-6  # of a direction, relative to the largest
 _RANKS = (256, 1024)  # directions found at once, so that a changed number of features needs no new fit
 _NUMBERS_AT_ONCE = {"cpu": 2**18, "cuda": 2**19}  # of the samples in one pass
 _SMALLEST_IMAGE = {"patches": SIZE + 2, "contrastive": 8}  # rows and columns
@@ -172,11 +172,11 @@ def _assembled(
 def _check_width(width: int, count: int) -> None:
     if width < 1:
         raise InputError(_WIDTH_FIELD, width, "must be 1 or more")
-    most = count // _SAMPLES_OF_FEATURE
+    most = count // SAMPLES_OF_FEATURE
     if width > most:
         rule = (
             f"{count} public samples can whiten at most {most} features, a quarter of their number; "
-            f"ask for at most {most}, or for {_SAMPLES_OF_FEATURE * width} public samples (public.samples)"
+            f"ask for at most {most}, or for {SAMPLES_OF_FEATURE * width} public samples (public.samples)"
         )
         raise InputError(_WIDTH_FIELD, width, rule)
 
@@ -186,7 +186,7 @@ def _check_variances(name: str, width: int, variances: Tensor, sum_of_widths: in
     if width > sum_of_widths:
         rule = f"has {sum_of_widths} outputs, fewer than {_WIDTH_FIELD} = {width}; lower that, or choose a wider one"
         raise InputError(FIELD, name, rule)
-    rank = int((variances > _LEAST_VARIANCE * variances[0]).sum()) if variances[0] > 0 else 0
+    rank = int((variances > LEAST_VARIANCE * variances[0]).sum()) if variances[0] > 0 else 0
     if width > rank:
         if rank == 0:
             rule = "gives all public samples the same features; choose another embedding, or other public samples"
@@ -224,7 +224,11 @@ def _fitted_part(name: str, public: _Public) -> nn.Module:
     if name == "raw":
         return nn.Flatten()
     state = remembered(public.key("base", name), lambda: _fit_part(name, public).state_dict())
-    return _restored(name, state).to(public.device)
+    part = _restored(name, state)
+    if name == "contrastive":
+        # The statistics of a batch in place of the stored ones would let one record change the features of others.
+        check_network(name, part, public.scale(public.samples[:CHECKED].to(public.device)).cpu())
+    return part.to(public.device)
 
 
 def _fit_part(name: str, public: _Public) -> nn.Module:
@@ -258,7 +262,7 @@ def _base_features(
 
 def _principal(names: list[str], parts: list[nn.Module], public: _Public, width: int) -> dict[str, Tensor]:
     """The parts' weights, and mean, leading directions and their variances of the joined features."""
-    rank = next((rank for rank in _RANKS if width <= rank), len(public.samples) // _SAMPLES_OF_FEATURE)
+    rank = next((rank for rank in _RANKS if width <= rank), len(public.samples) // SAMPLES_OF_FEATURE)
     state = "" if set(names) <= set(_BUILT_IN) else digest_of(nn.ModuleList(parts).state_dict())
     key = f"{public.key(f'principal {rank}', '+'.join(names))} {state}"
     # A user's code is no part of the key: what it gave is not kept on the disk.

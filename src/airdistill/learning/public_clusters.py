@@ -63,23 +63,36 @@ def clustered_labels(
 def spectral_clusters(graph: csr_array, num_classes: int) -> list[Clusters]:
     """Clusterings of the samples of a normalised graph into different numbers of clusters; none is empty."""
     num_samples = graph.shape[0]
-    most = min(num_samples, max(round(modes * num_classes) for _, modes in _CLUSTERINGS))
-    if num_samples <= _DENSE * most:
-        vectors = np.linalg.eigh(graph.toarray())[1][:, ::-1]
-    else:
-        # A fixed start vector: the solver's random one would make the rounding irreproducible.
-        start = np.random.default_rng(0).standard_normal(num_samples)
-        values, vectors = eigsh(graph, k=most, which="LA", v0=start)
-        vectors = vectors[:, np.argsort(-values)]
+    vectors = _leading_vectors(graph, max(round(modes * num_classes) for _, modes in _CLUSTERINGS))
     found = []
     for clusters, modes in _CLUSTERINGS:
-        points = vectors[:, : min(num_samples, round(modes * num_classes))]
-        points = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), _TINY)
+        points = _on_sphere(vectors[:, : round(modes * num_classes)])
         of_sample = _k_means(points, min(num_samples, round(clusters * num_classes)), np.random.default_rng(1))
         names, of_sample = np.unique(of_sample, return_inverse=True)
         assigned = np.eye(len(names))[of_sample]
         found.append(Clusters(of_sample, assigned.T @ points / assigned.sum(axis=0)[:, None]))
     return found
+
+
+def one_clustering(graph: csr_array, num_clusters: int, num_vectors: int) -> IntArray:
+    """The cluster `[sample]` of every sample of a normalised graph, from that many eigenvectors."""
+    points = _on_sphere(_leading_vectors(graph, num_vectors))
+    return _k_means(points, num_clusters, np.random.default_rng(1)).astype(np.int64)
+
+
+def _leading_vectors(graph: csr_array, count: int) -> FloatArray:
+    """Eigenvectors `[sample, vector]` of the largest eigenvalues, the largest first."""
+    num_samples = graph.shape[0]
+    if num_samples <= _DENSE * count:
+        return np.asarray(np.linalg.eigh(graph.toarray())[1][:, ::-1][:, :count])
+    # A fixed start vector: the solver's random one would make the rounding irreproducible.
+    start = np.random.default_rng(0).standard_normal(num_samples)
+    values, vectors = eigsh(graph, k=count, which="LA", v0=start)
+    return np.asarray(vectors[:, np.argsort(-values)])
+
+
+def _on_sphere(points: FloatArray) -> FloatArray:
+    return np.asarray(points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), _TINY))
 
 
 def _k_means(points: FloatArray, num_clusters: int, rng: np.random.Generator) -> IntArray:

@@ -18,19 +18,26 @@ from airdistill.errors import InputError
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payload import OneVector, declared_public
 from airdistill.planning.transceiver.required_noise import VectorRequiredNoise
-from airdistill.privacy.neighbours import FEATURE_MEANS, LATER_FEATURE_MEANS
+from airdistill.privacy.neighbours import CLUSTER_MEANS, FEATURE_MEANS, LATER_FEATURE_MEANS
 from airdistill.privacy.sensitivity import ConstantShift, feature_means_sensitivity
+from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.sections import Public
 
 IMAGE_EMBEDDINGS = ("patches", "contrastive")
 CONTRASTIVE_FEATURES = 64  # of the network that a CPU trains; that of a GPU has more, but a plan is for both
-EMBEDDINGS = ("raw", "random", *IMAGE_EMBEDDINGS)
+CLUSTERS = "clusters"
+EMBEDDINGS = ("raw", "random", *IMAGE_EMBEDDINGS, CLUSTERS)
 # Candidates of "auto". More than 256 add noise faster than they tell classes apart.
 _WIDTHS = (256, 192, 128, 96, 64, 48, 32, 24, 16)
 _LEAST_SNR = 0.08  # of an entry of a class sum; chosen on seeds from 100 on, docs/feature-means.md
 _SAMPLES_PER_FEATURE = 4  # public samples: a covariance of fewer is mostly noise
 _COUNT_SHARE = 0.5  # τ/ρ of private counts: costs 6 % more noise (theory section 10)
+# Clusters for each class: fewer mix classes, and more leave too little of a signal in each. The clip makes the vectors
+# of all devices equally long, however many clusters their classes have. Below the evidence public labels are read
+# better from clusters, which fewer samples of each hardly show. Chosen on seeds 100 to 105: docs/feature-means.md.
+_CLUSTERS_OF_CLASS, _CLUSTER_CLIP = 2, math.sqrt(1 / 2)
+_CLUSTER_EVIDENCE, _SAMPLES_OF_CLUSTER, _MOST_CLASSES = 4.0, 10, 32
 # Whitened class means have Σ_k π_k ‖m_k‖² ≤ K − 1; features of images reach a quarter (CIFAR-10) to two thirds of it
 # (MNIST). A clip below a device's norm costs nothing in the guarantee of whole devices: signal and noise shrink alike.
 LEAST_BETWEEN, MOST_BETWEEN = 1 / 4, 2 / 3
@@ -72,9 +79,25 @@ class FeatureMeans(OneVector):
         if is_private and scenario.fleet.participation_hidden:
             rule = 'the amplified guarantee is for the features alone: set it to "public"'
             raise InputError("privacy.counts", "private", rule)
+        if public.embedding == CLUSTERS:
+            _check_clusters(scenario, fleet)
         if vector_length is None:
             return _of_width(scenario, fleet, num_features(scenario, fleet))
         return _of_width(scenario, fleet, vector_length // fleet.num_classes - is_private)
+
+    @classmethod
+    def chosen(cls, scenario: Scenario, fleet: RealisedFleet) -> Scenario:
+        """With clusters as the embedding, if it is left to the planner and little evidence is foreseen."""
+        public = declared_public(scenario)
+        given = public.embedding != "auto" or public.features != "auto" or public.feature_norm or public.sample_norm
+        other = public.later == "features" or scenario.fleet.participation_hidden or ":" in scenario.learning.receiver
+        few = public.samples < _SAMPLES_OF_CLUSTER * _CLUSTERS_OF_CLASS * fleet.num_classes
+        if given or other or few or not 1 < fleet.num_classes <= _MOST_CLASSES:
+            return scenario
+        width = num_features(scenario, fleet)
+        if math.sqrt(width * entry_snr(scenario, fleet, width)) >= _CLUSTER_EVIDENCE:
+            return scenario
+        return changed(scenario, {"public": {"embedding": CLUSTERS}})
 
     @classmethod
     def length_for(cls, scenario: Scenario, fleet: RealisedFleet, shape: tuple[int, ...]) -> int | None:
@@ -100,7 +123,8 @@ class FeatureMeans(OneVector):
     def sensitivity(self, model: str) -> FloatArray:
         """How far one device's vector moves, `[device]`: of another device's data, or of one changed record."""
         counts = self.fleet.class_counts
-        return feature_means_sensitivity(counts, model, self.norm_bound, self.sample_bound, self.count_norm)
+        clips = self.norm_bound, self.sample_bound, self.count_norm
+        return feature_means_sensitivity(counts, model, *clips, self.neighbours.unit_distance)
 
     def shift(self, model: str) -> ConstantShift:
         return ConstantShift((self.nominal_weights * self.sensitivity(model)[:, None]) ** 2)
@@ -158,6 +182,21 @@ class FeatureMeans(OneVector):
         return {"features": {**sizes, "count_norm": self.count_norm}}
 
 
+class ClusterMeans(FeatureMeans):
+    """The same with shares of clusters of the public samples in place of features: `dimensions` is their number.
+
+    φ(x) has the entry 1 at the cluster of x and zeros elsewhere. Vectors without negative entries are at most √2 times
+    their norm apart, not twice: at the same privacy a class sum exceeds the noise √2 times as far.
+    """
+
+    neighbours = CLUSTER_MEANS
+
+    def squared_length(self, between: float, held: IntArray) -> float:  # noqa: ARG002
+        """Of the shares of a class that has its part of the clusters for itself, as far as the clip leaves it. It
+        hardly depends on how far apart classes are: shares of clusters with several classes are as long."""
+        return min(self.norm_bound**2, 1.0, self.fleet.num_classes / self.dimensions)
+
+
 class LaterFeatureMeans(FeatureMeans):
     """The same, sent in the public embedding first and then in features of the server's model of the round before."""
 
@@ -171,11 +210,19 @@ def class_weights(class_counts: IntArray | FloatArray) -> FloatArray:
 
 def _of_width(scenario: Scenario, fleet: RealisedFleet, dimensions: int) -> FeatureMeans:
     public, model = declared_public(scenario), scenario.privacy.sensitivity
-    bound = public.feature_norm or default_norm_bound(fleet, held_classes(scenario, fleet), dimensions, model)
-    sample_bound = public.sample_norm or math.sqrt(dimensions)
+    kind: type[FeatureMeans] = LaterFeatureMeans if public.later == "features" else FeatureMeans
+    clips = default_norm_bound(fleet, held_classes(scenario, fleet), dimensions, model), math.sqrt(dimensions)
+    if public.embedding == CLUSTERS:
+        kind, clips = ClusterMeans, (_cluster_norm_bound(fleet, dimensions, model), 1.0)
+    bound, sample_bound = public.feature_norm or clips[0], public.sample_norm or clips[1]
     count_norm = _COUNT_SHARE * bound if scenario.privacy.counts == "private" else 0.0
-    kind = LaterFeatureMeans if public.later == "features" else FeatureMeans
     return kind(fleet, dimensions, bound, sample_bound, count_norm, model)
+
+
+def _cluster_norm_bound(fleet: RealisedFleet, dimensions: int, model: str) -> float:
+    """ρ below the length √(K/C) of shares of classes that have as many clusters each; 1, which is the length of one
+    sample, if the noise is for one record and does not fall with ρ."""
+    return 1.0 if model != "device" else _CLUSTER_CLIP * math.sqrt(min(1.0, fleet.num_classes / dimensions))
 
 
 def held_classes(scenario: Scenario, fleet: RealisedFleet) -> IntArray:
@@ -191,6 +238,8 @@ def embedding_width(scenario: Scenario, fleet: RealisedFleet, shape: tuple[int, 
     _check_public_set(public, fleet.num_classes)
     for part in public.embedding.split("+"):
         _check_embedding(public.embedding, part, shape)
+    if public.embedding == CLUSTERS:
+        return num_features(scenario, fleet)
     is_raw = public.embedding == "raw" or (public.embedding == "auto" and len(shape) == 1)
     widest = math.prod(shape) if is_raw else None
     if public.embedding == "contrastive" and public.features == "auto":
@@ -203,6 +252,8 @@ def num_features(scenario: Scenario, fleet: RealisedFleet, widest: int | None = 
     leaves a signal-to-noise ratio of 0.08 in an entry."""
     public = declared_public(scenario)
     most = public.samples // _SAMPLES_PER_FEATURE
+    if public.features == "auto" and public.embedding == CLUSTERS:
+        return min(_CLUSTERS_OF_CLASS * fleet.num_classes, most)
     if public.features == "auto":
         widths = [min(width, most, most if widest is None else widest) for width in _WIDTHS]
         return next((width for width in widths if entry_snr(scenario, fleet, width) >= _LEAST_SNR), widths[-1])
@@ -244,6 +295,8 @@ def _check_embedding(name: str, part: str, shape: tuple[int, ...]) -> None:
     if part in IMAGE_EMBEDDINGS and len(shape) == 1:
         rule = f"needs images, not vectors of {shape[0]} numbers; use raw, random, or a network of your own"
         raise InputError("public.embedding", name, rule)
+    if part == CLUSTERS and name != CLUSTERS:
+        raise InputError("public.embedding", name, f"{CLUSTERS} cannot be part of a sum: use {CLUSTERS} alone")
     if part in EMBEDDINGS or part == "auto" or ":" in part or Path(name).is_file():
         return
     rule = (
@@ -251,6 +304,22 @@ def _check_embedding(name: str, part: str, shape: tuple[int, ...]) -> None:
         "package.module:function@weights.safetensors, or a sum such as patches+contrastive"
     )
     raise InputError("public.embedding", name, rule)
+
+
+def _check_clusters(scenario: Scenario, fleet: RealisedFleet) -> None:
+    """Raise unless clusters can be made, sent and read as the scenario asks."""
+    public, clusters = declared_public(scenario), num_features(scenario, fleet)
+    if clusters < fleet.num_classes:
+        rule = f"{clusters} clusters cannot tell {fleet.num_classes} classes apart: ask for at least as many"
+        raise InputError("public.features", public.features, f"{rule}, from four times as many public samples")
+    if fleet.num_classes > _MOST_CLASSES:
+        rule = f"is read for at most {_MOST_CLASSES} classes, not {fleet.num_classes}; choose another embedding"
+        raise InputError("public.embedding", CLUSTERS, rule)
+    if public.later == "features":
+        raise InputError("public.later", "features", f'is not for embedding = "{CLUSTERS}": set it to "repeat"')
+    if scenario.fleet.participation_hidden:
+        rule = f'secret participation is planned for features of any sign, not for embedding = "{CLUSTERS}": set it '
+        raise InputError("fleet.participation_hidden", True, rule + "to false, or choose another embedding")
 
 
 def has_own_embedding(scenario: Scenario) -> bool:

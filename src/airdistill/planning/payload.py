@@ -91,6 +91,11 @@ class Payload(ABC):
         """The payload of a scenario. Raise `InputError` if the scenario needs what it does not support."""
 
     @classmethod
+    def chosen(cls, scenario: Scenario, fleet: RealisedFleet) -> Scenario:  # noqa: ARG003
+        """The scenario with what it leaves to the planner named, as far as later stages must know it."""
+        return scenario
+
+    @classmethod
     def length_for(cls, scenario: Scenario, fleet: RealisedFleet, shape: tuple[int, ...]) -> int | None:  # noqa: ARG003
         """The `vector_length` for `for_scenario` if it depends on samples of this shape; None if it does not.
 

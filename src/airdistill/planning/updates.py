@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from airdistill.errors import InputError
 from airdistill.planning.convergence.gap import LearningConstants
-from airdistill.planning.feature_means import embedding_width, num_features
+from airdistill.planning.feature_means import CLUSTERS, embedding_width, num_features
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payload import OneVector, declared_public, require_device_sensitivity
 from airdistill.privacy.neighbours import HEAD_UPDATES, UPDATES
@@ -110,6 +110,9 @@ class HeadUpdate(Update):
 
     @classmethod
     def length_for(cls, scenario: Scenario, fleet: RealisedFleet, shape: tuple[int, ...]) -> int:
+        if declared_public(scenario).embedding == CLUSTERS:
+            rule = "a head needs features, which clusters are not: choose another embedding"
+            raise InputError("public.embedding", CLUSTERS, rule)
         return _head_length(scenario, fleet, embedding_width(scenario, fleet, shape))
 
     @property

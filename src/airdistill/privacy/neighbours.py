@@ -51,6 +51,11 @@ _FEATURES_BASIS = (
     "A device sends sums of features of its samples under an embedding that no private sample has influenced. Every "
     "sample's features are clipped, and so is the whole vector: the bound is exact, in every round."
 )
+_CLUSTERS_BASIS = (
+    "A device sends, for each class, the shares of its samples in clusters of the public samples that no private "
+    "sample has influenced. No entry is negative, every sample's part is clipped, and so is the whole vector: two "
+    "vectors of norm ρ are at most √2·ρ apart, and the bound is exact, in every round."
+)
 _LATER_FEATURES_BASIS = (
     "A device sends sums of features of its samples: in the first round under an embedding that no private sample has "
     "influenced, and from then on under one that depends on private samples through charged releases alone. Every "
@@ -212,6 +217,18 @@ FEATURE_MEANS = Neighbours(
     ),
     record_is_exact=True,
 )
+CLUSTER_MEANS = replace(
+    FEATURE_MEANS,
+    payload="feature means in clusters",
+    geometry=ORTHOGONAL,
+    basis=dict.fromkeys(FEATURE_MEANS.basis, _CLUSTERS_BASIS),
+    declared=Assumption(
+        "public clusters",
+        "The clusters, their number, how a sample is assigned to one, and the norms to which vectors are clipped were "
+        "fixed from public data and from declared numbers alone, before any private sample was looked at.",
+        declared=True,
+    ),
+)
 LATER_FEATURE_MEANS = replace(
     FEATURE_MEANS,
     payload="feature means, later in the server's features",
@@ -232,6 +249,7 @@ BUILT_IN = {
         PUBLIC_PREDICTIONS,
         TEACHER_VOTES,
         FEATURE_MEANS,
+        CLUSTER_MEANS,
         LATER_FEATURE_MEANS,
         GRADIENTS,
         UPDATES,

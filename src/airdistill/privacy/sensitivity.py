@@ -142,7 +142,12 @@ def public_rows_sensitivity(most_answers: int) -> float:
 
 
 def feature_means_sensitivity(
-    class_counts: ArrayLike, model: str, norm_bound: float, sample_bound: float, count_norm: float = 0.0
+    class_counts: ArrayLike,
+    model: str,
+    norm_bound: float,
+    sample_bound: float,
+    count_norm: float = 0.0,
+    unit_distance: float = 2.0,
 ) -> FloatArray:
     """L2 sensitivity of class means of public features, theory section 10, `[device]`.
 
@@ -154,17 +159,21 @@ def feature_means_sensitivity(
     holds. Two devices' weights have no negative entry and norm τ: they add 2τ². A record that stays in its class moves
     the features by 2ρ_s/√n at most, for a class of one. One that leaves a class and enters another moves each class by
     ρ_s/√n at most, and the weight of each by τ/√n at most.
+
+    `unit_distance` is how far apart two vectors of norm 1 can be: 2, or √2 without negative entries. It takes the place
+    of the 2 wherever features are replaced. A record that changes its class is in one sum of D and in another one of
+    D', which the sign of its features does not bring closer.
     """
     if model not in SENSITIVITY_MODELS:
         raise ValueError(f"sensitivity = {model!r}: must be one of {', '.join(SENSITIVITY_MODELS)}")
     counts = _checked_counts(class_counts)
-    samples, widest = counts.sum(axis=1), 2 * norm_bound
+    samples, widest = counts.sum(axis=1), unit_distance * norm_bound
     if model == "device":
         return np.full(len(counts), np.sqrt(widest**2 + 2 * count_norm**2))
     if count_norm == 0:
         smallest = np.where(counts > 0, counts, np.inf).min(axis=1)
-        return np.asarray(np.minimum(widest, 2 * sample_bound / np.sqrt(smallest * samples)))
-    same = np.minimum(widest**2, 4 * sample_bound**2 / samples)
+        return np.asarray(np.minimum(widest, unit_distance * sample_bound / np.sqrt(smallest * samples)))
+    same = np.minimum(widest**2, (unit_distance * sample_bound) ** 2 / samples)
     moved = np.minimum(widest**2, 2 * sample_bound**2 / samples) + 2 * count_norm**2 / samples
     return np.asarray(np.sqrt(np.maximum(same, moved)))
 

@@ -10,9 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from airdistill.arrays import FloatArray
+from airdistill.planning.feature_means import CLUSTERS
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.what_if.class_sums import feature_evidence
+from airdistill.planning.what_if.embedding_cost import embedding_cost
 from airdistill.planning.what_if.public_set import PublicSetWhatIf
 from airdistill.planning.what_if.steps import WhatIf, antenna_what_if
 from airdistill.report.page import Block, Bullets, DataTable, Facts, Paragraph, Section
@@ -133,6 +135,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
         ),
         *([("Convergence gap ΣΩ", number(plan.convergence_gap))] if payload.has_gap else []),
         *payload.summary(),
+        *_embedding_rows(plan),
         *_evidence_rows(plan),
         *_participation_rows(plan),
         *_correlation_rows(plan),
@@ -182,6 +185,20 @@ def _evidence_rows(plan: Plan) -> list[tuple[str, str]]:
         ("Evidence of a class", f"{found.verdict}: {extremes} standard deviations of the noise"),
         ("  labels right", f"{', '.join(likely)}: mean and range of measured runs, ten classes"),
     ]
+
+
+def _embedding_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What the devices receive once before they send features; nothing for other payloads."""
+    found = embedding_cost(plan)
+    if found is None:
+        return []
+    named = f"{found.embedding}, {found.features} {'clusters' if found.embedding == CLUSTERS else 'features'}"
+    if found.cpu_bytes is None or found.cuda_bytes is None:
+        return [("Embedding", f"{named}, sent to the devices once: the size of your own network and of a projection")]
+    size = with_prefix(found.cpu_bytes, "B")
+    if found.cuda_bytes != found.cpu_bytes:
+        size = f"{size}, or {with_prefix(found.cuda_bytes, 'B')} if a GPU fits it"
+    return [("Embedding", f"{named}: {size}, sent to the devices once, beside the public samples")]
 
 
 def _participation_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ _PATH_FIELDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("data", "dataset"): ("mnist",),
     ("radio", "trace"): (),
     ("public", "source"): ("test", "train"),
-    ("public", "embedding"): ("auto", "raw", "random", "patches", "contrastive"),
+    ("public", "embedding"): ("auto", "raw", "random", "patches", "contrastive", "clusters"),
 }
 
 

@@ -103,13 +103,15 @@ class Public(Section):
     )
     embedding: StrictStr = Field(
         "auto",
-        description="feature means: patches, contrastive or patches+contrastive (images), raw or random; or a frozen "
-        "network of your own: a TorchScript file, package.module:function, or package.module:function@weights."
-        "safetensors. auto: patches for images, raw for vectors",
+        description="feature means: patches, contrastive or patches+contrastive (images), raw, random or clusters; or "
+        "a frozen network of your own: a TorchScript file, package.module:function, or package.module:function@weights."
+        "safetensors. auto: clusters if the planner foresees little evidence, otherwise patches for images and raw for "
+        "vectors",
     )
     features: Features = Field(
         "auto",
-        description="feature means: numbers per class, at most a quarter of the public samples; auto: from the "
+        description="feature means: numbers per class, at most a quarter of the public samples; auto: two for each "
+        "class with clusters, otherwise from the "
         "noise that the planner foresees",
     )
     feature_norm: Positive | None = Field(

@@ -22,8 +22,10 @@ from airdistill.learning.class_features import (
     Settings,
     lda,
     read_class_features,
+    read_clusters,
     read_with,
 )
+from airdistill.learning.cluster_features import ClusterEmbedding, fit_clusters
 from airdistill.learning.embeddings import Embedding, fit_embedding, own_networks_digest
 from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.learner import Learner, Losses
@@ -31,7 +33,7 @@ from airdistill.learning.models import flat_weights, set_flat_weights
 from airdistill.learning.own_features import OwnFeatures, check_has_linear_layer, check_separate
 from airdistill.learning.samples import to_tensor
 from airdistill.learning.student import Student
-from airdistill.planning.feature_means import FeatureMeans, class_weights
+from airdistill.planning.feature_means import CLUSTERS, ClusterMeans, FeatureMeans, class_weights
 from airdistill.planning.payloads import declared_public
 from airdistill.planning.plan import Plan
 from airdistill.planning.updates import HeadUpdate
@@ -54,7 +56,7 @@ class FeatureMeansProtocol(PublicDistillation):
         payload = plan.uplink.payload
         assert isinstance(payload, FeatureMeans)
         self._payload = payload
-        self._embedding: Embedding | None = None
+        self._embedding: Embedding | ClusterEmbedding | None = None
 
     def vectors(self, fleet: LearningFleet, round_index: int, devices: Iterable[int]) -> FloatArray:
         features = self._features_of_round(fleet, round_index)
@@ -86,10 +88,10 @@ class FeatureMeansProtocol(PublicDistillation):
             return OwnFeatures.fit(model, public, self._payload.dimensions, fleet.engine.chunk_samples).features
         return partial(_as_features, self._fitted(fleet))
 
-    def _fitted(self, fleet: LearningFleet) -> Embedding:
+    def _fitted(self, fleet: LearningFleet) -> Embedding | ClusterEmbedding:
         if self._embedding is None:
-            public = fleet.public_samples()
-            self._embedding = embedding_of(self.plan, public, fleet.engine)
+            made = clusters_of if isinstance(self._payload, ClusterMeans) else embedding_of
+            self._embedding = made(self.plan, fleet.public_samples(), fleet.engine)
         return self._embedding
 
     def learn(
@@ -117,6 +119,8 @@ class FeatureMeansProtocol(PublicDistillation):
     def receiver(self, public: PublicSet | None, engine: Engine) -> Receiver | None:
         assert public is not None  # the scenario declares one, or there would be no such plan
         kind = OwnFeatureReceiver if self.public.later == "features" else FeatureReceiver
+        if isinstance(self._payload, ClusterMeans):
+            kind = ClusterReceiver
         return kind(self.plan, public, engine)
 
     def record(self, reception: Reception, round_index: int, public: PublicSet | None) -> dict[str, Any]:  # noqa: ARG002
@@ -142,10 +146,17 @@ def embedding_of(plan: Plan, samples: Tensor, engine: Engine) -> Embedding:
     return fit_embedding(name, samples, payload.dimensions, engine=engine, seed=EMBEDDING_SEED)
 
 
+def clusters_of(plan: Plan, samples: Tensor, engine: Engine) -> ClusterEmbedding:
+    """The clusters of the public samples; a second call remembers the first."""
+    payload = plan.uplink.payload
+    assert isinstance(payload, ClusterMeans)
+    return fit_clusters(samples, payload.dimensions, engine, EMBEDDING_SEED)
+
+
 def own_embedding_digest(plan: Plan, samples: Tensor) -> str:
     """The digest of the user's own networks in the embedding that a plan names; empty without any."""
     payload, name = plan.uplink.payload, declared_public(plan.scenario).embedding
-    is_own = isinstance(payload, FeatureMeans | HeadUpdate) and name != "auto"
+    is_own = isinstance(payload, FeatureMeans | HeadUpdate) and name not in ("auto", CLUSTERS)
     return own_networks_digest(name, samples, EMBEDDING_SEED) if is_own else ""
 
 
@@ -154,13 +165,15 @@ def device_vector(payload: FeatureMeans, features: FloatArray, labels: IntArray,
 
     F^k = (1/√(n_k n)) Σ clip(φ(x), ρ_s), then the whole vector is clipped to ρ. Declared counts divide, whatever the
     device holds; with private counts those that it holds, and τ·√(n_k/n) follows. A sample whose features are not all
-    finite counts as zero.
+    finite counts as zero. So do negative features if the payload has none.
     """
     num_classes = payload.fleet.num_classes
     if payload.has_private_counts:
         counts = np.bincount(labels, minlength=num_classes)
     # Zero, not an error: that would reveal such a sample, and one infinite number would make the whole vector NaN.
     features = np.where(np.isfinite(features).all(axis=1, keepdims=True), features, 0.0)
+    if payload.neighbours.forbids_negative_entries:
+        features = np.maximum(features, 0.0)
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     clipped = features * (payload.sample_bound / np.maximum(norms, payload.sample_bound))
     sums = np.zeros((num_classes, features.shape[1]))
@@ -185,13 +198,18 @@ class FeatureReceiver:
         assert isinstance(payload, FeatureMeans)
         self._plan, self._payload, self._engine = plan, payload, engine
         self._samples = to_tensor(public.samples, engine.dtype, engine.device)
-        embedding = embedding_of(plan, self._samples, engine)
+        embedding = self._embed()
         self._facts: dict[str, str | int | float] = {"embedding": embedding.digest}
         self._facts["embedding_bytes"] = embedding.num_bytes
-        self._features = _as_features(embedding, self._samples)
         self._student = _student_of(plan, public, engine) if plan.scenario.learning.receiver == "learning" else None
         self._sends_model = declared.broadcast == "model"
         self._forget_rows()
+
+    def _embed(self) -> Embedding | ClusterEmbedding:
+        """Embed the public samples."""
+        embedding = embedding_of(self._plan, self._samples, self._engine)
+        self._features = _as_features(embedding, self._samples)
+        return embedding
 
     def _forget_rows(self) -> None:
         num_classes = self._payload.fleet.num_classes
@@ -214,8 +232,8 @@ class FeatureReceiver:
             # No device that holds any class has joined so far.
             return replace(self._without_rows(), facts={**self._facts, "reading": "none"})
         if self._student is None:
-            labels = lda(means, self._features)
-            return Estimate(labels, predictions=labels, labels=labels, facts={**self._facts, "reading": "lda"})
+            name, labels = self._read_linearly(means)
+            return Estimate(labels, predictions=labels, labels=labels, facts={**self._facts, "reading": name})
         reading = self._read(means)
         model = self._student.taught(reading.probabilities)
         predictions = self._student.predictions(model)
@@ -229,6 +247,10 @@ class FeatureReceiver:
     def _without_rows(self) -> Estimate:
         """What is broadcast before anything was received: nothing."""
         return Estimate(np.full((len(self._features), self._payload.fleet.num_classes), np.nan))
+
+    def _read_linearly(self, means: ReceivedMeans) -> tuple[str, FloatArray]:
+        """The name of the reading, and class probabilities from the received rows alone."""
+        return "lda", lda(means, self._features)
 
     def _read(self, means: ReceivedMeans) -> Reading:
         return read_class_features(means, self._features, self._engine.workers)
@@ -272,6 +294,23 @@ class FeatureReceiver:
     def restore(self, state: dict[str, FloatArray]) -> None:
         self._pooled, self._weights, self._sampling = (state[name].copy() for name in ("pooled", "weights", "sampling"))
         self._information = float(state["information"])
+
+
+class ClusterReceiver(FeatureReceiver):
+    """Reads which class each cluster of the public samples has. Only `learning` looks at their features as well."""
+
+    def _embed(self) -> ClusterEmbedding:
+        found = clusters_of(self._plan, self._samples, self._engine)
+        self._codes, self._public = found.codes(), found.public
+        self._features = self._codes
+        return found
+
+    def _read_linearly(self, means: ReceivedMeans) -> tuple[str, FloatArray]:
+        found = read_clusters(means, self._codes, self._public, mixture=False)
+        return found.method, found.probabilities
+
+    def _read(self, means: ReceivedMeans) -> Reading:
+        return read_clusters(means, self._codes, self._public, mixture=True)
 
 
 def likely_weights(noisy: FloatArray, noise_var: float) -> tuple[FloatArray, float]:
@@ -341,7 +380,7 @@ class OwnFeatureReceiver(FeatureReceiver):
         self._sent = state["sent"].copy() if "sent" in state else None
 
 
-def _as_features(embedding: Embedding, samples: Any) -> FloatArray:
+def _as_features(embedding: Embedding | ClusterEmbedding, samples: Any) -> FloatArray:
     return np.asarray(embedding.features(samples).cpu().numpy(), dtype=np.float64)
 
 

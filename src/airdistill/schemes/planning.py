@@ -146,10 +146,12 @@ def _planned(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | 
         )
         raise InputError("learning.optimizer", scenario.learning.optimizer, rule)
     length = model_length(scheme, scenario)
-    if scenario.public is not None and scheme.payload.needs_public_set and scenario.data.class_counts is None:
-        dataset, _ = load_data(scenario)  # a public set that cannot be loaded is refused now
+    if scenario.public is not None and scheme.payload.needs_public_set:
         fleet = realise_fleet(scenario, spent_squared_mu)
-        length = scheme.payload.length_for(scenario, fleet, dataset.x_train.shape[1:])
+        scenario = scheme.payload.chosen(scenario, fleet)
+        if scenario.data.class_counts is None:
+            dataset, _ = load_data(scenario)  # a public set that cannot be loaded is refused now
+            length = scheme.payload.length_for(scenario, fleet, dataset.x_train.shape[1:])
     made = plan(scenario, scheme.uplink_kind, length, spent_squared_mu if scheme.releases == "private" else None)
     return made if scheme.releases == "private" else _without_protection(made, scheme)
 
