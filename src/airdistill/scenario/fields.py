@@ -155,6 +155,8 @@ Power = Annotated[float, BeforeValidator(_not_negative(_bounded(watts))), Kind(f
 Frequency = Annotated[float, BeforeValidator(_positive(_bounded(hertz))), Kind(f"Hz, {_ABOVE_0}", "Hz")]
 Length = Annotated[float, BeforeValidator(_positive(_bounded(metres))), Kind(f"m, {_ABOVE_0}", "m")]
 Time = Annotated[float, BeforeValidator(_positive(_bounded(seconds))), Kind(f"s, {_ABOVE_0}", "s")]
+Duration = Annotated[float, BeforeValidator(_not_negative(_bounded(seconds))), Kind(f"s, {_FROM_0}", "s")]
+Offset = Annotated[float, BeforeValidator(_not_negative(_bounded(hertz))), Kind(f"Hz, {_FROM_0}", "Hz")]
 Truncation = Annotated[
     Literal["optimal"] | float, PlainValidator(_truncation), Kind(f'power gain, {_FROM_0}, or "optimal"')
 ]

@@ -49,7 +49,7 @@ from airdistill.scenario.rules import (
     check_partition,
     check_threegpp,
 )
-from airdistill.scenario.sections import Constants, Federated, Learning, Public, Section
+from airdistill.scenario.sections import Constants, Federated, Learning, Public, Section, Waveform
 
 MOST_DEVICES = 10**7
 NAME_PATTERN = r"^\w[\w.-]{0,99}$"
@@ -271,6 +271,7 @@ class Scenario(Section):
     data: Data = Field(default_factory=Data, description="the devices' training data")
     public: Public | None = Field(None, description="unlabelled samples that all devices have")
     radio: Radio = Field(default_factory=Radio, description="the uplink")
+    waveform: Waveform = Field(Waveform(), description="how numbers travel: one tone, or OFDM")
     air: Air = Field(default_factory=Air, description="what sums the signals")
     privacy: Privacy = Field(description="the privacy guarantee")
     learning: Learning = Field(default_factory=Learning, description="training")
@@ -278,7 +279,7 @@ class Scenario(Section):
     constants: Constants = Field(default_factory=Constants, description="constants of the convergence bound")
     overrides: dict[str, dict[str, Any]] = Field(default_factory=dict, description="changes that hold for one scheme")
 
-    _written_if_used: ClassVar[tuple[str, ...]] = ("federated",)
+    _written_if_used: ClassVar[tuple[str, ...]] = ("federated", "waveform")
 
     @property
     def num_devices(self) -> int:
