@@ -30,7 +30,6 @@ from airdistill.scenario.fields import (
     Power,
     Receiver,
     Rounds,
-    Time,
 )
 
 
