@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from airdistill.channel.selective import equaliser
 from airdistill.channel.waveform import Grid
 from airdistill.radio.iq import demodulate, despread, modulate, numbers_of
 from airdistill.radio.waveform_link import (
     WaveformRound,
     device_samples,
-    equaliser,
     propagate,
     receive_waveform,
     sample_noise,

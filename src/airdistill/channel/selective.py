@@ -53,16 +53,14 @@ class WideLink:
         return np.asarray((np.abs(self.known) ** 2).mean(axis=1))
 
     @cached_property
-    def floor(self) -> FloatArray:
-        """The power gain below which a tone is not amplified any more, `[device]`."""
-        return self.mean_gain * 10.0 ** (self.wave.fade_floor_db / 10.0)
+    def inverse(self) -> ComplexArray:
+        """e of a device that sends as much as it can, `[device, tone]`."""
+        return equaliser(self.known, self.wave.fade_floor_db)
 
     @cached_property
     def equaliser(self) -> ComplexArray:
-        """e, by which a device multiplies its elements, `[device, tone]`; zero for a device without a channel."""
-        gain = np.maximum(np.abs(self.known) ** 2, self.floor[:, None])
-        inverse = np.where(gain > 0, self.known.conj() / np.where(gain > 0, gain, 1.0), 0.0)
-        return inverse if self.scale is None else inverse * self.scale[:, None]
+        """e, by which a device multiplies its elements, `[device, tone]`."""
+        return self.inverse if self.scale is None else self.inverse * self.scale[:, None]
 
     @cached_property
     def attenuation(self) -> FloatArray:
@@ -72,7 +70,7 @@ class WideLink:
     @cached_property
     def gain(self) -> FloatArray:
         """g: the amplitude of a received number over that of the transmitted one, `[device]`."""
-        squared = np.abs(self.equaliser if self.scale is None else self.equaliser / self.scale[:, None]) ** 2
+        squared = np.abs(self.inverse) ** 2
         cost = squared.mean(axis=1) if self.wave.spreading == "dft" else squared.max(axis=1)
         cost = cost * self.grid.numbers_per_symbol
         return np.where(cost > 0, 1 / np.sqrt(np.where(cost > 0, cost, 1.0)), 0.0)
@@ -162,6 +160,13 @@ def sampled_taps(grid: Grid, paths: ComplexArray, delays_s: FloatArray) -> Compl
     for path in range(paths.shape[2]):  # several paths of a device may fall into one tap
         taps[np.arange(len(taps)), :, samples[:, path]] += paths[:, :, path]
     return taps
+
+
+def equaliser(known: ComplexArray, fade_floor_db: float) -> ComplexArray:
+    """conj(Ĥ)/max(|Ĥ|², floor), `[..., tone]`, with a floor relative to the mean |Ĥ|²; zero without a channel."""
+    power = np.abs(known) ** 2
+    bounded = np.maximum(power, 10.0 ** (fade_floor_db / 10.0) * power.mean(axis=-1, keepdims=True))
+    return np.asarray(np.divide(known.conj(), bounded, out=np.zeros_like(known), where=bounded > 0))
 
 
 def tone_gains(grid: Grid, taps: ComplexArray) -> ComplexArray:
