@@ -12,13 +12,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from airdistill.arrays import FloatArray
+from airdistill.channel.selective import WideLink
 from airdistill.channel.waveform import Grid
-from airdistill.radio.pilots import estimate_channels
+from airdistill.radio.pilots import estimate_channel, pilot_error_var
 from airdistill.radio.waveform_link import WaveformRound, superpose_waveform
 from airdistill.scenario.sections import Waveform
 
 REPEATS = 3
 NUM_TAPS = 24
+NOISE_W = 5e-16  # in a tone
 IMPAIRMENTS: dict[str, dict[str, object]] = {
     "carrier offset": {"carrier_offset": 100.0},
     "phase noise": {"phase_noise": 10.0},
@@ -30,20 +33,22 @@ IMPAIRMENTS: dict[str, dict[str, object]] = {
 ALL = {name: value for given in IMPAIRMENTS.values() for name, value in given.items()}
 
 
-def a_round(num_devices: int, num_numbers: int) -> tuple[WaveformRound, np.ndarray]:
-    """A round whose devices know their channels from a noisy downlink pilot, and signals at full power."""
-    wave = Waveform(kind="ofdm")
+def a_round(num_devices: int, num_numbers: int) -> tuple[WaveformRound, FloatArray]:
+    """A round whose devices know their channels from the server's pilot, and signals at full power."""
+    wave, power = Waveform(kind="ofdm"), np.full(num_devices, 1e-3)
     grid = Grid(wave.tones, wave.spacing, wave.cyclic_prefix, wave.axes)
     rng = np.random.default_rng(0)
     profile = 1e-6 * np.exp(-np.arange(NUM_TAPS) / 6)
     taps = rng.standard_normal((num_devices, grid.num_symbols(num_numbers), NUM_TAPS, 2)) @ [1, 1j] * profile
-    power = np.full(num_devices, 1e-3)
-    known = estimate_channels(grid, wave, taps[:, 0], 5e-16, power, 0, 1)
-    this = WaveformRound(grid, wave, taps, known, np.full(num_devices, 1e-7), power, 5e-16, 1, 0, 0)
+    links = [(1, device) for device in range(num_devices)]
+    known = [estimate_channel(grid, wave, taps[link[1], 0], NOISE_W, wave.pilot_power, 0, link) for link in links]
+    error_var = np.tile(pilot_error_var(grid, wave, NOISE_W, wave.pilot_power), (num_devices, 1))
+    link = WideLink(grid, wave, taps[:, 0], np.stack(known), error_var)
+    this = WaveformRound(grid, wave, taps, link.known, link.gain, power, NOISE_W, 1, 0, 0)
     return this, np.sqrt(1e-3) * rng.standard_normal((num_devices, num_numbers))
 
 
-def measure(this: WaveformRound, signals: np.ndarray) -> tuple[float, int]:
+def measure(this: WaveformRound, signals: FloatArray) -> tuple[float, int]:
     seconds = []
     for _ in range(REPEATS):
         start = time.process_time()
