@@ -15,15 +15,21 @@ So 1/c grows by the factor (1 + limit)²/V, by (1 + limit)², and not at all.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import j0
 
-from airdistill.arrays import FloatArray
-from airdistill.channel.selective import WideChannel, WideLink, aging
-from airdistill.channel.waveform import Grid
+from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz
+from airdistill.channel.waveform import Grid, air_time
 from airdistill.errors import InputError
 from airdistill.privacy.trust import TrustStatement, trust_statement
 from airdistill.scenario.model import Scenario
+
+if TYPE_CHECKING:
+    from airdistill.planning.transceiver.design import RoundDesign
+    from airdistill.planning.uplink import Uplink
 
 _RESERVED = 0.1  # share of δ that is kept for channel errors
 _PLANNING_LINKS = 8
@@ -35,20 +41,20 @@ _ROOM = 0.98  # of V, for rounds that are worse than those planned with
 class Observation:
     """How much of the designed noise a server sees the signals through, by what is certain of the waveform.
 
-    `limit` bounds |r| − 1 of every signal; `kept` is V of the planned rounds; `misalignment` `[device]` is the squared
-    error of a received number over its squared size. All are zero, and V one, without a waveform.
+    `limit` bounds |r| − 1 of every signal; `kept` is V of the planned rounds; `misalignment` is the squared error of a
+    received number over its squared size, mean over devices. All are zero, and V one, without a waveform.
     """
 
     limit: float = 0.0
     kept: float = 1.0
-    misalignment: FloatArray | None = None
+    misalignment: float = 0.0
 
     def factor(self, trust: TrustStatement) -> float:
         """By how much less noise is counted than the design has."""
         if trust.counts_own_only:
             return 1.0
         others = 1.0 if trust.counts_receiver else self.kept
-        return (1 + self.limit) ** 2 / others
+        return (1 + self.limit) ** 2 / others if others > 0 else np.inf
 
 
 def error_probability(scenario: Scenario) -> float:
@@ -111,7 +117,46 @@ def planned_observation(scenario: Scenario, source: WideChannel, num_numbers: in
         )
         raise InputError("waveform.csi", "pilot", rule)
     change = aging(scenario, num_numbers)
-    return Observation(limit, min(kept, 1.0), np.mean([link.misalignment(change) for link in weaker], axis=0))
+    return Observation(limit, min(kept, 1.0), float(np.mean([link.misalignment(change) for link in weaker])))
+
+
+def coherence_db(scenario: Scenario, num_numbers: int) -> float:
+    """The squared misalignment 2(1 − J0(2πf_Dτ)) at the end of a round, relative to the channel, dB; −∞ if at rest."""
+    phase = 2 * np.pi * doppler_hz(scenario) * air_time(scenario, num_numbers).total_s
+    with np.errstate(divide="ignore"):
+        return float(10 * np.log10(2 * (1 - j0(phase))))
+
+
+def waveform_facts(scenario: Scenario, uplink: Uplink) -> dict[str, Any]:
+    """What certificates and plans state of a waveform: `limit` is that of a signal's strength, 1 and more."""
+    wave, seen = scenario.waveform, uplink.observation
+    stated = {"observed": wave.observed, "csi": wave.csi, "limit": 1 + seen.limit, "kept": seen.kept}
+    return {**stated, "excess": error_probability(scenario)}
+
+
+def round_link(scenario: Scenario, uplink: Uplink, source: WideChannel, round_index: int) -> WideLink:
+    """The links of a round, with weaker signals of the devices that the plan asks for them."""
+    link = source.link(round_index)
+    if trust_statement(scenario.privacy.trust).counts_own_only:
+        return link
+    return backed_off(link, error_limits(scenario, link, uplink.num_slots), uplink.observation.limit)
+
+
+def observed(
+    scenario: Scenario, uplink: Any, source: WideChannel, design: RoundDesign, known: ComplexArray, round_index: int
+) -> Any:
+    """The uplink by which a round's noise is counted: the planned one, or one that counts less if less arrives."""
+    trust = trust_statement(scenario.privacy.trust)
+    if trust.counts_own_only or trust.counts_receiver:
+        return uplink
+    own = (np.abs(known[:, None] * design.noise_gain) ** 2).sum(axis=1)
+    if not own.any():
+        return uplink
+    link = round_link(scenario, uplink, source, round_index)
+    kept = kept_noise(scenario, link, uplink.num_slots, own / own.sum())
+    if kept >= uplink.observation.kept:
+        return uplink
+    return replace(uplink, observation=replace(uplink.observation, kept=kept))
 
 
 def backed_off(link: WideLink, limits: FloatArray, limit: float) -> WideLink:
