@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from airdistill.channel.selective import equaliser
+from airdistill.channel.selective import WideLink, equaliser
 from airdistill.channel.waveform import Grid
 from airdistill.radio.impairments import carrier_offset_hz
 from airdistill.radio.iq import demodulate, despread, modulate, numbers_of
+from airdistill.radio.pilots import estimate_channel, pilot_error_var
 from airdistill.radio.waveform_link import (
     WaveformRound,
     device_samples,
@@ -187,6 +188,27 @@ def test_what_oscillators_drift_between_pilot_and_data_turns_every_slot(axes):
     found = superpose_waveform(this, signals)
     np.testing.assert_allclose(found.despread.ravel(), expected, rtol=0, atol=2e-3 * this.gains[0])
     np.testing.assert_allclose(found.numbers[::axes], expected.real, rtol=0, atol=2e-3 * this.gains[0])
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("spreading", ["dft", "none"])
+@pytest.mark.parametrize("floor_db", [-300.0, -3.0])
+def test_the_error_through_pilots_and_a_floor_is_the_planned_one(floor_db, spreading, axes):
+    """Samples of a pilot, an estimate from them, and samples of data: the squared error of numbers, over 800 rounds."""
+    rng = np.random.default_rng(11)
+    taps = np.array([[[1.2, 0.3j, 0.2, -0.1j]]])
+    given = {"axes": axes, "spreading": spreading, "fade_floor_db": floor_db, "pilot_symbols": 2}
+    ideal = a_round(taps, **given)
+    grid, wave, measured, planned = ideal.grid, ideal.wave, [], []
+    for round_index in range(800):
+        known = estimate_channel(grid, wave, taps[0, 0], 1e-4, 1.0, 0, (round_index, 0))[None]
+        link = WideLink(grid, wave, taps[0], known, pilot_error_var(grid, wave, 1e-4, 1.0)[None])
+        this = dataclasses.replace(ideal, tone_gains=known, gains=link.gain, round_index=round_index)
+        signals = rng.choice([-1.0, 1.0], (1, 20 * axes))
+        measured.append(((superpose_waveform(this, signals).numbers / link.gain[0] - signals[0]) ** 2).mean())
+        planned.append(link.misalignment(0.0)[0])
+    assert 1e-4 < np.mean(planned) < 0.1
+    assert np.mean(measured) == pytest.approx(np.mean(planned), rel=0.09)  # 4 standard errors
 
 
 def test_no_device_emits_more_than_its_own_amplifier_can():

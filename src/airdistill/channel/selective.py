@@ -81,8 +81,18 @@ class WideLink:
         return np.asarray(error_var * np.abs(self.equaliser) ** 2)
 
     def misalignment(self, aging: float) -> FloatArray:
-        """Mean over tones of E|He − 1|², `[device]`: the squared error of a received number over its squared size."""
-        return np.asarray(((1 - self.attenuation) ** 2 + self.relative_error(aging)).mean(axis=1))
+        """The squared error of a received number over its squared size, `[device]`.
+
+        With two axes it is E|He − 1|², the mean over tones. With one axis, half of the random errors and of the other
+        numbers' interference is on the unused axis. What the floor takes from all numbers alike is not.
+        """
+        weaker, random = 1 - self.attenuation, self.relative_error(aging).mean(axis=1)
+        squared = (weaker**2).mean(axis=1)
+        if self.grid.axes == 2:
+            return np.asarray(squared + random)
+        if self.wave.spreading == "none":
+            return np.asarray(squared + random / 2)
+        return np.asarray((weaker.mean(axis=1) ** 2 + squared + random) / 2)
 
 
 class WideChannel:
