@@ -130,7 +130,7 @@ def test_channels_change_as_jakes_model_says():
 
 
 def test_the_pilot_error_has_the_stated_variance():
-    """Ĥ − H over many rounds, tone by tone: a projection on the delays within the prefix leaves P_tt σ²N/(P·symbols)."""
+    """Ĥ − H over many rounds, tone by tone: projected on the delays within the prefix, P_tt σ²N/(P·symbols) is left."""
     source = source_of("radio.fading=none", "radio.distance=100 m", "waveform.pilot_symbols=2", devices=40)
     links = [source.link(index) for index in range(1, 31)]
     errors = np.stack([link.known - tone_gains(source.grid, link.taps) for link in links])

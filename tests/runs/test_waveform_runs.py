@@ -13,7 +13,6 @@ from airdistill.channel.sources import channel_source
 from airdistill.privacy.ledger import Ledger
 from airdistill.radio.charged_round import charge_round
 from airdistill.radio.superposition import over_the_air
-from airdistill.radio.waveform_link import superpose_waveform
 from airdistill.runs.accounts import Inputs, ledger_header
 
 WAVE = ["waveform.kind=ofdm", "waveform.observed=elements", "air.medium=waveform"]
@@ -67,3 +66,18 @@ def test_the_measured_error_is_the_planned_one(fading, csi):
         received = charged_round(plan, "airdistill_proxy").transmit(vectors_of(plan))
         ratios.append(float(received.squared_error.mean() / received.predicted_noise_var.mean()))
     assert np.mean(ratios) == pytest.approx(1, abs=0.05 if csi == "perfect" else 0.1)
+
+
+def test_a_run_is_certified_audited_and_resumed(tmp_path):
+    """Three rounds of class means over samples: the certificate names what it rests on, and the audit agrees."""
+    changes = [*WAVE, *NEAR, "radio.fading=tdl-a", "learning.rounds=2", "learning.model=softmax_regression"]
+    scenario = small_scenario(tmp_path, *changes, "fleet.devices=12", "data.samples_per_device=5")
+    record = ad.run(scenario, scheme="ota_fd", out=tmp_path / "run")
+    assert len(record.rounds) == 2
+    shown = ad.certify(tmp_path / "run")
+    named = {each.name for each in shown.assumptions}
+    assert {"bounded channel error", "receiver keeps elements"} <= named
+    assert max(device.delta_in_all for device in shown.devices) == pytest.approx(1e-5)
+    audit = ad.audit_run(tmp_path / "run", ad.AuditOptions(parts=("recorded",)))
+    assert audit.to_dict()["recorded"]["violations"] == []
+    assert audit.to_dict()["recorded"]["redrawn"] == 2

@@ -247,7 +247,7 @@ class SuperposedUplink(Uplink):
         links = self._links(channel, mask)
         asked = self._round_requirement(links, self.required_at(num_rounds, round_index, spent))
         made = design_links(links, self._active_channels(channel, mask), asked, self.trust)
-        if self._margin != 1 or self.observation.misalignment > 0:
+        if not self._exact_channels or self._margin != 1 or self.observation.misalignment > 0:
             made = replace(
                 made,
                 effective_noise_var=self._predicted(links, asked, made.effective_noise_var),
