@@ -1,0 +1,164 @@
+"""What a radio's impairments do to the noise that is counted: a proven factor, a probability to charge, or own noise.
+
+**Own noise always counts.** A device adds its noise before its amplifier, oscillator and antenna, and all that follows
+is post-processing of a noised vector. No impairment therefore costs more than χ_i = 1/s_i under fleet noise.
+
+**Deviations.** Let device j's elements arrive through g_j + E_j with ‖E_j‖ ≤ η_j, up to a common phase, which circular
+noise does not feel. For every combination v of the elements, ‖(√s_j (g_j + E_j)ᴴ v)_j‖ ≥ (√w_min − √Σ s_j η_j²)‖v‖ by
+the triangle inequality, and so
+
+    χ_i ≤ (max|g_i| + η_i)²/(√w_min − √Σ s_j η_j²)².
+
+With g = 1 and η = e_q this is the margin ((1 + e_q)/(1 − e_q))² for errors of the channel estimate.
+
+**Clipping.** A sample is Σ_k b_k φ_k + noise with public random phases φ_k (the scrambling), independent of the data.
+E|Σ b_k φ_k|^{2p} ≤ p! (Σ|b_k|²)^p, which is what a complex Gaussian of the same power has, and the same holds with
+Gaussian noise added. Hence E exp(t|x|²/σ²) ≤ 1/(1 − t), and P(|x|² > uσ²) ≤ u e^{1−u} for u ≥ 1. If no sample is
+clipped with probability 1 − p, the transmission equals an unclipped one with that probability: for both neighbours, so
+that an (ε, δ) guarantee becomes (ε, δ + (1 + e^ε)p). What is drawn independently of data and noise (channel errors,
+oscillators) is conditioned upon instead, and costs its probability alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import ndtri_exp
+
+from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.privacy.waveform import FleetChannels, received_shares
+
+_OVERSAMPLED = 8  # points of |H|² per sample of a symbol
+
+
+def clipping_delta(
+    backoff_db: float,
+    num_samples: int,
+    epsilon: float,
+    noise_share: float = 0.0,
+    crest: float = 1.0,
+) -> float:
+    """The δ that a limiter costs at this back-off: (1 + e^ε) times the probability that any sample is clipped.
+
+    `backoff_db` is the saturation power over the mean power of signal and noise. `num_samples` counts all devices' and
+    rounds' samples. `noise_share` is the noise's part of that power; 1 uses the exact Gaussian tail. `crest` is the
+    largest square of a number over the mean square of its symbol: spreading can gather a concentrated payload in one
+    sample.
+    """
+    power = noise_share + (1 - noise_share) * crest
+    threshold = 10 ** (backoff_db / 10) / power
+    return float(np.exp(min(_log_delta(threshold, num_samples, epsilon, noise_share == 1), 0.0)))
+
+
+def least_backoff_db(
+    num_samples: int, epsilon: float, delta: float, noise_share: float = 0.0, crest: float = 1.0
+) -> float:
+    """The least back-off, in dB, at which a limiter costs at most `delta`: see `clipping_delta`."""
+    if not 0 < delta < 1:
+        raise ValueError(f"delta = {delta}: must lie strictly between 0 and 1")
+    low, high = 1.0, 2.0
+    while _log_delta(high, num_samples, epsilon, noise_share == 1) > math.log(delta):
+        high *= 2
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        enough = _log_delta(middle, num_samples, epsilon, noise_share == 1) <= math.log(delta)
+        low, high = (low, middle) if enough else (middle, high)
+    return 10 * math.log10(high * (noise_share + (1 - noise_share) * crest))
+
+
+def _log_delta(threshold: float, num_samples: int, epsilon: float, gaussian: bool) -> float:
+    """ln((1 + e^ε) n p) with p = e^{−u} for Gaussian samples, u e^{1−u} for scrambled signals, at most 1."""
+    tail = -threshold
+    if not gaussian:
+        tail = 1 + math.log(threshold) - threshold if threshold > 1 else 0.0
+    return float(np.logaddexp(0.0, epsilon)) + min(math.log(num_samples) + tail, 0.0)
+
+
+def limiter_factor(channels: FleetChannels, observed: str) -> FloatArray:
+    """χ under receiver noise behind amplifiers that clip or compress, at any back-off, `[device]`.
+
+    An ideal limiter and Rapp's model map x to ρ(|x|)x/|x| with 0 ≤ ρ' ≤ 1 and ρ(r) ≤ r: the singular values of the
+    map's derivative are ρ' and ρ/r, and so it is 1-Lipschitz. The shift does not grow *at the antenna*: it is at most
+    max|e| per unit in the useful part, and √2 times that with the prefix. But it need not keep the equaliser's shape,
+    and the channel may pass it at its best frequency.
+    """
+    strongest = (np.abs(channels.equalizer) ** 2).max(axis=1)
+    taps, fft_size = channels.taps, channels.grid.fft_size
+    if observed == "elements":
+        response = np.fft.fft(taps, fft_size, axis=1)[:, channels.grid.bins]
+        return np.asarray((np.abs(response) ** 2).max(axis=1) * strongest)
+    points = _OVERSAMPLED * fft_size
+    # |H|² is a trigonometric polynomial of degree R: between m points it exceeds them at most by 1/cos(πR/m).
+    peak = (np.abs(np.fft.fft(taps, points, axis=1)) ** 2).max(axis=1) / math.cos(math.pi * channels.memory / points)
+    return np.asarray(2 * peak * strongest)
+
+
+def chord(angle: float) -> float:
+    """|e^{jθ} − 1| for the largest |θ|, rad."""
+    return 2 * math.sin(min(abs(angle), math.pi) / 2)
+
+
+def rotation_deviation(
+    channels: FleetChannels, within_symbol: float, within_delays: float, estimate_error: FloatArray | float = 0.0
+) -> FloatArray:
+    """η of oscillators that turn a device's samples, `[device]`, on elements.
+
+    `within_symbol`: largest turn from the middle of a symbol's useful part, rad. `within_delays`: largest turn within
+    the channel's memory. The turn happens before the channel: behind it, path l is late by the turn since it was sent.
+    `estimate_error` bounds what `deviation` of the estimate already adds to |g|.
+    """
+    strongest = np.abs(channels.equalizer).max(axis=1)
+    passed = np.abs(channels.gain).max(axis=1) + estimate_error
+    all_taps = np.abs(channels.taps).sum(axis=1)
+    return np.asarray(chord(within_symbol) * passed + chord(within_delays) * all_taps * strongest)
+
+
+def offset_turns(channels: FleetChannels, offset_hz: float) -> tuple[float, float]:
+    """The turns within a symbol and within the channel's memory of a carrier offset, rad."""
+    grid = channels.grid
+    return math.pi * offset_hz / grid.spacing_hz, 2 * math.pi * offset_hz * channels.memory / grid.sample_rate_hz
+
+
+def phase_noise_turns(
+    channels: FleetChannels, linewidth_hz: float, num_symbols: int, probability: float
+) -> tuple[float, float]:
+    """The turns of Wiener phase noise that all of so many symbols of all devices stay below, but for a probability.
+
+    The phase of a span t has variance 2π·linewidth·t, and its largest deviation from either end exceeds θ with
+    probability at most 4Q(θ/σ), by reflection. Half of the probability goes to symbols, half to the memory: two moments
+    at most R samples apart lie on both sides of one of F/R points, or between two of them.
+    """
+    grid, memory = channels.grid, channels.memory
+    half = grid.fft_size / 2 / grid.sample_rate_hz
+    symbol = _wiener_quantile(linewidth_hz * half, 2 * num_symbols, probability / 2)
+    if memory == 0:
+        return symbol, 0.0
+    spans = num_symbols * (math.ceil(grid.symbol_samples / memory) + 1)
+    delays = _wiener_quantile(linewidth_hz * memory / grid.sample_rate_hz, 2 * spans, probability / 2)
+    return symbol, 2 * delays
+
+
+def _wiener_quantile(turns: float, count: int, probability: float) -> float:
+    """θ with 4 count Q(θ/σ) = probability for σ² = 2π·turns."""
+    return float(-ndtri_exp(math.log(probability / (4 * count))) * math.sqrt(2 * math.pi * turns))
+
+
+def deviation_factor(
+    gain: ComplexArray, shares: FloatArray, by_tone: FloatArray | float = 0.0, mixing: FloatArray | float = 0.0
+) -> FloatArray:
+    """χ on elements under fleet noise for gains that deviate from `gain` `[device, tone]`, `[device]`.
+
+    `by_tone` η `[device, tone]` bounds errors that stay on their tone (channel estimates); `mixing` η `[device]` bounds
+    the norm of those that mix tones (oscillators). Never more than 1/s_i, which a device's own noise gives.
+    """
+    size = np.abs(gain)
+    shift = size + by_tone
+    lost = np.sqrt(shares @ np.broadcast_to(np.square(by_tone), size.shape))
+    covered = np.sqrt(received_shares(gain, shares)) - lost
+    if np.any(mixing):
+        mixed = np.broadcast_to(mixing, shares.shape)
+        shift = shift.max(axis=1, keepdims=True) + mixed[:, None]
+        covered = np.array([covered.min() - math.sqrt(shares @ mixed**2)])
+    ratio = divide_or(shift, np.maximum(covered, 0.0), np.inf).max(axis=1)
+    return np.asarray(np.minimum(ratio**2, divide_or(np.ones_like(shares), shares, np.inf)))
