@@ -1,5 +1,7 @@
 """What is counted behind impairments: closed forms, quadrature, Monte Carlo and dense matrices of damaged radios."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from privacy.test_waveform import GRID, channels, dense_fleet_factor, shares_of
@@ -14,10 +16,13 @@ from airdistill.privacy.impairments import (
     limiter_factor,
     offset_turns,
     phase_noise_turns,
+    receiver_deviation_factor,
     rotation_deviation,
 )
 from airdistill.privacy.waveform import FleetChannels, receiver_factor
+from airdistill.privacy.waveform_guarantee import counts_own_only, waveform_guarantee
 from airdistill.radio.iq import demodulate, modulate
+from airdistill.scenario.sections import Waveform
 
 SHARES = shares_of(6)
 
@@ -216,3 +221,63 @@ def test_chord_is_the_distance_on_the_unit_circle():
     for angle in (0.0, 0.3, -1.0, 3.0):
         assert chord(angle) == pytest.approx(abs(np.exp(1j * angle) - 1))
     assert chord(7.0) == 2.0
+
+
+def test_receiver_noise_covers_turned_samples_through_unknown_taps():
+    given, rng = channels(5, 4, -3.0), np.random.default_rng(11)
+    tap_error = 0.05 * np.abs(given.taps).sum(axis=1)
+    turns = offset_turns(given, 0.05 * GRID.spacing_hz)
+    bound = receiver_deviation_factor(receiver_factor(given), given, tap_error, turns[1])
+    units = np.eye(2 * GRID.tones).reshape(-1, 2, GRID.tones)
+    time = np.arange(2 * GRID.symbol_samples) / GRID.fft_size
+    for _ in range(10):
+        error = rng.standard_normal(given.taps.shape) + 1j * rng.standard_normal(given.taps.shape)
+        error *= (tap_error / np.abs(error).sum(axis=1))[:, None]
+        for device in range(5):
+            sent = modulate(GRID, units * given.equalizer[device]) * np.exp(0.1j * np.pi * time * rng.choice([-1, 1]))
+            moved = np.stack([np.convolve(row, given.taps[device] + error[device]) for row in sent])
+            assert np.linalg.norm(moved, 2) ** 2 <= bound[device]
+    assert np.all(bound < 3 * receiver_factor(given))
+
+
+def wave(**given):
+    return Waveform(kind="ofdm", **given)
+
+
+def test_every_impairment_has_a_finding_under_every_trust_model():
+    damaged = wave(amplifier="rapp", carrier_offset=10.0, phase_noise=1.0, timing_error=1e-7)
+    for observed in ("samples", "elements"):
+        for trust in ("receiver_noise", "fleet_noise", "own_noise"):
+            findings = waveform_guarantee(damaged.model_copy(update={"observed": observed}), trust)
+            assert [finding.impairment for finding in findings] == [
+                "cyclic prefix",
+                "amplifier",
+                "carrier offset",
+                "phase noise",
+                "timing error",
+                "channel estimates",
+                "converter",
+            ]
+            for finding in findings:
+                assert finding.sentence.endswith(".")
+                names = [name.split(".") for name in finding.computed_by.split(", ") if name]
+                assert all(hasattr(import_module(f"airdistill.privacy.{file}"), name) for file, name in names)
+                assert bool(names) == (finding.count in ("factor", "probability"))
+
+
+def test_what_is_counted_by_trust_model():
+    assert waveform_guarantee(Waveform(), "fleet_noise") == ()
+
+    def counts(trust, **given):
+        return {finding.impairment: finding.count for finding in waveform_guarantee(wave(**given), trust)}
+
+    assert set(counts("own_noise", amplifier="rapp", carrier_offset=5.0).values()) == {"full"}
+    assert counts("fleet_noise", amplifier="clip")["amplifier"] == "probability"
+    assert counts("fleet_noise", amplifier="rapp")["amplifier"] == "own"
+    assert counts("fleet_noise", carrier_offset=5.0)["carrier offset"] == "own"
+    assert counts("fleet_noise", carrier_offset=5.0, observed="elements")["carrier offset"] == "factor"
+    assert counts("receiver_noise", amplifier="rapp")["amplifier"] == "factor"
+    assert counts_own_only(waveform_guarantee(wave(amplifier="rapp"), "fleet_noise"))
+    assert not counts_own_only(waveform_guarantee(wave(amplifier="clip"), "fleet_noise"))
+    named = {finding.assumption for finding in waveform_guarantee(wave(observed="elements"), "fleet_noise")}
+    assert "demodulated elements only" in named

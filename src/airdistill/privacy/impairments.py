@@ -162,3 +162,18 @@ def deviation_factor(
         covered = np.array([covered.min() - math.sqrt(shares @ mixed**2)])
     ratio = divide_or(shift, np.maximum(covered, 0.0), np.inf).max(axis=1)
     return np.asarray(np.minimum(ratio**2, divide_or(np.ones_like(shares), shares, np.inf)))
+
+
+def receiver_deviation_factor(
+    factor: FloatArray, channels: FleetChannels, tap_error: FloatArray | float = 0.0, within_delays: float = 0.0
+) -> FloatArray:
+    """χ under receiver noise from χ of the channels as known, for taps that deviate and oscillators that turn.
+
+    `tap_error` bounds Σ_l |h_l − ĥ_l| `[device]`; `within_delays` is the largest turn within the channel's memory, rad.
+    Samples have at most √2 max|e| per unit (the prefix repeats some of them), and taps h deliver at most Σ|h_l| times
+    that. A turn of received samples keeps their energy.
+    """
+    strongest = np.abs(channels.equalizer).max(axis=1)
+    all_taps = np.abs(channels.taps).sum(axis=1) + tap_error
+    extra = tap_error + chord(within_delays) * all_taps
+    return np.asarray((np.sqrt(factor) + math.sqrt(2) * strongest * extra) ** 2)
