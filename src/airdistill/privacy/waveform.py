@@ -139,10 +139,10 @@ def prefix_factor(
         return np.asarray(np.minimum(on_elements.max(axis=1), cap))
     maps = residual_maps(channels, shares)
     chunks = [slice(start, start + _CHUNK) for start in range(0, len(maps), _CHUNK)]
-    noise = sum(residual_gram(channels.grid, maps[part], np.sqrt(shares[part])[:, None]).sum(axis=0) for part in chunks)
+    noise = residual_noise(channels, maps, shares)
     if prefix_noise is not None:
         noise = noise + np.kron(np.eye(2), prefix_noise.covariance(channels) / 2)
-    whiten = whitening(np.asarray(noise), _received_energy(channels, shares))
+    whiten = whitening(noise, received_energy(channels, shares))
 
     def factors(part: slice) -> FloatArray:
         def weighted(weights: FloatArray) -> ComplexArray:
@@ -218,16 +218,19 @@ def mixed_factor(
     return np.asarray((fleet_var * fleet + receiver_var * receiver) / (np.asarray(fleet_var) + receiver_var))
 
 
+def prediction(channels: FleetChannels, shares: FloatArray) -> ComplexArray:
+    """K `[sample, tone]`: what an element predicts of the R samples behind its symbol."""
+    table = last_samples(channels.grid, channels.memory)
+    # K = Σ_j s_j Q_j ḡ_j/w, with the sum over devices first, because Q_j is linear in the taps.
+    per_tap = channels.taps.T @ (shares[:, None] * channels.equalizer * channels.gain.conj())
+    rows = [(per_tap[row + 1 :] * table[: len(table) - row]).sum(axis=0) for row in range(len(table))]
+    return np.asarray(np.reshape(rows, table.shape) / received_shares(channels.gain, shares))
+
+
 def residual_maps(channels: FleetChannels, shares: FloatArray) -> ComplexArray:
     """q `[device, sample, tone]`: what an element leaves behind its symbol, less what all elements predict of it."""
-    gain, memory = channels.gain, channels.memory
-    table = last_samples(channels.grid, memory)
-    # K = Σ_j s_j Q_j ḡ_j/w, with the sum over devices first, because Q_j is linear in the taps.
-    per_tap = channels.taps.T @ (shares[:, None] * channels.equalizer * gain.conj())
-    predicted = np.stack([(per_tap[row + 1 :] * table[: memory - row]).sum(axis=0) for row in range(memory)])
-    predicted /= received_shares(gain, shares)
     maps = left_behind(channels)
-    maps -= predicted * gain[:, None, :]
+    maps -= prediction(channels, shares) * channels.gain[:, None, :]
     return maps
 
 
@@ -245,17 +248,30 @@ def last_samples(grid: Grid, count: int) -> ComplexArray:
     return np.asarray(np.exp(-2j * np.pi * np.outer(back, grid.offsets) / grid.fft_size) / np.sqrt(grid.fft_size))
 
 
+def prefix_ramp(grid: Grid) -> ComplexArray:
+    """Φ `[tone]`: the phase from the end of a symbol to its beginning, which the prefix precedes."""
+    return np.asarray(np.exp(-2j * np.pi * grid.offsets * grid.prefix_samples / grid.fft_size))
+
+
 def residual_gram(grid: Grid, maps: ComplexArray, weights: FloatArray) -> ComplexArray:
     """X diag(weights²) Xᴴ `[device, 2 sample, 2 sample]` for X = (−q Φ; q), from q and weights `[device, tone]`."""
-    ramp = np.exp(-2j * np.pi * grid.offsets * grid.prefix_samples / grid.fft_size)
     weighted = maps * weights[:, None, :]
     adjoint = weighted.conj().transpose(0, 2, 1)
-    same, cross = weighted @ adjoint, -(weighted * ramp) @ adjoint
+    same, cross = weighted @ adjoint, -(weighted * prefix_ramp(grid)) @ adjoint
     top = np.concatenate([same, cross], axis=2)
     return np.concatenate([top, np.concatenate([cross.conj().transpose(0, 2, 1), same], axis=2)], axis=1)
 
 
-def _received_energy(channels: FleetChannels, shares: FloatArray) -> FloatArray:
+def residual_noise(channels: FleetChannels, maps: ComplexArray, shares: FloatArray) -> ComplexArray:
+    """G `[2 sample, 2 sample]`: the covariance of both halves of one symbol's residual, in units of S."""
+    total = np.zeros((2 * channels.memory,) * 2, dtype=np.complex128)
+    for start in range(0, len(maps), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        total += residual_gram(channels.grid, maps[part], np.sqrt(shares[part])[:, None]).sum(axis=0)
+    return total
+
+
+def received_energy(channels: FleetChannels, shares: FloatArray) -> FloatArray:
     """About the energy of Σ_j √s_j Q_j in each row of X, `[2 sample]`: what is far below it is rounding error."""
     later = np.cumsum(np.abs(channels.taps[:, :0:-1]) ** 2, axis=1)[:, ::-1]
     sent = (np.abs(channels.equalizer) ** 2).sum(axis=1) / channels.grid.fft_size
@@ -266,7 +282,7 @@ def whitening(noise: ComplexArray, energy: FloatArray) -> ComplexArray:
     """W with W noise Wᴴ = 1; directions without noise are scaled so far up that a shift in them costs too much."""
     unit = divide_or(np.ones_like(energy), np.sqrt(energy), 0.0)
     values, directions = np.linalg.eigh(unit[:, None] * noise * unit)
-    strong = values > _SMALL * values[-1]
+    strong = values > _SMALL * values.max(initial=0.0)
     values = np.where(strong, np.maximum(values, _LEAST), _TRACE)
     return np.asarray((directions / np.sqrt(values)).conj().T * unit)
 
