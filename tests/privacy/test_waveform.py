@@ -111,6 +111,16 @@ def test_the_factor_depends_on_the_channels_and_not_on_the_scale_of_shares():
         channels(3, 8)
 
 
+def test_noise_in_the_prefix_is_relative_to_that_of_ordinary_samples():
+    """Against the mean power of modulated noise: unit variance on each element, by share, through the equaliser."""
+    given, shares, rng = channels(3, 3, -3.0), shares_of(3), np.random.default_rng(2)
+    elements = (rng.standard_normal((3, 4000, 8)) + 1j * rng.standard_normal((3, 4000, 8))) / np.sqrt(2)
+    sent = modulate(GRID, elements * np.sqrt(shares)[:, None, None] * given.equalizer[:, None])
+    found = PrefixNoise.relative(given, shares, 5.0)
+    assert found.length == 2
+    assert np.allclose(found.var, 5 * (np.abs(sent) ** 2).mean(axis=1), rtol=0.03)
+
+
 def bursts(given, var, length, starts, num_samples):
     """Received bursts of fresh noise, one column for each sample that a device adds."""
     columns = []

@@ -79,7 +79,8 @@ class PrefixAttack:
         delivered = channels.gain[device] * shift
         full = np.concatenate([delivered.ravel(), moved])
         on_elements = (delivered / received_shares(channels.gain, shares)).ravel()
-        weights: ComplexArray = np.concatenate([on_elements, whiten.conj().T @ (whiten @ moved)]) / noise_var
+        weighted = np.concatenate([on_elements, whiten.conj().T @ (whiten @ moved)])
+        weights = np.asarray(weighted / noise_var, dtype=np.complex128)
         mu = float(np.sqrt((full.conj() @ weights).real))
         return cls(channels, prediction(channels, shares), LinearAttack(weights, mu))
 

@@ -86,6 +86,12 @@ class PrefixNoise:
     length: int
     var: FloatArray
 
+    @classmethod
+    def relative(cls, channels: FleetChannels, shares: FloatArray, times: float) -> PrefixNoise:
+        """As long as the residual, and so many times as strong as a device's own noise in an ordinary sample."""
+        own = shares * (np.abs(channels.equalizer) ** 2).sum(axis=1) / channels.grid.fft_size
+        return cls(channels.memory, times * own)
+
     def covariance(self, channels: FleetChannels) -> ComplexArray:
         """N `[sample, sample]`: covariance in the first R samples, given the burst in all later ones.
 
@@ -139,18 +145,21 @@ def prefix_factor(
         return np.asarray(np.minimum(on_elements.max(axis=1), cap))
     maps = residual_maps(channels, shares)
     chunks = [slice(start, start + _CHUNK) for start in range(0, len(maps), _CHUNK)]
-    noise = residual_noise(channels, maps, shares)
+    all_tones = np.ones((1, channels.grid.tones))
+    grams = [residual_gram(channels.grid, maps[part], all_tones) for part in chunks]
+    noise: ComplexArray = (shares[:, None, None] * np.concatenate(grams)).sum(axis=0)
     if prefix_noise is not None:
-        noise = noise + np.kron(np.eye(2), prefix_noise.covariance(channels) / 2)
+        noise += np.kron(np.eye(2), prefix_noise.covariance(channels) / 2)
     whiten = whitening(noise, received_energy(channels, shares))
 
-    def factors(part: slice) -> FloatArray:
+    def factors(part: slice, gram: ComplexArray) -> FloatArray:
         def weighted(weights: FloatArray) -> ComplexArray:
             return np.asarray(whiten @ residual_gram(channels.grid, maps[part], weights) @ whiten.conj().T)
 
-        return largest_eigenvalue(on_elements[part], weighted, tolerance)
+        return largest_eigenvalue(on_elements[part], whiten @ gram @ whiten.conj().T, weighted, tolerance)
 
-    return np.asarray(np.minimum(np.concatenate([factors(part) for part in chunks]), cap))
+    found = [factors(part, gram) for part, gram in zip(chunks, grams, strict=True)]
+    return np.asarray(np.minimum(np.concatenate(found), cap))
 
 
 def receiver_factor(channels: FleetChannels, num_symbols: int = 2, tolerance: float = 1e-3) -> FloatArray:
@@ -173,7 +182,7 @@ def receiver_factor(channels: FleetChannels, num_symbols: int = 2, tolerance: fl
             prefix = _prefix_covariance(channels.grid, sent * weights**2)
             return np.asarray(table[part] @ prefix @ table[part].conj().transpose(0, 2, 1))
 
-        return largest_eigenvalue(on_elements[part], weighted, tolerance)
+        return largest_eigenvalue(on_elements[part], weighted(np.ones_like(sent)), weighted, tolerance)
 
     found = [np.concatenate([factors(part, table) for part in chunks]) for table in tables]
     return np.asarray(np.min(found, axis=0))
@@ -264,11 +273,7 @@ def residual_gram(grid: Grid, maps: ComplexArray, weights: FloatArray) -> Comple
 
 def residual_noise(channels: FleetChannels, maps: ComplexArray, shares: FloatArray) -> ComplexArray:
     """G `[2 sample, 2 sample]`: the covariance of both halves of one symbol's residual, in units of S."""
-    total = np.zeros((2 * channels.memory,) * 2, dtype=np.complex128)
-    for start in range(0, len(maps), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        total += residual_gram(channels.grid, maps[part], np.sqrt(shares[part])[:, None]).sum(axis=0)
-    return total
+    return np.asarray(residual_gram(channels.grid, maps, np.sqrt(shares)[:, None]).sum(axis=0))
 
 
 def received_energy(channels: FleetChannels, shares: FloatArray) -> FloatArray:
@@ -287,15 +292,15 @@ def whitening(noise: ComplexArray, energy: FloatArray) -> ComplexArray:
     return np.asarray((directions / np.sqrt(values)).conj().T * unit)
 
 
-def largest_eigenvalue(diagonal: FloatArray, gram: WeightedGram, tolerance: float) -> FloatArray:
+def largest_eigenvalue(diagonal: FloatArray, plain: ComplexArray, gram: WeightedGram, tolerance: float) -> FloatArray:
     """An upper bound on λ_max(diag(a) + VᴴV), `[device]`, within a relative `tolerance`.
 
-    a is `[device, tone]`, and `gram(u)` returns V diag(u²) Vᴴ. The eigenvalue is the root of f(λ) = 1 for
-    f(λ) = λ_max(V diag(1/(λ − a)) Vᴴ). (λ − a)f(λ) falls with λ for the smallest a and rises for the largest one, and
-    so a + f(λ)(λ − a) with these two brackets the root.
+    a is `[device, tone]`, `plain` is VVᴴ, and `gram(u)` returns V diag(u²) Vᴴ. The eigenvalue is the root of f(λ) = 1
+    for f(λ) = λ_max(V diag(1/(λ − a)) Vᴴ). (λ − a)f(λ) falls with λ for the smallest a and rises for the largest one,
+    and so a + f(λ)(λ − a) with these two brackets the root.
     """
     least, most = diagonal.min(axis=1), diagonal.max(axis=1)
-    added = np.linalg.eigvalsh(gram(np.ones_like(diagonal)))[:, -1]
+    added = np.linalg.eigvalsh(plain)[:, -1]
     lower, upper = np.maximum(most, least + added), most + np.maximum(added, 0.0)
     for _ in range(_STEPS):
         open_ = upper - lower > tolerance * upper
