@@ -7,6 +7,7 @@ from airdistill.channel.waveform import Grid
 from airdistill.privacy.waveform import (
     FleetChannels,
     PrefixNoise,
+    common_noise,
     element_factor,
     mixed_factor,
     prefix_factor,
@@ -109,6 +110,23 @@ def test_the_factor_depends_on_the_channels_and_not_on_the_scale_of_shares():
         prefix_factor(channels(3, 3), np.ones(3))
     with pytest.raises(ValueError, match="do not fit a cyclic prefix"):
         channels(3, 8)
+
+
+def test_unequal_noise_counts_by_its_least_number():
+    """Numbers with noise of their own, spread over the tones: the bound holds, and equal noise is counted in full."""
+    given, rng = channels(5, 4, -3.0), np.random.default_rng(6)
+    spreading = np.fft.fft(np.eye(8), norm="ortho")
+    maps = dense_maps(given, 1) @ spreading
+    for spread in (0.0, 0.5, 3.0):
+        noise_var = shares_of(5)[:, None] * np.exp(spread * rng.standard_normal((5, 8)))
+        total, shares = common_noise(noise_var)
+        bound = prefix_factor(given, shares) / total
+        weighted = np.concatenate([one * np.sqrt(var) for one, var in zip(maps, noise_var, strict=True)], axis=1)
+        true = dense_fleet_factor(maps, np.zeros(5), weighted)
+        assert np.all(true <= bound * (1 + 1e-9))
+        assert spread > 0 or np.allclose(true, bound, rtol=2e-3)
+    with pytest.raises(ValueError, match="every number of a symbol needs noise"):
+        common_noise(np.eye(3))
 
 
 def test_noise_in_the_prefix_is_relative_to_that_of_ordinary_samples():

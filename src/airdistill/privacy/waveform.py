@@ -23,6 +23,11 @@ of ρ_s separately could add them up, and adding is post-processing. It then has
 symbols, and so χ_i ≤ λ_max(diag(|g_i|²/w) + X_iᴴ G⁺ X_i), with equality if a round is one symbol. The same holds if
 taps change between symbols. For 16 symbols the supremum is 0.1 to 1 % lower (tests/privacy/test_waveform.py).
 
+**Unequal noise.** Rows of a payload may have different noise, and a symbol mixes them. Covariances are monotone: with
+V_jn the noise of device j in number n, noise of min_n V_jn in all numbers reveals no less. S = Σ_j min_n V_jn and the
+shares min_n V_jn/S are therefore sound for all numbers of a symbol (`common_noise`). The numbers that fill the last
+symbol and, with one number in an element, the other axis must have noise, too: a minimum of zero counts nothing.
+
 **Own noise.** The received signal is post-processing of d_i plus its own noise of S s_i, and so χ_i ≤ 1/s_i.
 """
 
@@ -113,6 +118,15 @@ class PrefixNoise:
         cross = total[:memory, seen]
         known = np.linalg.pinv(total[seen, seen], hermitian=True)
         return np.asarray(total[:memory, :memory] - cross @ known @ cross.conj().T)
+
+
+def common_noise(noise_var: FloatArray) -> tuple[float, FloatArray]:
+    """S and the shares s `[device]` of noise that differs between numbers, `[device, number]` as received."""
+    least = noise_var.min(axis=1)
+    total = float(least.sum())
+    if not total > 0:
+        raise ValueError("noise_var = 0: every number of a symbol needs noise, those that fill it up included")
+    return total, np.asarray(least / total)
 
 
 def element_factor(gain: ComplexArray, shares: FloatArray) -> FloatArray:
