@@ -74,11 +74,11 @@ def other_factors() -> None:
     ]:
         print(f"{name}: median {np.median(factor):.2f}, largest {factor.max():.2f}")
     for offset_hz in (10, 100, 300):
-        eta = rotation_deviation(channels, *offset_turns(channels, offset_hz))
+        eta = rotation_deviation(channels, offset_turns(channels, offset_hz))
         print(f"offset {offset_hz} Hz, elements: {deviation_factor(channels.gain, shares, mixing=eta).max():.2f}")
     for linewidth in (0.1, 1.0, 10.0):
         turns = phase_noise_turns(channels, linewidth, num_devices * 25 * 400, 1e-7)
-        eta = rotation_deviation(channels, *turns)
+        eta = rotation_deviation(channels, turns)
         print(
             f"linewidth {linewidth} Hz, elements, 200 × 25 × 400 symbols, δ 1e-7: "
             f"{deviation_factor(channels.gain, shares, mixing=eta).max():.2f}"

@@ -125,7 +125,7 @@ def worlds():
     units = np.zeros((6 * GRID.tones, 6, 1, GRID.tones), complex)
     for place in range(6 * GRID.tones):
         units[place, place // GRID.tones, 0, place % GRID.tones] = np.sqrt(shares[place // GRID.tones])
-    eta = rotation_deviation(given, *offset_turns(given, offset * GRID.spacing_hz))
+    eta = rotation_deviation(given, offset_turns(given, offset * GRID.spacing_hz))
     yield (
         "fleet, elements, carrier offset",
         turned(fleet_noise(rng, shares, 1000)),
@@ -156,9 +156,7 @@ def worlds():
         late,
         attack_on(late, identity, NOISE_VAR),
         at(
-            receiver_deviation_factor(
-                receiver_factor(given), given, 0.0, offset_turns(given, offset * GRID.spacing_hz)[1]
-            )
+            receiver_deviation_factor(receiver_factor(given), given, 0.0, offset_turns(given, offset * GRID.spacing_hz))
         ),
     )
 

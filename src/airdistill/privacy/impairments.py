@@ -22,6 +22,7 @@ oscillators) is conditioned upon instead, and costs its probability alone.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtri_exp
@@ -94,49 +95,53 @@ def limiter_factor(channels: FleetChannels, observed: str) -> FloatArray:
     return np.asarray(2 * peak * strongest)
 
 
-def chord(angle: float) -> float:
+def chord(angle: FloatArray | float) -> FloatArray:
     """|e^{jθ} − 1| for the largest |θ|, rad."""
-    return 2 * math.sin(min(abs(angle), math.pi) / 2)
+    return np.asarray(2 * np.sin(np.minimum(np.abs(angle), np.pi) / 2))
 
 
-def rotation_deviation(
-    channels: FleetChannels, within_symbol: float, within_delays: float, estimate_error: FloatArray | float = 0.0
-) -> FloatArray:
-    """η of oscillators that turn a device's samples, `[device]`, on elements.
+@dataclass(frozen=True)
+class Turns:
+    """The largest turns of an oscillator, rad: from the middle of a symbol's useful part, and over a delay `[tap]`."""
 
-    `within_symbol`: largest turn from the middle of a symbol's useful part, rad. `within_delays`: largest turn within
-    the channel's memory. The turn happens before the channel: behind it, path l is late by the turn since it was sent.
-    `estimate_error` bounds what `deviation` of the estimate already adds to |g|.
-    """
+    within_symbol: float
+    over_delay: FloatArray
+
+    def late_paths(self, channels: FleetChannels) -> FloatArray:
+        """Σ_l |h_l||e^{jθ_l} − 1| `[device]`: the turn happens before the channel, and late paths have less of it."""
+        return np.asarray(np.abs(channels.taps) @ chord(self.over_delay))
+
+
+def rotation_deviation(channels: FleetChannels, turns: Turns, by_tone: FloatArray | float = 0.0) -> FloatArray:
+    """η of oscillators that turn a device's samples, `[device]`, on elements; `by_tone` as in `deviation_factor`."""
+    passed = (np.abs(channels.gain) + by_tone).max(axis=1)
     strongest = np.abs(channels.equalizer).max(axis=1)
-    passed = np.abs(channels.gain).max(axis=1) + estimate_error
-    all_taps = np.abs(channels.taps).sum(axis=1)
-    return np.asarray(chord(within_symbol) * passed + chord(within_delays) * all_taps * strongest)
+    return np.asarray(chord(turns.within_symbol) * passed + turns.late_paths(channels) * strongest)
 
 
-def offset_turns(channels: FleetChannels, offset_hz: float) -> tuple[float, float]:
-    """The turns within a symbol and within the channel's memory of a carrier offset, rad."""
+def offset_turns(channels: FleetChannels, offset_hz: float) -> Turns:
+    """The turns of a carrier offset."""
     grid = channels.grid
-    return math.pi * offset_hz / grid.spacing_hz, 2 * math.pi * offset_hz * channels.memory / grid.sample_rate_hz
+    delays_s = np.arange(channels.memory + 1) / grid.sample_rate_hz
+    return Turns(math.pi * abs(offset_hz) / grid.spacing_hz, 2 * math.pi * abs(offset_hz) * delays_s)
 
 
-def phase_noise_turns(
-    channels: FleetChannels, linewidth_hz: float, num_symbols: int, probability: float
-) -> tuple[float, float]:
-    """The turns of Wiener phase noise that all of so many symbols of all devices stay below, but for a probability.
+def phase_noise_turns(channels: FleetChannels, linewidth_hz: float, num_symbols: int, probability: float) -> Turns:
+    """Turns of Wiener phase noise that none of so many symbols, of all devices, exceeds but with this probability.
 
-    The phase of a span t has variance 2π·linewidth·t, and its largest deviation from either end exceeds θ with
-    probability at most 4Q(θ/σ), by reflection. Half of the probability goes to symbols, half to the memory: two moments
-    at most R samples apart lie on both sides of one of F/R points, or between two of them.
+    The phase has variance 2π·linewidth·t after a time t, and its largest deviation until then exceeds θ with
+    probability at most 4Q(θ/σ), by reflection. Half of the probability goes to the symbols, which have two halves. The
+    other half is shared by all delays l: of points that are l samples apart, two moments at distance l have one between
+    them, and so differ by at most two deviations from it.
     """
     grid, memory = channels.grid, channels.memory
-    half = grid.fft_size / 2 / grid.sample_rate_hz
-    symbol = _wiener_quantile(linewidth_hz * half, 2 * num_symbols, probability / 2)
-    if memory == 0:
-        return symbol, 0.0
-    spans = num_symbols * (math.ceil(grid.symbol_samples / memory) + 1)
-    delays = _wiener_quantile(linewidth_hz * memory / grid.sample_rate_hz, 2 * spans, probability / 2)
-    return symbol, 2 * delays
+    sample_turns = linewidth_hz / grid.sample_rate_hz
+    within_symbol = _wiener_quantile(sample_turns * grid.fft_size / 2, 2 * num_symbols, probability / 2)
+    over_delay = np.zeros(memory + 1)
+    for delay in range(1, memory + 1):
+        points = num_symbols * (math.ceil(grid.symbol_samples / delay) + 1)
+        over_delay[delay] = 2 * _wiener_quantile(sample_turns * delay, 2 * points, probability / (2 * memory))
+    return Turns(within_symbol, over_delay)
 
 
 def _wiener_quantile(turns: float, count: int, probability: float) -> float:
@@ -165,15 +170,17 @@ def deviation_factor(
 
 
 def receiver_deviation_factor(
-    factor: FloatArray, channels: FleetChannels, tap_error: FloatArray | float = 0.0, within_delays: float = 0.0
+    factor: FloatArray, channels: FleetChannels, tap_error: FloatArray | float = 0.0, turns: Turns | None = None
 ) -> FloatArray:
     """χ under receiver noise from χ of the channels as known, for taps that deviate and oscillators that turn.
 
-    `tap_error` bounds Σ_l |h_l − ĥ_l| `[device]`; `within_delays` is the largest turn within the channel's memory, rad.
-    Samples have at most √2 max|e| per unit (the prefix repeats some of them), and taps h deliver at most Σ|h_l| times
-    that. A turn of received samples keeps their energy.
+    `tap_error` bounds Σ_l |h_l − ĥ_l| `[device]`. Samples have at most √2 max|e| per unit (the prefix repeats some of
+    them), and taps deliver at most the sum of their magnitudes times that. A turn of received samples keeps their
+    energy.
     """
     strongest = np.abs(channels.equalizer).max(axis=1)
-    all_taps = np.abs(channels.taps).sum(axis=1) + tap_error
-    extra = tap_error + chord(within_delays) * all_taps
+    extra = np.asarray(tap_error)
+    if turns is not None:
+        # An unknown error of a tap turns, too: by no more than a sign.
+        extra = extra + turns.late_paths(channels) + tap_error * chord(turns.over_delay).max()
     return np.asarray((np.sqrt(factor) + math.sqrt(2) * strongest * extra) ** 2)

@@ -21,7 +21,7 @@ B_i: δ ↦ (q_i δ_{s−1} − q_i Φ δ_s)_s, hence
 **One symbol is the worst.** Let X_i = (−q_i Φ; q_i), and let G = Σ_j s_j X_j X_jᴴ. A server that received both halves
 of ρ_s separately could add them up, and adding is post-processing. It then has independent observations of independent
 symbols, and so χ_i ≤ λ_max(diag(|g_i|²/w) + X_iᴴ G⁺ X_i), with equality if a round is one symbol. The same holds if
-taps change between symbols. For 16 symbols the supremum is 0.1 to 1 % lower (tests/privacy/test_waveform.py).
+taps change between symbols. Five symbols have up to 10 % less in small systems (tests/privacy/test_waveform.py).
 
 **Unequal noise.** Rows of a payload may have different noise, and a symbol mixes them. Covariances are monotone: with
 V_jn the noise of device j in number n, noise of min_n V_jn in all numbers reveals no less. S = Σ_j min_n V_jn and the

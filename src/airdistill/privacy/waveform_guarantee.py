@@ -88,8 +88,9 @@ _RECEIVER: dict[str, tuple[Count, str, str]] = {
     "amplifier": (
         "factor",
         "An amplifier does not enlarge the difference of two signals at the antenna, but it can move it to tones that "
-        "the channel passes better: the factor is the channel's dynamic range.",
-        "impairments.limiter_factor",
+        "the channel passes better: the factor is the channel's dynamic range. A limiter that clips no sample, but "
+        "with a probability that δ is charged with, has the factor of the cyclic prefix alone.",
+        "impairments.limiter_factor, impairments.clipping_delta",
     ),
     "carrier offset": (
         "factor",
