@@ -13,7 +13,9 @@ from airdistill.privacy.impairments import (
     rotation_deviation,
 )
 from airdistill.privacy.waveform import FleetChannels, element_factor, prefix_factor, receiver_factor
-from airdistill.radio.iq import demodulate, modulate
+from airdistill.radio.iq import demodulate, elements_of, modulate, spread
+from airdistill.radio.waveform_link import WaveformRound, superpose_waveform
+from airdistill.scenario.sections import Waveform
 
 LEVEL = 1e-3  # family-wise: all worlds of a test share it
 DEVICE, NOISE_VAR, MU = 0, 0.7, 2.0
@@ -72,6 +74,28 @@ def test_scores_are_gaussian_with_the_attacks_mu():
     scores = attack.scores(received(given, fleet_noise(rng, shares, 20_000)))
     assert scores.mean() == pytest.approx(-(attack.mu**2) / 2, abs=5 * attack.mu / np.sqrt(20_000))
     assert scores.std() == pytest.approx(attack.mu, rel=0.03)
+
+
+def test_samples_of_the_radio_itself_leak_the_certified_mu():
+    """Numbers with noise through `superpose_waveform`, as a run sends them: scrambled, spread, equalised, received."""
+    given, shares, rng, num_numbers = channels(6, 4, -3.0), shares_of(6), np.random.default_rng(7), 2 * 16
+    known = np.fft.fft(given.taps, GRID.fft_size, axis=1)[:, GRID.bins]
+    wave = Waveform(kind="ofdm", tones=8, spacing=1.0, cyclic_prefix=6 / 16, fade_floor_db=-3.0, csi="perfect")
+    gains = rng.uniform(0.5, 2.0, 6)
+    link = WaveformRound(GRID, wave, given.taps[:, None], known, gains, np.ones(6), 0.0, 3, 0, 0)
+    moved = np.zeros((6, num_numbers))
+    moved[DEVICE, :3] = [1.0, -0.5, 2.0]
+    shift = spread(elements_of(GRID, moved[DEVICE] * gains[DEVICE]), link.phases(num_numbers))
+    attack = PrefixAttack.on(given, shares, NOISE_VAR, DEVICE, shift)
+    deviation = (np.sqrt(NOISE_VAR * shares) / gains)[:, None]
+    trials = [deviation * rng.standard_normal(moved.shape) for _ in range(1000)]
+    first = attack.scores(np.stack([superpose_waveform(link, noise).samples for noise in trials[:500]]))
+    other = attack.scores(np.stack([superpose_waveform(link, noise + moved).samples for noise in trials[500:]]))
+    assert (other.mean() - first.mean()) / attack.mu**2 == pytest.approx(1.0, abs=5 * np.sqrt(2 / 500) / attack.mu)
+    assert np.concatenate([first - first.mean(), other - other.mean()]).std() == pytest.approx(attack.mu, rel=0.12)
+    bound = np.linalg.norm(shift) * np.sqrt(prefix_factor(given, shares)[DEVICE] / NOISE_VAR)
+    assert attack.mu <= bound
+    assert not exceeds(first, other, bound, LEVEL)
 
 
 def clip(backoff_db, power):

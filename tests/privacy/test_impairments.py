@@ -281,4 +281,4 @@ def test_what_is_counted_by_trust_model():
     assert counts_own_only(waveform_guarantee(wave(amplifier="rapp"), "fleet_noise"))
     assert not counts_own_only(waveform_guarantee(wave(amplifier="clip"), "fleet_noise"))
     named = {finding.assumption for finding in waveform_guarantee(wave(observed="elements"), "fleet_noise")}
-    assert "demodulated elements only" in named
+    assert "receiver keeps elements" in named

@@ -14,6 +14,7 @@ from airdistill.privacy.waveform import (
     receiver_factor,
 )
 from airdistill.radio.iq import modulate
+from airdistill.radio.waveform_link import propagate
 
 GRID = Grid(tones=8, spacing_hz=1.0, prefix_s=6 / 16, axes=2)
 EXACT = 1e-10
@@ -72,6 +73,28 @@ def test_more_symbols_reveal_no_more_than_one(floor_db):
         dense = dense_fleet_factor(dense_maps(given, num_symbols), shares)
         assert np.all(dense <= factor * (1 + 1e-9))
         assert np.all(dense >= 0.9 * factor)
+
+
+def test_channels_that_change_between_symbols_reveal_no_more_than_their_worst_symbol():
+    """A whole round through `propagate`, with taps of each symbol's own, against the factors of its symbols alone."""
+    given, shares, num_symbols = channels(5, 4, -3.0), shares_of(5), 3
+    taps = np.stack([channels(5, 4, seed=seed).taps for seed in (0, 7, 8)], axis=1)  # [device, symbol, tap]
+    units = np.eye(num_symbols * GRID.tones).reshape(-1, num_symbols, GRID.tones)
+    maps = np.stack(
+        [
+            np.stack(
+                [propagate(GRID, row[None], taps[device, None]) for row in modulate(GRID, units * weights)], axis=1
+            )
+            for device, weights in enumerate(given.equalizer)
+        ]
+    )
+    alone = [
+        prefix_factor(FleetChannels(GRID, taps[:, symbol], given.equalizer), shares, tolerance=EXACT)
+        for symbol in range(num_symbols)
+    ]
+    dense, bound = dense_fleet_factor(maps, shares), np.max(alone, axis=0)
+    assert np.all(dense <= bound * (1 + 1e-9))
+    assert np.all(dense >= 0.8 * bound)
 
 
 def test_identical_channels_reveal_nothing_in_the_prefix():

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from airdistill.privacy.assumptions import ELEMENTS_ONLY
+
 if TYPE_CHECKING:
     from airdistill.scenario.sections import Waveform
 
@@ -36,7 +38,6 @@ _POST_PROCESSING = "is post-processing of a vector that contains the device's ow
 _AT_SERVER = Finding(
     "converter", "full", "The receiver's converter, filters and decoder process what was received: nothing is lost."
 )
-_ELEMENTS_ONLY = "The server keeps demodulated resource elements only, and no samples of cyclic prefixes."
 
 
 def waveform_guarantee(wave: Waveform, trust: str) -> tuple[Finding, ...]:
@@ -78,9 +79,7 @@ def _own_noise(wave: Waveform) -> list[Finding]:
 
 def _observed(wave: Waveform, factor: str, why: str) -> Finding:
     if wave.observed == "elements":
-        return Finding(
-            "cyclic prefix", "factor", _ELEMENTS_ONLY, "waveform.element_factor", "demodulated elements only"
-        )
+        return Finding("cyclic prefix", "factor", ELEMENTS_ONLY, "waveform.element_factor", "receiver keeps elements")
     return Finding("cyclic prefix", "factor", why, factor)
 
 
