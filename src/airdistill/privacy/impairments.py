@@ -44,8 +44,8 @@ def clipping_delta(
 
     `backoff_db` is the saturation power over the mean power of signal and noise. `num_samples` counts all devices' and
     rounds' samples. `noise_share` is the noise's part of that power; 1 uses the exact Gaussian tail. `crest` is the
-    largest square of a number over the mean square of its symbol: spreading can gather a concentrated payload in one
-    sample.
+    largest square of a number over the mean square at that power: spreading can gather a concentrated payload in one
+    sample. Without spreading it is 1, because every number is in all samples alike.
     """
     power = noise_share + (1 - noise_share) * crest
     threshold = 10 ** (backoff_db / 10) / power
