@@ -119,8 +119,8 @@ def planned_observation(scenario: Scenario, source: WideChannel, num_numbers: in
     kept = _ROOM * min(kept_noise(scenario, link, num_numbers, share_s) for link in weaker)
     if kept <= 0 and trust.counts_others and not trust.counts_receiver:
         rule = (
-            "channel errors may remove all of the other devices' noise from a tone: use more pilot_symbols or "
-            'pilot_power, fewer tones, or privacy.trust = "own_noise"'
+            "channel errors may remove all of the other devices' noise from a tone: more pilot_symbols or pilot_power, "
+            'fewer tones, slower devices or fewer numbers help; or use privacy.trust = "own_noise"'
         )
         raise InputError("waveform.csi", "pilot", rule)
     change = aging(scenario, num_numbers)
