@@ -13,6 +13,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.audit.released import Released
+from airdistill.channel.link_budget import noise_power_w
 from airdistill.privacy.ledger import Ledger
 
 _ARTIFICIAL, _IMAGINARY, _RECEIVER = "artificial-noise", "imaginary-noise", "receiver-noise"
@@ -100,7 +101,7 @@ def _receiver_noise(this: Released, shape: tuple[int, int]) -> FloatArray:
     thermal = (real + 1j * imaginary) / np.sqrt(2) if radio.noise == "complex" else real + 0j
     if combiner is not None:
         thermal = (combiner.conj().T[:, :, None] * thermal).sum(axis=0)
-    return np.asarray(np.sqrt(radio.noise_power) * thermal.real)
+    return np.asarray(np.sqrt(noise_power_w(this.plan.scenario)) * thermal.real)
 
 
 def _normal(this: Released, name: str, shape: tuple[int, ...], device: int = 0) -> FloatArray:

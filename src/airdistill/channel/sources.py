@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.link_budget import antenna_gain
 from airdistill.channel.propagation import draw_fading, path_gain
 from airdistill.channel.threegpp import threegpp_channel
 from airdistill.data.formats import read_npz
 from airdistill.errors import Described, InputError
+from airdistill.scenario.cells import is_threegpp
 from airdistill.scenario.model import Scenario
-from airdistill.scenario.rules import is_threegpp
 from airdistill.streams import stream
 
 _FIELD = "radio.trace"
@@ -42,11 +43,16 @@ def channel_source(scenario: Scenario) -> ChannelSource:
         return RecordedChannel(load_trace(radio.trace, scenario.num_devices))
     if radio.gains is not None:
         return RecordedChannel(np.array([[complex(re, im) for re, im in radio.gains]]))
-    distance_m = radio.distance.draw(scenario.num_devices, stream(scenario.seed, "radio.distance"))
+    distance_m = drawn_distances_m(scenario)
     if is_threegpp(radio.fading):
         return threegpp_channel(scenario, distance_m)
-    gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent)
+    gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent) * antenna_gain(radio)
     return FadingChannel(scenario.seed, gain, radio.fading, radio.rician_k_db, radio.antennas)
+
+
+def drawn_distances_m(scenario: Scenario) -> FloatArray:
+    """`radio.distance` of every device, `[device]`."""
+    return scenario.radio.distance.draw(scenario.num_devices, stream(scenario.seed, "radio.distance"))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray
 from airdistill.channel.csi import round_estimate
+from airdistill.channel.link_budget import noise_power_w
 from airdistill.channel.sources import ChannelSource
 from airdistill.errors import AirDistillError
 from airdistill.planning.fleet import counted_share
@@ -171,8 +172,8 @@ def _charged_noise(
     memory: NoiseMemory | None,
 ) -> RoundNoise | SecureNoise:
     _check_memory(plan, memory, round_index)
-    uplink, radio = plan.uplink, plan.scenario.radio
-    drawn_as = (round_index, design, uplink.vector_length, radio.noise_power, radio.noise)
+    uplink, scenario = plan.uplink, plan.scenario
+    drawn_as = (round_index, design, uplink.vector_length, noise_power_w(scenario), scenario.radio.noise)
     if plan.scenario.privacy.noise == "secure":
         grid = secure_grid(plan, design, known, round_index)
         seed = noise_seed(plan.scenario.seed, ledger.charge(release_on_grid(uplink, grid, design, known, round_index)))

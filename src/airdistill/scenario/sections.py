@@ -45,7 +45,11 @@ class Section(BaseModel):
         unused = [
             name for name in self._written_if_used if getattr(self, name) == type(self).model_fields[name].default
         ]
-        return {name: value for name, value in written.items() if name not in unused}
+        return self._finished({name: value for name, value in written.items() if name not in unused})
+
+    def _finished(self, written: dict[str, Any]) -> dict[str, Any]:
+        """What is written in the end: a section may add or leave out fields that depend on each other."""
+        return written
 
 
 class Public(Section):
@@ -279,7 +283,8 @@ class Waveform(Section):
         -10.0,
         ge=-300,
         le=0,
-        description="tones that fade deeper than this below a device's mean power gain are sent as if they had this gain",
+        description="tones that fade deeper than this below a device's mean power gain are sent as if they had this "
+        "gain",
     )
     csi: Literal["pilot", "perfect"] = Field(
         "pilot", description="channel knowledge: from pilots, with their noise and age; or perfect, for comparison"
