@@ -16,11 +16,12 @@ from airdistill.channel.propagation import draw_fading, path_gain
 from airdistill.channel.threegpp import threegpp_channel
 from airdistill.data.formats import read_npz
 from airdistill.errors import Described, InputError
-from airdistill.scenario.cells import is_threegpp
+from airdistill.scenario.cells import CELLS, is_threegpp
 from airdistill.scenario.model import Scenario
 from airdistill.streams import stream
 
 _FIELD = "radio.trace"
+_DRAWS_FOR_MEAN = 200
 
 
 class ChannelSource(Protocol):
@@ -53,6 +54,23 @@ def channel_source(scenario: Scenario) -> ChannelSource:
 def drawn_distances_m(scenario: Scenario) -> FloatArray:
     """`radio.distance` of every device, `[device]`."""
     return scenario.radio.distance.draw(scenario.num_devices, stream(scenario.seed, "radio.distance"))
+
+
+def large_scale_gains(scenario: Scenario) -> FloatArray:
+    """The mean power gain of every device over small-scale fading, antennas included, `[device]`.
+
+    Cells do not tell their path loss: for these it is the mean over the planner's draws.
+    """
+    radio = scenario.radio
+    if radio.trace is None and radio.gains is None and radio.fading not in CELLS:
+        loss = path_gain(drawn_distances_m(scenario), radio.carrier, radio.path_loss_exponent)
+        return loss * antenna_gain(radio)
+    source: ChannelSource
+    if radio.trace is None and radio.gains is None:
+        source = threegpp_channel(scenario, drawn_distances_m(scenario))
+    else:
+        source = channel_source(scenario)
+    return np.asarray((np.abs(source.planning_channels(_DRAWS_FOR_MEAN)) ** 2).mean(axis=0))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.csi import planning_estimates
+from airdistill.channel.link_budget import duty_cycle
 from airdistill.channel.sources import channel_source
 from airdistill.planning.amplification import amplified_epsilon, fleet_for_rounds
 from airdistill.planning.convergence.gap import LearningConstants
@@ -81,6 +82,22 @@ class Plan:
     @property
     def uplink_seconds(self) -> float:
         return self.num_rounds * self.uplink.num_slots * self.scenario.radio.slot
+
+    @property
+    def duty_cycle(self) -> float:
+        """The largest share of the time that a device may be on the air."""
+        return duty_cycle(self.scenario, float(self.fleet.peak_power_w.max()))
+
+    @property
+    def on_air_seconds(self) -> float:
+        """The time that a device is on the air in one round, at most."""
+        shared = self.fleet.num_devices if self.uplink.uses_tdma else 1
+        return self.uplink_seconds / (self.num_rounds * shared)
+
+    @property
+    def least_seconds(self) -> float:
+        """The least time of the whole run: the uplink, or at a steady pace what the duty cycle makes of it."""
+        return max(self.uplink_seconds, self.num_rounds * self.on_air_seconds / self.duty_cycle)
 
     @property
     def uplink_joules(self) -> float:
