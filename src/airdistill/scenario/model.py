@@ -204,10 +204,13 @@ class Scenario(Section):
 
     _written_if_used: ClassVar[tuple[str, ...]] = ("federated", "waveform")
 
-    def _finished(self, written: dict[str, Any]) -> dict[str, Any]:
-        """The noise that follows from the bandwidth of a tone is not written."""
-        if self.waveform.kind != "single_tone" and self.radio.noise_power is None:
-            written["radio"].pop("noise_power", None)
+    def _finished(self, written: dict[str, Any], without_defaults: bool) -> dict[str, Any]:  # noqa: ARG002
+        """The noise power of an OFDM tone is written if and only if it is given: its default depends on the tone."""
+        if self.waveform.kind == "ofdm":
+            radio = written.setdefault("radio", {})
+            radio.pop("noise_power", None)
+            if self.radio.noise_power is not None:
+                radio["noise_power"] = self.radio.noise_power
         return written
 
     @property

@@ -151,12 +151,14 @@ class Radio(Section):
         "clutter_height", "clutter_size",
     )  # fmt: skip
 
-    def _finished(self, written: dict[str, Any]) -> dict[str, Any]:
+    def _finished(self, written: dict[str, Any], without_defaults: bool) -> dict[str, Any]:
         """The default noise power is written, as older versions do, unless other fields say what it is."""
-        if self.noise_power is None:
-            given = (self.bandwidth, self.noise_figure_db, self.noise_density)
-            if any(field is not None for field in given):
+        given = (self.bandwidth, self.noise_figure_db, self.noise_density)
+        if any(field is not None for field in given):
+            if self.noise_power is None:
+                written.pop("noise_power", None)
+        elif self.noise_power in (None, DEFAULT_NOISE_W):
+            written["noise_power"] = DEFAULT_NOISE_W
+            if without_defaults:
                 del written["noise_power"]
-            else:
-                written["noise_power"] = DEFAULT_NOISE_W
         return written
