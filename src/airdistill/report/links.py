@@ -88,10 +88,10 @@ def link_summary(plan: Plan, links: DeviceLinks) -> str:
     reason = "channel" if by_channel else "privacy target"
     equals = int(np.count_nonzero(np.isclose(links.limiting, links.limiting[limiting])))
     others = "" if equals == 1 else f" (as {equals - 1} other{'s' if equals > 2 else ''} do)"
+    snr, share = number(links.snr_db[weakest], ".1f"), links.limiting[limiting]
     return (
-        f"Device {weakest} of {plan.fleet.num_devices} is the weakest, with {number(links.snr_db[weakest], '.1f')} dB "
-        f"SNR at full power. The {reason} of device {limiting} limits the scale λ in {links.limiting[limiting]:.0%} of rows and "
-        f"rounds{others}."
+        f"Device {weakest} of {plan.fleet.num_devices} is the weakest, with {snr} dB SNR at full power. The {reason} of "
+        f"device {limiting} limits the scale λ in {share:.0%} of rows and rounds{others}."
     )
 
 
