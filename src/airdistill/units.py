@@ -64,7 +64,7 @@ def _check_kind(found: str, wanted: str, unit: str) -> None:
 
 
 def _rule(kind: str) -> str:
-    return f'must be a {kind} such as "{_EXAMPLES[kind]}"'
+    return f'must be {"an" if kind[0] in "aeiou" else "a"} {kind} such as "{_EXAMPLES[kind]}"'
 
 
 def _finite(number: float) -> float:

@@ -20,6 +20,7 @@ from airdistill.planning.convergence.truncation import best_truncation, typical_
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.forecast import LIMITING_FACTORS, RoundForecast, forecast_round
 from airdistill.planning.payloads import ClassMeans, payload_named
+from airdistill.planning.slips import check_duty_cycle
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND
@@ -167,7 +168,7 @@ def plan(
     forecast = forecast_of(sent)
     correlation = correlation_comparison(scenario, sent, rounds.chosen, forecast, forecast_of)
     epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen, channels)
-    return Plan(
+    made = Plan(
         scenario=scenario,
         fleet=fleet,
         rounds=rounds,
@@ -185,6 +186,8 @@ def plan(
         amplification=amplification_comparison(scenario, sent, channels, rounds.chosen, forecast_of),
         correlation=correlation,
     )
+    check_duty_cycle(made.on_air_seconds, made.duty_cycle)
+    return made
 
 
 def _fleet_and_rounds(

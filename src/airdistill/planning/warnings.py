@@ -17,6 +17,7 @@ from airdistill.planning.fleet import (
     unheld_classes,
 )
 from airdistill.planning.forecast import RoundForecast
+from airdistill.planning.slips import slips_of
 from airdistill.planning.uplink import Uplink
 from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts, votes_statement
 from airdistill.privacy.correlation import correlation_statement
@@ -84,6 +85,7 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """What a reader of the plan must not miss."""
     return (
+        *slips_of(scenario, fleet, uplink),
         *_about_privacy(scenario, fleet, uplink, epsilon_by_model),
         *_about_pilot(scenario, uplink),
         *_about_payload(fleet, uplink, forecast),

@@ -90,8 +90,8 @@ def link_summary(plan: Plan, links: DeviceLinks) -> str:
     others = "" if equals == 1 else f" (as {equals - 1} other{'s' if equals > 2 else ''} do)"
     snr, share = number(links.snr_db[weakest], ".1f"), links.limiting[limiting]
     return (
-        f"Device {weakest} of {plan.fleet.num_devices} is the weakest, with {snr} dB SNR at full power. The {reason} of "
-        f"device {limiting} limits the scale λ in {share:.0%} of rows and rounds{others}."
+        f"Device {weakest} of {plan.fleet.num_devices} is the weakest, with {snr} dB SNR at full power. The {reason} "
+        f"of device {limiting} limits the scale λ in {share:.0%} of rows and rounds{others}."
     )
 
 

@@ -178,12 +178,8 @@ def _transmit_limit_rows(plan: Plan) -> list[tuple[str, str]]:
     if plan.duty_cycle < 1:
         pace = with_prefix(plan.least_seconds / plan.num_rounds, "s")
         whole = with_prefix(plan.least_seconds, "s")
-        rows.append(
-            (
-                "Duty cycle",
-                f"{100 * plan.duty_cycle:.3g} % of the time: at least {whole} for the run, a round every {pace}",
-            )
-        )
+        share = f"{100 * plan.duty_cycle:.3g} % of the time"
+        rows.append(("Duty cycle", f"{share}: at least {whole} for the run, a round every {pace}"))
     return rows
 
 

@@ -112,10 +112,10 @@ def _check_band(scenario: Scenario, name: str) -> None:
     width, whole = occupied_bandwidth_hz(scenario), band.highest_hz - band.lowest_hz
     limits = f"{band.lowest_hz / 1e6:g} to {band.highest_hz / 1e6:g} MHz"
     if width > whole:
-        rule = f"is {limits} wide, and the signal occupies {with_prefix(width, 'Hz')}; use {_narrower(scenario)}"
+        rule = f"the band is {limits}, and the signal is {width / 1e3:g} kHz wide; use {_narrower(scenario)}"
         raise InputError("radio.band", name, rule)
     if not band.lowest_hz <= radio.carrier - width / 2 <= radio.carrier + width / 2 <= band.highest_hz:
-        rule = f"with {with_prefix(width, 'Hz')} around it the signal must lie in {limits}, the band {name}; move it"
+        rule = f"a signal of {width / 1e3:g} kHz around it must lie in {limits}, the band {name}"
         raise InputError("radio.carrier", Described(f"{radio.carrier / 1e6:g} MHz"), rule)
 
 
