@@ -92,10 +92,10 @@ def _about_distances(scenario: Scenario) -> Iterator[str]:
     if not (gain > 1).any():
         return
     device = int(gain.argmax())
+    given, carrier = f"{distance_m[device]:g}", with_prefix(radio.carrier, "Hz")
     yield (
-        f"radio.distance = {distance_m[device]:g}: device {device} is received {level_db(gain[device]):.1f} dB "
-        f"stronger than it sends at {with_prefix(distance_m[device], 'm')} and {with_prefix(radio.carrier, 'Hz')}; did you mean "
-        f"{distance_m[device]:g} km, or another carrier?"
+        f"radio.distance = {given}: device {device} is received {level_db(gain[device]):.1f} dB stronger than it sends "
+        f"at {with_prefix(distance_m[device], 'm')} and {carrier}; did you mean {given} km, or another carrier?"
     )
 
 
