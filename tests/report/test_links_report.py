@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ def test_the_table_and_the_map_fit_eighty_columns(devices):
 def test_rows_show_the_numbers_of_the_links():
     links = device_links(ad.plan("quick", "ota_fd"))
     columns, rows = link_rows(links)
+    columns = [" ".join(column.split()) for column in columns]
     weakest = int(np.argmin(links.snr_db))
     assert len(rows) == 20
     assert rows[weakest][columns.index("SNR, dB")] == f"{links.snr_db[weakest]:.1f}".replace("-", "−")
@@ -51,6 +53,15 @@ def test_every_device_is_on_the_map_where_it_is():
         across, up = (links.distance_m[device] * turned(links.bearing_rad[device]) / 400 for turned in (np.cos, np.sin))
         row, column = round(12 - 12 * up), round(37 + 36 * across)
         assert str(device) in lines[row][max(column - 1, 0) : column + 2]
+
+
+def test_devices_in_the_same_place_are_marked():
+    same = ad.plan(ad.load("quick", ["fleet.devices=4", "radio.distance=300 m", "radio.fading=none"]), "ota_fd")
+    links = device_links(same)
+    links = replace(links, bearing_rad=np.array([0.0, 0.0, np.pi, np.pi]))
+    *drawing, note = text_map(links).splitlines()
+    assert "".join(drawing).count("+") == 2
+    assert "+: more devices" in note
 
 
 def test_large_fleets_are_counted_on_the_map():

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 Rows = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
 COLUMNS = (
-    "device", "distance", "path loss, dB", "SNR, dB", "peak power", "power used", "noise share", "channel limits",
-    "privacy limits",
+    "device", "distance", "path\nloss, dB", "SNR, dB", "peak\npower", "power\nused", "noise\nshare",
+    "channel\nlimits", "privacy\nlimits",
 )  # fmt: skip
 LINKS_NOTE = (
-    "SNR: of one number at full power over the mean channel. Noise share: of all\n"
-    "devices' noise, as received. Limits: share of rows and rounds in which the\n"
-    "device's channel, or its privacy target, limits the scale λ, alone or with equals"
+    "SNR: of one number at full power over the mean channel. Noise share: of\n"
+    "all devices' noise, as received. Limits: share of rows and rounds in\n"
+    "which the device's channel or its privacy target limits the scale λ,\n"
+    "alone or with its equals"
 )
 NO_LINKS = "Nothing goes over a radio: the devices have no links."
 _WIDTH, _HEIGHT = 75, 25  # of the map, odd: the server is in the middle; a letter is twice as high as wide
@@ -72,6 +73,7 @@ def links_section(plan: Plan) -> tuple[Section, ...]:
     if links is None:
         return ()
     columns, rows = link_rows(links, _weakest(links))
+    columns = tuple(column.replace("\n", " ") for column in columns)
     caption = LINKS_NOTE.replace("\n", " ")
     if len(rows) < len(links.snr_db):
         caption = f"The {len(rows)} devices with the lowest SNR of {len(links.snr_db)}. {caption}"
@@ -168,12 +170,15 @@ def _draw_numbers(canvas: list[list[str]], rows: Any, columns: Any, links: Devic
         text = f"{device}{'*' if marked[device] else ''}"
         row, first = rows[device], min(max(columns[device] - (len(text) - 1) // 2, 0), _WIDTH - len(text))
         if taken[row, max(first - 1, 0) : first + len(text) + 1].any():
-            canvas[row][columns[device]] = "+" if not taken[row, columns[device]] else canvas[row][columns[device]]
             crowded = True
+            free = np.flatnonzero(~taken[row])
+            beside = int(free[np.argmin(np.abs(free - columns[device]))])
+            canvas[row][beside] = "+"
+            taken[row, beside] = True
             continue
         canvas[row][first : first + len(text)] = text
         taken[row, first : first + len(text)] = True
-    return f"*: {_MARKED}{'; +: more devices' if crowded else ''}"
+    return f"*: limits λ more than most{'; +: more devices' if crowded else ''}"
 
 
 def _limits_often(links: DeviceLinks) -> BoolArray:
