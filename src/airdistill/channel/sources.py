@@ -16,6 +16,7 @@ from airdistill.channel.propagation import draw_fading, path_gain
 from airdistill.channel.threegpp import threegpp_channel
 from airdistill.data.formats import read_npz
 from airdistill.errors import Described, InputError
+from airdistill.scenario.bands import has_given_channels
 from airdistill.scenario.cells import CELLS, is_threegpp
 from airdistill.scenario.model import Scenario
 from airdistill.streams import stream
@@ -40,15 +41,21 @@ class ChannelSource(Protocol):
 def channel_source(scenario: Scenario) -> ChannelSource:
     """The source that a scenario declares, with the devices' distances drawn."""
     radio = scenario.radio
-    if radio.trace is not None:
-        return RecordedChannel(load_trace(radio.trace, scenario.num_devices))
-    if radio.gains is not None:
-        return RecordedChannel(np.array([[complex(re, im) for re, im in radio.gains]]))
+    if has_given_channels(radio):
+        return RecordedChannel(given_gains(scenario))
     distance_m = drawn_distances_m(scenario)
     if is_threegpp(radio.fading):
         return threegpp_channel(scenario, distance_m)
     gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent) * antenna_gain(radio)
     return FadingChannel(scenario.seed, gain, radio.fading, radio.rician_k_db, radio.antennas)
+
+
+def given_gains(scenario: Scenario) -> ComplexArray:
+    """The gains of a trace, or those in the scenario as one round, `[round, device]`."""
+    radio = scenario.radio
+    if radio.trace is not None:
+        return load_trace(radio.trace, scenario.num_devices)
+    return np.array([[complex(re, im) for re, im in radio.gains or ()]])
 
 
 def drawn_distances_m(scenario: Scenario) -> FloatArray:
@@ -62,15 +69,14 @@ def large_scale_gains(scenario: Scenario) -> FloatArray:
     Cells do not tell their path loss: for these it is the mean over the planner's draws.
     """
     radio = scenario.radio
-    if radio.trace is None and radio.gains is None and radio.fading not in CELLS:
+    if has_given_channels(radio):
+        drawn = given_gains(scenario)
+    elif radio.fading in CELLS:
+        drawn = threegpp_channel(scenario, drawn_distances_m(scenario)).planning_channels(_DRAWS_FOR_MEAN)
+    else:
         loss = path_gain(drawn_distances_m(scenario), radio.carrier, radio.path_loss_exponent)
         return loss * antenna_gain(radio)
-    source: ChannelSource
-    if radio.trace is None and radio.gains is None:
-        source = threegpp_channel(scenario, drawn_distances_m(scenario))
-    else:
-        source = channel_source(scenario)
-    return np.asarray((np.abs(source.planning_channels(_DRAWS_FOR_MEAN)) ** 2).mean(axis=0))
+    return np.asarray((np.abs(drawn) ** 2).mean(axis=0))
 
 
 @dataclass(frozen=True)

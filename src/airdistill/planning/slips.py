@@ -12,7 +12,7 @@ import numpy as np
 from airdistill.arrays import ComplexArray
 from airdistill.channel.link_budget import antenna_gain, level_db, noise_figure_db
 from airdistill.channel.propagation import path_gain
-from airdistill.channel.sources import RecordedChannel, channel_source, drawn_distances_m
+from airdistill.channel.sources import drawn_distances_m, given_gains
 from airdistill.errors import InputError
 from airdistill.planning.fleet import RealisedFleet, drawn_peak_power_w, peak_power_limit_w
 from airdistill.planning.uplink import Uplink
@@ -52,15 +52,14 @@ def _about_carrier(carrier_hz: float) -> Iterator[str]:
 
 
 def _about_given_gains(scenario: Scenario) -> Iterator[str]:
-    radio, source = scenario.radio, channel_source(scenario)
-    assert isinstance(source, RecordedChannel)
+    radio, gains = scenario.radio, given_gains(scenario)
     field = "radio.gains" if radio.trace is None else "radio.trace"
-    power = (np.abs(source.gains) ** 2).mean(axis=0)
-    if _look_like_decibels(source.gains):
-        example = source.gains.ravel()[0].real
+    power = (np.abs(gains) ** 2).mean(axis=0)
+    if _look_like_decibels(gains):
+        example = gains.ravel()[0].real
         yield (
-            f"{field}: every gain is a real number between {source.gains.real.min():g} and "
-            f"{source.gains.real.max():g}, which looks like decibels; give complex amplitudes h instead: "
+            f"{field}: every gain is a real number between {gains.real.min():g} and "
+            f"{gains.real.max():g}, which looks like decibels; give complex amplitudes h instead: "
             f"{-abs(example):g} dB is |h| = {10 ** (-abs(example) / 20):.3g}."
         )
     elif (power > 1).any():
