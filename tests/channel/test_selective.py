@@ -7,9 +7,10 @@ import pytest
 from scipy.special import j0
 
 import airdistill as ad
+from airdistill.channel.link_budget import noise_power_w
 from airdistill.channel.selective import WideChannel, aging, delays_basis, sampled_taps, tone_gains
 from airdistill.channel.sources import channel_source
-from airdistill.channel.waveform import Grid, air_time, tone_noise_power_w
+from airdistill.channel.waveform import Grid, air_time
 
 WAVE = ["waveform.kind=ofdm", "waveform.observed=elements"]
 
@@ -50,11 +51,11 @@ def test_air_time_of_votes_and_of_pilots(axes, symbols):
 
 
 def test_noise_keeps_its_density_unless_it_is_given():
-    assert tone_noise_power_w(ad.load("quick")) == 5e-15
+    assert noise_power_w(ad.load("quick")) == 5e-15
     without = {"fleet": {"devices": 2}, "privacy": {"epsilon": 8, "delta": 1e-5}, "waveform": {"kind": "ofdm"}}
     without["waveform"]["observed"] = "elements"
-    assert tone_noise_power_w(ad.as_scenario(without)) == pytest.approx(5e-15 * 30e3 / 312.5e3)
-    assert tone_noise_power_w(ad.as_scenario({**without, "radio": {"noise_power": "1e-15 W"}})) == 1e-15
+    assert noise_power_w(ad.as_scenario(without)) == pytest.approx(5e-15 * 30e3 / 312.5e3)
+    assert noise_power_w(ad.as_scenario({**without, "radio": {"noise_power": "1e-15 W"}})) == 1e-15
 
 
 def test_tone_gains_are_the_response_of_the_paths():
@@ -135,7 +136,7 @@ def test_the_pilot_error_has_the_stated_variance():
     links = [source.link(index) for index in range(1, 31)]
     errors = np.stack([link.known - tone_gains(source.grid, link.taps) for link in links])
     measured = (np.abs(errors) ** 2).mean(axis=(0, 1))
-    noise = tone_noise_power_w(source._scenario)
+    noise = noise_power_w(source._scenario)
     tones, basis = source.grid.tones, delays_basis(source.grid)
     projection = basis @ basis.conj().T
     np.testing.assert_allclose(projection @ projection, projection, atol=1e-9)

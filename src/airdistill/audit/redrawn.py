@@ -13,7 +13,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.audit.released import Released
-from airdistill.channel.waveform import tone_noise_power_w
+from airdistill.channel.link_budget import noise_power_w
 from airdistill.privacy.ledger import Ledger
 from airdistill.radio.charged_round import waveform_round
 from airdistill.radio.waveform_link import superpose_waveform
@@ -117,7 +117,7 @@ def _receiver_noise(this: Released, shape: tuple[int, int]) -> FloatArray:
     thermal = (real + 1j * imaginary) / np.sqrt(2) if radio.noise == "complex" else real + 0j
     if combiner is not None:
         thermal = (combiner.conj().T[:, :, None] * thermal).sum(axis=0)
-    return np.asarray(np.sqrt(tone_noise_power_w(this.plan.scenario)) * thermal.real)
+    return np.asarray(np.sqrt(noise_power_w(this.plan.scenario)) * thermal.real)
 
 
 def _normal(this: Released, name: str, shape: tuple[int, ...], device: int = 0) -> FloatArray:

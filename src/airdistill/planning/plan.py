@@ -11,6 +11,7 @@ import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.csi import planning_estimates
+from airdistill.channel.link_budget import duty_cycle
 from airdistill.channel.selective import WideChannel
 from airdistill.channel.sources import channel_source
 from airdistill.channel.waveform import AirTime, air_time, number_seconds
@@ -22,6 +23,7 @@ from airdistill.planning.convergence.truncation import best_truncation, typical_
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.forecast import LIMITING_FACTORS, RoundForecast, forecast_round
 from airdistill.planning.payloads import ClassMeans, payload_named
+from airdistill.planning.slips import check_duty_cycle
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND
@@ -43,9 +45,9 @@ from airdistill.planning.what_if.participation import (
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import epsilon_of_mu, epsilon_of_shift, without_rounding
 from airdistill.privacy.trust import trust_named
+from airdistill.scenario.cells import is_threegpp
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
-from airdistill.scenario.rules import is_threegpp
 
 NUM_DRAWS = 200
 # A combiner takes a good part of a second, and several antennas fade less than one. So do many tones of 3GPP channels.
@@ -94,6 +96,22 @@ class Plan:
     def air_time(self) -> AirTime:
         """The time of one round on the air, by its parts."""
         return air_time(self.scenario, self.uplink.num_slots)
+
+    @property
+    def duty_cycle(self) -> float:
+        """The largest share of the time that a device may be on the air."""
+        return duty_cycle(self.scenario, float(self.fleet.peak_power_w.max()))
+
+    @property
+    def on_air_seconds(self) -> float:
+        """The time that a device is on the air in one round, at most."""
+        shared = self.fleet.num_devices if self.uplink.uses_tdma else 1
+        return self.uplink_seconds / (self.num_rounds * shared)
+
+    @property
+    def least_seconds(self) -> float:
+        """The least time of the whole run: the uplink, or at a steady pace what the duty cycle makes of it."""
+        return max(self.uplink_seconds, self.num_rounds * self.on_air_seconds / self.duty_cycle)
 
     @property
     def uplink_joules(self) -> float:
@@ -164,7 +182,7 @@ def plan(
     forecast = forecast_of(sent)
     correlation = correlation_comparison(scenario, sent, rounds.chosen, forecast, forecast_of)
     epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen, channels)
-    return Plan(
+    made = Plan(
         scenario=scenario,
         fleet=fleet,
         rounds=rounds,
@@ -182,6 +200,8 @@ def plan(
         amplification=amplification_comparison(scenario, sent, channels, rounds.chosen, forecast_of),
         correlation=correlation,
     )
+    check_duty_cycle(made.on_air_seconds, made.duty_cycle)
+    return made
 
 
 def _fleet_and_rounds(

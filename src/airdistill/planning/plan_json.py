@@ -52,6 +52,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "convergence_gap": plan.convergence_gap,
             "uplink_seconds": plan.uplink_seconds,
             "uplink_joules": plan.uplink_joules,
+            **({} if plan.duty_cycle == 1 else {"duty_cycle": plan.duty_cycle, "least_seconds": plan.least_seconds}),
             "forecast": forecast,
             **({} if plan.participation is None else {"taking_part": asdict(plan.participation)}),
             **({} if plan.amplification is None else {"hidden_part": asdict(plan.amplification)}),

@@ -18,6 +18,7 @@ from airdistill.planning.fleet import (
     unheld_classes,
 )
 from airdistill.planning.forecast import RoundForecast
+from airdistill.planning.slips import slips_of
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.waveform import coherence_db, waveform_facts
 from airdistill.privacy.assumptions import (
@@ -33,8 +34,8 @@ from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.neighbours import RELABEL
 from airdistill.privacy.targets import target_mu
 from airdistill.privacy.trust import trust_statement
+from airdistill.scenario.cells import CELLS
 from airdistill.scenario.model import Scenario
-from airdistill.scenario.rules import CELLS
 from airdistill.units import rounded_up
 
 _COHERENT_DB = -20.0  # of misalignment at the end of a round
@@ -54,9 +55,10 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
     if scenario.radio.trace is not None:
         lines.append("Channels repeat the recorded trace, from its first round again after its last.")
     elif scenario.radio.gains is None and scenario.radio.fading in CELLS:
+        cell = CELLS[scenario.radio.fading]
         lines.append(
-            f"Channels are 3GPP TR 38.901 {CELLS[scenario.radio.fading].name}, outdoors and at the carrier, with "
-            "its own path loss and shadowing; radio.path_loss_exponent is not used."
+            f"Channels are 3GPP TR 38.901 {cell.name}, {'indoors' if cell.indoors else 'outdoors'} and at the carrier, "
+            "with its own path loss and shadowing; radio.path_loss_exponent is not used."
         )
     lines.append(trust.statement(uplink.uses_tdma))
     lines += uplink.participation.statements
@@ -99,6 +101,7 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """What a reader of the plan must not miss."""
     return (
+        *slips_of(scenario, fleet, uplink),
         *_about_privacy(scenario, fleet, uplink, epsilon_by_model),
         *_about_pilot(scenario, uplink),
         *_about_payload(fleet, uplink, forecast),

@@ -14,9 +14,10 @@ import numpy as np
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray
 from airdistill.channel.csi import round_estimate
+from airdistill.channel.link_budget import noise_power_w
 from airdistill.channel.selective import WideChannel
 from airdistill.channel.sources import ChannelSource
-from airdistill.channel.waveform import number_seconds, tone_noise_power_w
+from airdistill.channel.waveform import number_seconds
 from airdistill.errors import AirDistillError
 from airdistill.planning.fleet import counted_share
 from airdistill.planning.plan import Plan
@@ -188,8 +189,8 @@ def _charged_noise(
 ) -> tuple[RoundNoise | SecureNoise, Seed]:
     """Charge what a design releases through this uplink, and draw its noise from the seed of that entry."""
     _check_memory(plan, memory, round_index)
-    radio = plan.scenario.radio
-    drawn_as = (round_index, design, uplink.vector_length, tone_noise_power_w(plan.scenario), radio.noise)
+    scenario = plan.scenario
+    drawn_as = (round_index, design, uplink.vector_length, noise_power_w(scenario), scenario.radio.noise)
     if plan.scenario.privacy.noise == "secure":
         grid = secure_grid(plan, design, known, round_index)
         seed = noise_seed(plan.scenario.seed, ledger.charge(release_on_grid(uplink, grid, design, known, round_index)))
@@ -227,7 +228,7 @@ def waveform_round(plan: Plan, source: ChannelSource, round_index: int, seed: Se
         tone_gains=link.known,
         gains=link.gain * scale,
         peak_power=plan.fleet.peak_power_w,
-        noise_power=tone_noise_power_w(scenario),
+        noise_power=noise_power_w(scenario),
         round_index=round_index,
         seed=scenario.seed,
         noise_seed=seed,

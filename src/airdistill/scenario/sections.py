@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializationInfo,
     SerializerFunctionWrapHandler,
     StrictBool,
     StrictInt,
@@ -40,12 +41,17 @@ class Section(BaseModel):
     _written_if_used: ClassVar[tuple[str, ...]] = ()
 
     @model_serializer(mode="wrap")
-    def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_unused(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         written: dict[str, Any] = write(self)
         unused = [
             name for name in self._written_if_used if getattr(self, name) == type(self).model_fields[name].default
         ]
-        return {name: value for name, value in written.items() if name not in unused}
+        kept = {name: value for name, value in written.items() if name not in unused}
+        return self._finished(kept, bool(info.exclude_defaults))
+
+    def _finished(self, written: dict[str, Any], without_defaults: bool) -> dict[str, Any]:  # noqa: ARG002
+        """What is written in the end: a section may add or leave out fields that depend on each other."""
+        return written
 
 
 class Public(Section):
