@@ -13,7 +13,7 @@ from airdistill.scenario.bands import BANDS
 from airdistill.scenario.loading import changed, validated
 
 THERMAL = "radio.noise_power=thermal"
-OFDM = ("waveform.kind=ofdm", "waveform.spacing=30 kHz")
+OFDM = ("waveform.kind=ofdm", "waveform.observed=elements", "waveform.spacing=30 kHz")
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,10 @@ def test_a_round_with_less_noise_than_planned_is_counted_with_less():
     alone = replace(design, noise_gain=np.where(np.arange(20)[:, None] == 3, design.noise_gain, 0))
     worse = observed(plan.scenario, hopeful, source, alone, channel, 1)
     assert worse.observation.kept < found.observation.kept  # one device's errors do not average out
+    uneven = replace(design, noise_gain=design.noise_gain * np.where(np.arange(10) == 4, 0.5, 1.0))
+    weak = observed(plan.scenario, hopeful, source, uneven, channel, 1)
+    # Rows are spread over the same tones: the weakest row's noise, a quarter, is certain.
+    assert weak.observation.kept == pytest.approx(found.observation.kept / 4, rel=0.05)
 
 
 def test_own_noise_needs_no_margin():
@@ -157,6 +161,11 @@ def test_misalignment_grows_with_the_square_of_the_speed_until_the_plan_warns():
         (["privacy.noise=secure"], "privacy.noise"),
         (["air.medium=secure_sum"], "air.medium"),
         (["waveform.observed=samples"], "waveform.observed"),
+        (["waveform.axes=1"], "waveform.axes"),
+        (["waveform.amplifier=rapp"], "waveform.amplifier"),
+        (["waveform.carrier_offset=10 Hz"], "waveform.carrier_offset"),
+        (["waveform.phase_noise=1 Hz"], "waveform.phase_noise"),
+        (["waveform.timing_error=1 us"], "waveform.timing_error"),
         (["waveform.kind=single_tone", "air.medium=waveform"], "air.medium"),
     ],
 )

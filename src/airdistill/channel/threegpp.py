@@ -106,11 +106,11 @@ def cell_draws(scenario: Scenario, distance_m: FloatArray, shadowing: bool = Tru
 
     Every block has new clusters and rays (steps 5 to 10); within a block, the rounds are at distant positions.
     """
-    model = _cell(scenario, distance_m, None, shadowing)
+    model, gain = _cell(scenario, distance_m, None, shadowing), antenna_gain(scenario.radio)
 
     def draw() -> ComplexArray:
         coefficients, _ = model(ROUNDS_PER_BLOCK, 1.0)  # [1, server, 1, device, 1, path, round]
-        return narrowband_gains(coefficients[0, 0, 0, :, 0].numpy().transpose(2, 0, 1))
+        return narrowband_gains(coefficients[0, 0, 0, :, 0].numpy().transpose(2, 0, 1), gain)
 
     return draw
 

@@ -298,7 +298,7 @@ def _observation(scenario: Scenario, fleet: RealisedFleet, kind: str, num_parame
     source = channel_source(scenario)
     assert isinstance(source, WideChannel)
     sent = uplink_for(kind, scenario, fleet, num_parameters)
-    return planned_observation(scenario, source, sent.num_slots)
+    return planned_observation(scenario, source, sent)
 
 
 def gap_objective(

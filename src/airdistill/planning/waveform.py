@@ -9,6 +9,9 @@ are Gaussian, and independent of the noise: each is below its quantile but for a
   of it. With r_j = a_j(1 + e_j) at least Σ_j s_j a_j² + 2Σ_j s_j a_j² Re e_j, whose last term is Gaussian.
 * **Receiver noise** does not depend on the channels. A device's **own noise** arrives as strong as its signal.
 
+The noise of one row may be stronger than that of another in the same symbol, over whose tones all of them are spread:
+what is certain is that of the weakest row. Numbers that fill up the last symbol carry noise, too.
+
 So 1/c grows by the factor (1 + limit)²/V, by (1 + limit)², and not at all.
 """
 
@@ -108,15 +111,18 @@ def kept_noise(scenario: Scenario, link: WideLink, num_numbers: int, shares: Flo
     return float(max(least.min(), 0.0))
 
 
-def planned_observation(scenario: Scenario, source: WideChannel, num_numbers: int) -> Observation:
-    """What to plan with, over planning links. Raise `InputError` if the waveform leaves nothing of a guarantee."""
+def planned_observation(scenario: Scenario, source: WideChannel, sent: Uplink) -> Observation:
+    """What to plan with, over planning links. Raise `InputError` if the waveform leaves nothing of a guarantee.
+
+    `sent` is the uplink as it is designed for channels that are known exactly.
+    """
+    num_numbers = sent.num_slots
     links = [source.planning_link(draw) for draw in range(_PLANNING_LINKS)]
     limits = np.stack([error_limits(scenario, link, num_numbers) for link in links])
     trust = trust_statement(scenario.privacy.trust)
     limit = 0.0 if trust.counts_own_only else float(np.quantile(limits, _PLANNED_DEVICES))
     weaker = [backed_off(link, error_limits(scenario, link, num_numbers), limit) for link in links]
-    share_s = np.full(scenario.num_devices, 1 / scenario.num_devices)
-    kept = _ROOM * min(kept_noise(scenario, link, num_numbers, share_s) for link in weaker)
+    kept = _ROOM * min(_kept_by_design(scenario, link, sent) for link in weaker)
     if kept <= 0 and trust.counts_others and not trust.counts_receiver:
         rule = (
             "channel errors may remove all of the other devices' noise from a tone: more pilot_symbols or pilot_power, "
@@ -170,14 +176,36 @@ def observed(
     """The uplink by which a round's noise is counted: the planned one, or one that counts less if less arrives."""
     if not isinstance(source, WideChannel) or trust_statement(scenario.privacy.trust).counts_own_only:
         return uplink
-    own = (np.abs(known[:, None] * design.noise_gain) ** 2).sum(axis=1)
-    if not own.any():
-        return uplink
     link = round_link(scenario, uplink, source, round_index)
-    kept = kept_noise(scenario, link, uplink.num_slots, own / own.sum())
+    kept = certain_noise(scenario, link, uplink.num_slots, known, design)
     if kept >= uplink.observation.kept:
         return uplink
     return replace(uplink, observation=replace(uplink.observation, kept=kept))
+
+
+def _kept_by_design(scenario: Scenario, link: WideLink, sent: Uplink) -> float:
+    rounds = scenario.learning.rounds
+    known = link.gain.astype(np.complex128)
+    design = sent.design(known, rounds if isinstance(rounds, int) else 1, 1)
+    return certain_noise(scenario, link, sent.num_slots, known, design)
+
+
+def certain_noise(
+    scenario: Scenario, link: WideLink, num_numbers: int, known: ComplexArray, design: RoundDesign
+) -> float:
+    """V of a design: the least noise on any tone, over the designed noise of its noisiest row; 1 if devices add none.
+
+    A symbol's noise is at least as strong as if every device had that of its weakest row in all numbers.
+    """
+    rows = design.noise_gain[:, design.rx_scale > 0]
+    own = np.abs(known[:, None] * rows) ** 2
+    if not own.any():
+        return 1.0
+    weakest = own.min(axis=1)
+    if not weakest.any():
+        return 0.0
+    part = float(weakest.sum() / own.sum(axis=0).max())
+    return part * kept_noise(scenario, link, num_numbers, weakest / weakest.sum())
 
 
 def backed_off(link: WideLink, limits: FloatArray, limit: float) -> WideLink:

@@ -39,7 +39,7 @@ from airdistill.radio.superposition import (
     receiver_noise,
 )
 from airdistill.radio.waveform_link import WaveformRound, superpose_waveform
-from airdistill.streams import Seed, noise_seed
+from airdistill.streams import Seed, noise_seed, stream
 
 _ROUNDING = 1e-4  # relative, of norms: gradients are clipped in single precision
 _ALIGNED = 1e-9  # relative, of received amplitudes
@@ -174,7 +174,7 @@ def charge_round(
         made, uplink = design, observed(scenario, plan.uplink, source, design, known, round_index)
     noise, seed = _charged_noise(plan, uplink, ledger, made, known, round_index, memory)
     noise = replace(noise, permission=permission)
-    air = _air(plan, source, round_index, seed) if scenario.air.medium == "waveform" else None
+    air = _air(plan, source, made, round_index, seed) if scenario.air.medium == "waveform" else None
     return ChargedRound(plan, round_index, channel, made, noise, None, was_begun, permission, air)
 
 
@@ -202,16 +202,34 @@ def _charged_noise(
     return replace(drawn, artificial=memory.correlated(round_index, drawn.artificial.real)), seed
 
 
-def _air(plan: Plan, source: ChannelSource, round_index: int, seed: Seed) -> Superposition:
+def _air(plan: Plan, source: ChannelSource, design: RoundDesign, round_index: int, seed: Seed) -> Superposition:
     """The medium that carries a round as samples; its receiver noise has a stream of its own under the entry's seed."""
     this = waveform_round(plan, source, round_index, seed)
+    padding = padding_noise(this, design, plan.uplink.num_slots)
 
     def add(transmitted: ComplexArray) -> ComplexArray:
         signals = transmitted.real.reshape(len(transmitted), -1)
-        received = superpose_waveform(this, signals).numbers
-        return received.reshape(transmitted.shape[1:]).astype(np.complex128)
+        received = superpose_waveform(this, np.concatenate([signals, padding], axis=1)).numbers
+        return received[: signals.shape[1]].reshape(transmitted.shape[1:]).astype(np.complex128)
 
     return add
+
+
+def padding_noise(this: WaveformRound, design: RoundDesign, num_numbers: int) -> FloatArray:
+    """Noise in the numbers that fill up the last symbol, `[device, number]`: of a device's last row that is sent.
+
+    Signals of deep fades and channel errors spread over all numbers of a symbol, and must meet noise in each.
+    """
+    missing = this.grid.num_symbols(num_numbers) * this.grid.numbers_per_symbol - num_numbers
+    sent = np.flatnonzero(design.rx_scale > 0)
+    gains = design.noise_gain[:, sent[-1]].real if len(sent) else np.zeros(len(design.noise_gain))
+    drawn = [
+        stream(this.noise_seed, "padding-noise", this.round_index, device).standard_normal(missing)
+        if gain
+        else np.zeros(missing)
+        for device, gain in enumerate(gains)
+    ]
+    return gains[:, None] * np.stack(drawn)
 
 
 def waveform_round(plan: Plan, source: ChannelSource, round_index: int, seed: Seed) -> WaveformRound:

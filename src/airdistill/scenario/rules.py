@@ -173,7 +173,7 @@ def check_waveform(scenario: Scenario) -> None:
             "the pilots of the waveform decide how well channels are known",
         ),
         (privacy.correlation != "none", "privacy.correlation", privacy.correlation, "needs single tones"),
-        (privacy.noise == "secure" and wave.csi == "pilot" and not own, "privacy.noise", "secure", aligned),
+        (privacy.noise == "secure" and not own, "privacy.noise", "secure", aligned),
         (
             scenario.air.medium in ("secure_sum", "radio"),
             "air.medium",
@@ -198,6 +198,17 @@ def _check_observed(scenario: Scenario) -> None:
             'is counted: use privacy.trust = "own_noise", or declare that it keeps "elements" only'
         )
         raise InputError("waveform.observed", "samples", rule)
+    only_own = f"with privacy.trust = {trust} no noise is proven to count through it but a device's own; use own_noise"
+    rejected: list[tuple[bool, str, Any]] = [
+        (wave.axes == 1 and trust != "receiver_noise", "waveform.axes", 1),
+        (wave.amplifier != "linear", "waveform.amplifier", wave.amplifier),
+        (wave.carrier_offset > 0, "waveform.carrier_offset", wave.carrier_offset),
+        (wave.phase_noise > 0, "waveform.phase_noise", wave.phase_noise),
+        (wave.timing_error > 0, "waveform.timing_error", wave.timing_error),
+    ]
+    for applies, field, value in rejected:
+        if applies:
+            raise InputError(field, value, only_own)
 
 
 def check_noise(scenario: Scenario) -> None:
