@@ -19,7 +19,10 @@ _PREFIXES = {
 }  # fmt: skip
 _DECIBEL_REFERENCE_W = {"dBm": 1e-3, "dBW": 1.0}
 _KIND_OF_UNIT = {"W": "power", "Hz": "frequency", "s": "time", "m": "distance"}
-_EXAMPLES = {"power gain": "-100 dB", "power": "1 mW", "frequency": "915 MHz", "time": "3.6 us", "distance": "100 m"}
+_EXAMPLES = {
+    "power gain": "-100 dB", "power": "1 mW", "frequency": "915 MHz", "time": "3.6 us", "distance": "100 m",
+    "noise density": "-168 dBm/Hz", "level in dB": "6 dB", "antenna gain": "3 dBi",
+}  # fmt: skip
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\s*")
 
 
@@ -61,7 +64,7 @@ def _check_kind(found: str, wanted: str, unit: str) -> None:
 
 
 def _rule(kind: str) -> str:
-    return f'must be a {kind} such as "{_EXAMPLES[kind]}"'
+    return f'must be {"an" if kind[0] in "aeiou" else "a"} {kind} such as "{_EXAMPLES[kind]}"'
 
 
 def _finite(number: float) -> float:
@@ -93,6 +96,47 @@ def seconds(value: Any) -> float:
 def metres(value: Any) -> float:
     """Return a distance in m."""
     return parse_quantity(value, "distance")
+
+
+def watts_per_hertz(value: Any) -> float:
+    """Return a noise density in W/Hz.
+
+    >>> watts_per_hertz("-174 dBm/Hz") == watts("-174 dBm")
+    True
+    """
+    if isinstance(value, str) and value.rstrip().endswith("/Hz"):
+        try:
+            return watts(value.rstrip().removesuffix("/Hz"))
+        except ValueError:
+            raise ValueError(_rule("noise density")) from None
+    density = parse_quantity(value, "noise density")
+    if density < 0:
+        raise ValueError('is in W/Hz and must be greater than 0; decibels need their unit, as in "-168 dBm/Hz"')
+    return density
+
+
+def decibels(value: Any) -> float:
+    """Return a level in dB, given as a number or with its unit.
+
+    >>> decibels("6 dB"), decibels(6)
+    (6.0, 6.0)
+    """
+    return _without_unit(value, "dB", "level in dB")
+
+
+def decibels_isotropic(value: Any) -> float:
+    """Return an antenna gain in dBi, given as a number or with its unit."""
+    return _without_unit(value, "dBi", "antenna gain")
+
+
+def _without_unit(value: Any, unit: str, kind: str) -> float:
+    """Return a number in decibels, whose unit may be written behind it."""
+    if isinstance(value, str):
+        match = _QUANTITY.fullmatch(value)
+        if match is None or match[2] not in ("", unit):
+            raise ValueError(_rule(kind))
+        return _finite(float(match[1]))
+    return parse_quantity(value, kind)
 
 
 def with_prefix(value: float, unit: str) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from airdistill.arrays import ComplexArray, FloatArray, IntArray, divide_or
 from airdistill.audit.options import OnProgress
 from airdistill.channel.csi import round_estimate
+from airdistill.channel.link_budget import noise_power_w
 from airdistill.channel.sources import channel_source
 from airdistill.data.datasets import Dataset
 from airdistill.data.partition import assign_samples
@@ -89,8 +90,9 @@ class Link:
 
     def seeded_noise(self, seed: Seed, round_index: int, design: RoundDesign) -> RoundNoise:
         """The `NoiseSource` of simulation: the noise that a run of this plan draws with that seed."""
-        radio, length = self.plan.scenario.radio, self.plan.uplink.vector_length
-        return RoundNoise.seeded(seed, round_index, design, length, radio.noise_power, radio.noise)
+        scenario, length = self.plan.scenario, self.plan.uplink.vector_length
+        power_w, axis = noise_power_w(scenario), scenario.radio.noise
+        return RoundNoise.seeded(seed, round_index, design, length, power_w, axis)
 
     def transcript_noise(self, source: NoiseSource | None = None) -> NoiseSource:
         """A source for whole transcripts, by default of a simulation: noise may be correlated over their rounds.
@@ -131,7 +133,8 @@ class Link:
         With inexact channels the design counts on less, to be safe; here the true channel is known.
         """
         design, device, uplink = this.design, self.device, self.plan.uplink
-        if not isinstance(uplink, SuperposedUplink) or uplink.error.exact:
+        exact = isinstance(uplink, SuperposedUplink) and uplink.error.exact and not uplink.observation.is_partial
+        if not isinstance(uplink, SuperposedUplink) or exact:
             return np.asarray(design.counted_noise_var[device])
         trust = self.plan.scenario.privacy.trust
         noise = noise_by_trust(design, this.channel, uplink.channel_noise_var, trust)[trust][device]
@@ -200,7 +203,7 @@ class Link:
     def counted_part(self, noise: Noise) -> Noise:
         """The noise with everything set to zero that the plan's trust model does not count for the audited device."""
         trust = trust_named(self.plan.scenario.privacy.trust)
-        if trust.counts_receiver and self.plan.scenario.radio.noise_power > 0:
+        if trust.counts_receiver and noise_power_w(self.plan.scenario) > 0:
             return noise
         assert isinstance(noise, (RoundNoise, SecureNoise))
         noise = replace(noise, receiver=np.zeros_like(noise.receiver))

@@ -40,11 +40,11 @@ def draw_fading(kind: str, num_devices: int, rng: np.random.Generator, rician_k_
 def narrowband_gains(path_coefficients: ComplexArray, path_gain: FloatArray | float = 1.0) -> ComplexArray:
     """h of every round and device, `[round, device]`, from Sionna's path coefficients `[round, device, path]`.
 
-    * Sionna's coefficients a are amplitudes. Those of UMi, UMa and RMa include path loss and shadowing as
-      10^(−PL/20)·√SF, and so |Σa|² is already a power gain: leave `path_gain` at 1.
+    * Sionna's coefficients a are amplitudes. Those of cells include path loss and shadowing as 10^(−PL/20)·√SF,
+      and so |Σa|² is already a power gain: `path_gain` has antennas and losses only.
     * TDL coefficients have E Σ|a|² = 1, including the line-of-sight path, and do not include path loss: `path_gain`
       `[device]` is a power and is converted to an amplitude here.
     * A slot is one tone at the carrier: Σ a exp(−j2πfτ) with f = 0 is the sum of the coefficients.
-    * Sionna's noise variance N0 is the total of both axes, as is `radio.noise_power`.
+    * Sionna's noise variance N0 is the total of both axes, as is the receiver noise of a link budget.
     """
     return np.asarray(np.sqrt(path_gain) * path_coefficients.sum(axis=-1))

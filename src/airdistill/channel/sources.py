@@ -11,15 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.link_budget import (
+    antenna_gain,
+    device_noise_power_w,
+    largest_power_w,
+    noise_power_w,
+    pilot_power_w,
+)
 from airdistill.channel.propagation import draw_fading, path_gain
-from airdistill.channel.threegpp import threegpp_channel
+from airdistill.channel.selective import DrawPaths, WideChannel, constant_paths, doppler_hz, flat_paths
+from airdistill.channel.threegpp import threegpp_channel, threegpp_paths
 from airdistill.data.formats import read_npz
 from airdistill.errors import Described, InputError
+from airdistill.scenario.bands import has_given_channels
+from airdistill.scenario.cells import CELLS, is_threegpp
 from airdistill.scenario.model import Scenario
-from airdistill.scenario.rules import is_threegpp
 from airdistill.streams import stream
 
 _FIELD = "radio.trace"
+_DRAWS_FOR_MEAN = 200
 
 
 class ChannelSource(Protocol):
@@ -37,16 +47,70 @@ class ChannelSource(Protocol):
 
 def channel_source(scenario: Scenario) -> ChannelSource:
     """The source that a scenario declares, with the devices' distances drawn."""
-    radio = scenario.radio
-    if radio.trace is not None:
-        return RecordedChannel(load_trace(radio.trace, scenario.num_devices))
+    if scenario.waveform.kind == "ofdm":
+        return wide_channel(scenario)
+    return _scalar_source(scenario)
+
+
+def wide_channel(scenario: Scenario) -> WideChannel:
+    """The source for an OFDM waveform: the same fading models over all tones, and 3GPP channels with their delays."""
+    radio, wave = scenario.radio, scenario.waveform
+    draw: DrawPaths
     if radio.gains is not None:
-        return RecordedChannel(np.array([[complex(re, im) for re, im in radio.gains]]))
-    distance_m = radio.distance.draw(scenario.num_devices, stream(scenario.seed, "radio.distance"))
+        draw = constant_paths(given_gains(scenario)[0])
+    else:
+        distance_m = drawn_distances_m(scenario)
+        if is_threegpp(radio.fading):
+            draw = threegpp_paths(scenario, distance_m)
+        else:
+            gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent) * antenna_gain(radio)
+            draw = flat_paths(gain, radio.fading, radio.rician_k_db, doppler_hz(scenario))
+    own = radio.peak_power.draw(scenario.num_devices, stream(scenario.seed, "radio.peak_power"))
+    if wave.pilot == "uplink":
+        own_w = np.minimum(own, largest_power_w(scenario, radio.device_antenna_dbi))
+        return WideChannel(scenario, draw, noise_power_w(scenario), own_w)
+    power_w = np.full(scenario.num_devices, pilot_power_w(scenario))
+    return WideChannel(scenario, draw, device_noise_power_w(scenario), power_w)
+
+
+def _scalar_source(scenario: Scenario) -> ChannelSource:
+    radio = scenario.radio
+    if has_given_channels(radio):
+        return RecordedChannel(given_gains(scenario))
+    distance_m = drawn_distances_m(scenario)
     if is_threegpp(radio.fading):
         return threegpp_channel(scenario, distance_m)
-    gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent)
+    gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent) * antenna_gain(radio)
     return FadingChannel(scenario.seed, gain, radio.fading, radio.rician_k_db, radio.antennas)
+
+
+def given_gains(scenario: Scenario) -> ComplexArray:
+    """The gains of a trace, or those in the scenario as one round, `[round, device]`."""
+    radio = scenario.radio
+    if radio.trace is not None:
+        return load_trace(radio.trace, scenario.num_devices)
+    return np.array([[complex(re, im) for re, im in radio.gains or ()]])
+
+
+def drawn_distances_m(scenario: Scenario) -> FloatArray:
+    """`radio.distance` of every device, `[device]`."""
+    return scenario.radio.distance.draw(scenario.num_devices, stream(scenario.seed, "radio.distance"))
+
+
+def large_scale_gains(scenario: Scenario) -> FloatArray:
+    """The mean power gain of every device over small-scale fading, antennas included, `[device]`.
+
+    Cells do not tell their path loss: for these it is the mean over the planner's draws.
+    """
+    radio = scenario.radio
+    if has_given_channels(radio):
+        drawn = given_gains(scenario)
+    elif radio.fading in CELLS:
+        drawn = threegpp_channel(scenario, drawn_distances_m(scenario)).planning_channels(_DRAWS_FOR_MEAN)
+    else:
+        loss = path_gain(drawn_distances_m(scenario), radio.carrier, radio.path_loss_exponent)
+        return loss * antenna_gain(radio)
+    return np.asarray((np.abs(drawn) ** 2).mean(axis=0))
 
 
 @dataclass(frozen=True)

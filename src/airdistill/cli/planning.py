@@ -39,7 +39,13 @@ def plan_command(
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the gap against T (.png, .svg, .pdf).")
     ] = None,
     ledger: LedgerOption = None,
-    devices: Annotated[bool, typer.Option("--devices", help="List the privacy of every device.")] = False,
+    devices: Annotated[
+        bool,
+        typer.Option("--devices", help="List every device's privacy and link, and draw a map of letters."),
+    ] = False,
+    map_file: Annotated[
+        Path | None, typer.Option("--map", metavar="FILE", help="Draw a map of the devices (.png, .svg, .pdf).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan what `run` runs: rounds, powers, limiting factor, and the cost of privacy. --scheme ota_fd is the paper's.
@@ -59,17 +65,29 @@ def plan_command(
         from airdistill.report.plan_figure import plot_gap
 
         plot_gap(made, plot)
+    if map_file is not None:
+        from airdistill.report.links import plot_map
+
+        plot_map(made, map_file)
     ablation, public = what_if(made, with_steps=ledger is None), public_set_what_if(made)
     if as_json:
         what_ifs: dict[str, Any] = {"outlook": ablation, "public_outlook": public}
         what_ifs |= {"feature_outlook": feature_evidence(made), "embedding_outlook": embedding_cost(made)}
         found = {name: None if each is None else jsonable(asdict(each)) for name, each in what_ifs.items()}
+        if devices:
+            from airdistill.report.links import links_json
+
+            found |= links_json(made)
         print_json(made.to_dict() | found)
         return
     from airdistill.report.plan import print_plan
     from airdistill.report.terminal import Terminal
 
     print_plan(made, Terminal(), devices, ablation, public)
+    if devices:
+        from airdistill.report.links import print_links
+
+        print_links(made, Terminal())
     print_text(f"This plans --scheme {scheme}; the paper's scheme is ota_fd.")
 
 

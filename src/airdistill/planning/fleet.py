@@ -8,7 +8,9 @@ import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.channel.csi import ChannelError
+from airdistill.channel.link_budget import largest_power_w, noise_power_w
 from airdistill.data.partition import class_counts
+from airdistill.planning.waveform import error_probability
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.sensitivity import TrajectoryDynamics
 from airdistill.privacy.targets import ROUNDING, target_mu
@@ -50,11 +52,21 @@ def realise_fleet(scenario: Scenario, spent_squared_mu: FloatArray | None = None
     delta = _drawn_delta(scenario) - reserved_delta(scenario)
     return RealisedFleet(
         class_counts=class_counts(scenario),
-        peak_power_w=scenario.radio.peak_power.draw(num_devices, stream(seed, "radio.peak_power")),
+        peak_power_w=np.minimum(drawn_peak_power_w(scenario), peak_power_limit_w(scenario)),
         epsilon=epsilon,
         delta=delta,
         mu=_mu_to_plan_with(scenario, epsilon, delta, spent_squared_mu),
     )
+
+
+def drawn_peak_power_w(scenario: Scenario) -> FloatArray:
+    """`radio.peak_power` of every device, `[device]`, before the transmit limit."""
+    return scenario.radio.peak_power.draw(scenario.num_devices, stream(scenario.seed, "radio.peak_power"))
+
+
+def peak_power_limit_w(scenario: Scenario) -> float:
+    """The power that the transmit limit leaves a device; infinite without one."""
+    return largest_power_w(scenario, scenario.radio.device_antenna_dbi)
 
 
 def channel_excess_delta(scenario: Scenario, num_rounds: int) -> float:
@@ -62,6 +74,8 @@ def channel_excess_delta(scenario: Scenario, num_rounds: int) -> float:
 
     Such errors are independent of the noise, and so this much of δ covers them.
     """
+    if scenario.waveform.kind == "ofdm":
+        return error_probability(scenario)
     if not trust_statement(scenario.privacy.trust).needs_aligned_channels(tdma=False):
         return 0.0  # TDMA is planned for exact channels only
     return ChannelError.of(scenario).excess_probability(scenario.num_devices * num_rounds)
@@ -104,7 +118,7 @@ def counted_share(scenario: Scenario) -> float:
 
 def channel_noise_var(scenario: Scenario) -> float:
     """Variance of the receiver noise on the decision axis: half the power of complex noise, all of real noise."""
-    return scenario.radio.noise_power * (0.5 if scenario.radio.noise == "complex" else 1.0)
+    return noise_power_w(scenario) * (0.5 if scenario.radio.noise == "complex" else 1.0)
 
 
 def training_dynamics(scenario: Scenario) -> TrajectoryDynamics:

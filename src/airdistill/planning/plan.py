@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.csi import planning_estimates
+from airdistill.channel.link_budget import duty_cycle
+from airdistill.channel.selective import WideChannel
 from airdistill.channel.sources import channel_source
+from airdistill.channel.waveform import AirTime, air_time, number_seconds
 from airdistill.planning.amplification import amplified_epsilon, fleet_for_rounds
 from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, ReceiverError, TrackingError
@@ -19,12 +23,14 @@ from airdistill.planning.convergence.truncation import best_truncation, typical_
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.forecast import LIMITING_FACTORS, RoundForecast, forecast_round
 from airdistill.planning.payloads import ClassMeans, payload_named
+from airdistill.planning.slips import check_duty_cycle
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.uplinks import Choices, correlated_choices, uplink_for
 from airdistill.planning.warnings import assumptions_of, warnings_of
+from airdistill.planning.waveform import Observation, planned_observation
 from airdistill.planning.what_if.correlation import (
     CorrelationComparison,
     correlation_comparison,
@@ -39,11 +45,13 @@ from airdistill.planning.what_if.participation import (
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import epsilon_of_mu, epsilon_of_shift, without_rounding
 from airdistill.privacy.trust import trust_named
+from airdistill.scenario.cells import is_threegpp
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
 
 NUM_DRAWS = 200
-NUM_DRAWS_OF_ANTENNAS = 24  # a combiner takes a good part of a second, and several antennas fade less than one
+# A combiner takes a good part of a second, and several antennas fade less than one. So do many tones of 3GPP channels.
+FEWER_DRAWS = 24
 # The other end of what pilots measure for the paper's network: L1 2 to 22, L2 0.7 to 7.7.
 SMALLER_CONSTANTS = 0.1
 _MOST_TRIES = 4  # to find a T that secret participation and the gap agree on
@@ -80,7 +88,30 @@ class Plan:
 
     @property
     def uplink_seconds(self) -> float:
-        return self.num_rounds * self.uplink.num_slots * self.scenario.radio.slot
+        if self.scenario.waveform.kind == "single_tone":
+            return self.num_rounds * self.uplink.num_slots * self.scenario.radio.slot
+        return self.num_rounds * self.air_time.total_s
+
+    @cached_property
+    def air_time(self) -> AirTime:
+        """The time of one round on the air, by its parts."""
+        return air_time(self.scenario, self.uplink.num_slots)
+
+    @property
+    def duty_cycle(self) -> float:
+        """The largest share of the time that a device may be on the air."""
+        return duty_cycle(self.scenario, float(self.fleet.peak_power_w.max()))
+
+    @property
+    def on_air_seconds(self) -> float:
+        """The time that a device is on the air in one round, at most."""
+        shared = self.fleet.num_devices if self.uplink.uses_tdma else 1
+        return self.uplink_seconds / (self.num_rounds * shared)
+
+    @property
+    def least_seconds(self) -> float:
+        """The least time of the whole run: the uplink, or at a steady pace what the duty cycle makes of it."""
+        return max(self.uplink_seconds, self.num_rounds * self.on_air_seconds / self.duty_cycle)
 
     @property
     def uplink_joules(self) -> float:
@@ -145,12 +176,13 @@ def plan(
 
     def forecast_of(of: Uplink) -> RoundForecast:
         noise_var = channel_noise_var(scenario)
-        return forecast_round(of, fleet, channels, rounds.chosen, noise_var, radio.outage, radio.slot)
+        number_s = number_seconds(scenario)
+        return forecast_round(of, fleet, channels, rounds.chosen, noise_var, radio.outage, number_s)
 
     forecast = forecast_of(sent)
     correlation = correlation_comparison(scenario, sent, rounds.chosen, forecast, forecast_of)
     epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen, channels)
-    return Plan(
+    made = Plan(
         scenario=scenario,
         fleet=fleet,
         rounds=rounds,
@@ -168,6 +200,8 @@ def plan(
         amplification=amplification_comparison(scenario, sent, channels, rounds.chosen, forecast_of),
         correlation=correlation,
     )
+    check_duty_cycle(made.on_air_seconds, made.duty_cycle)
+    return made
 
 
 def _fleet_and_rounds(
@@ -219,7 +253,8 @@ def _about_earlier_runs(
 
 def planning_draws(scenario: Scenario) -> ComplexArray:
     """The channels to plan with, as they would be estimated, `[draw, device]` or `[draw, device, antenna]`."""
-    num_draws = NUM_DRAWS if scenario.radio.antennas == 1 else NUM_DRAWS_OF_ANTENNAS
+    wide = scenario.waveform.kind == "ofdm" and is_threegpp(scenario.radio.fading)
+    num_draws = FEWER_DRAWS if wide or scenario.radio.antennas > 1 else NUM_DRAWS
     return planning_estimates(scenario, channel_source(scenario).planning_channels(num_draws))
 
 
@@ -228,8 +263,10 @@ def choose_uplink(
 ) -> Uplink:
     """The uplink with what the scenario leaves to the planner: truncation threshold, and budget by class."""
 
+    observation = _observation(scenario, fleet, kind, num_parameters)
+
     def choice(truncation: float, draws: ComplexArray) -> Uplink:
-        made = uplink_for(kind, scenario, fleet, num_parameters, Choices(truncation))
+        made = uplink_for(kind, scenario, fleet, num_parameters, Choices(truncation, observation=observation))
         # If the receiver noise counts, classes have some noise anyway.
         if isinstance(made, SuperposedUplink) and made.split_budget and trust_named(made.trust).counts_receiver:
             return replace(made, floor=typical_floor(made, draws))
@@ -252,6 +289,16 @@ def choose_uplink(
         learning.max_rounds,
     )
     return choice(threshold, channels)
+
+
+def _observation(scenario: Scenario, fleet: RealisedFleet, kind: str, num_parameters: int | None) -> Observation:
+    """What of the noise is certain through the scenario's waveform; all of it without one."""
+    if scenario.waveform.kind == "single_tone":
+        return Observation()
+    source = channel_source(scenario)
+    assert isinstance(source, WideChannel)
+    sent = uplink_for(kind, scenario, fleet, num_parameters)
+    return planned_observation(scenario, source, sent)
 
 
 def gap_objective(

@@ -17,6 +17,7 @@ from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.payloads import Payload
 from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.planning.waveform import Observation
 from airdistill.privacy.correlation import Correlation
 from airdistill.privacy.participation import Participation
 from airdistill.privacy.release import Release
@@ -96,6 +97,7 @@ class Uplink(ABC):
         return self.num_rows * self.vector_length
 
     uses_radio: ClassVar[bool] = True  # whether anything is on the air
+    observation = Observation()  # what of the designed noise is certain through a waveform
 
     @property
     def uses_tdma(self) -> bool:

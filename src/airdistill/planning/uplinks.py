@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -22,6 +22,7 @@ from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND, TdmaUplink
 from airdistill.planning.trusted_uplink import trusted_uplink
 from airdistill.planning.uplink import Uplink
+from airdistill.planning.waveform import Observation
 from airdistill.privacy.correlation import Correlation
 from airdistill.privacy.participation import (
     Cyclic,
@@ -46,12 +47,14 @@ class Choices:
 
     `floor` `[class]` is typical channel noise, if a budget is divided among classes in view of it. With correlated
     noise its matrix, and |h|²P `[device]` of a typical channel, for which each device's share of the noise is planned.
+    With an OFDM waveform what of the noise is certain through it.
     """
 
     truncation: float = 0.0
     floor: FloatArray | None = None
     correlation: Correlation | None = None
     typical_power_w: FloatArray | None = None
+    observation: Observation = field(default_factory=Observation)
 
 
 def uplink_for(
@@ -69,8 +72,10 @@ def uplink_for(
     if scenario.privacy.correlation != "none":
         return _correlated_uplink(scenario, payload, choices or Choices())
     if isinstance(payload, Gradient):
+        _refuse_waveform(scenario, "gradients clipped by sample")
         return _gradient_uplink(scenario, payload)
     if isinstance(payload, TeacherVotes):
+        _refuse_waveform(scenario, payload.words)
         return trusted_uplink(scenario, payload)
     _refuse_sampling(scenario)
     made: Callable[..., SuperposedUplink] = SuperposedUplink
@@ -83,6 +88,7 @@ def uplink_for(
         if scenario.fleet.sampling != "none":
             raise InputError("fleet.sampling", scenario.fleet.sampling, rule)
         _refuse_antennas(scenario, _FOR_AIRDISTILL)
+        _refuse_waveform(scenario, "class means with TDMA")
         made = TdmaUplink
     elif not payload.has_paper_design:
         _refuse_paper_transceiver(scenario)
@@ -92,6 +98,12 @@ def uplink_for(
             raise InputError("privacy.trust", scenario.privacy.trust, rule)
         made = partial(AntennaUplink, combining=scenario.radio.combining)
     return _superposed(made, payload, scenario, choices or Choices())
+
+
+def _refuse_waveform(scenario: Scenario, sent: str) -> None:
+    if scenario.waveform.kind == "ofdm":
+        rule = f'{sent} are sent one number at a time; set it to "single_tone" in the overrides of this scheme'
+        raise InputError("waveform.kind", "ofdm", rule)
 
 
 def _superposed(
@@ -112,6 +124,7 @@ def _superposed(
         scenario.radio.noise == "complex",
         scenario.fleet.min_devices,
         participation_of(scenario, payload),
+        choices.observation,
     )
 
 

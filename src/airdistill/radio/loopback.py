@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from airdistill.arrays import ComplexArray
+from airdistill.channel.link_budget import noise_power_w
 from airdistill.channel.sources import channel_source
 from airdistill.errors import AirDistillError, InputError
 from airdistill.radio.superposition import thermal_noise
@@ -60,13 +61,13 @@ class FrontEnd:
             self._round, self._sum = round_index, np.zeros(shape, dtype=np.complex128)
 
     def received(self, round_index: int) -> ComplexArray:
-        radio = self._scenario.radio
+        power_w, axis = noise_power_w(self._scenario), self._scenario.radio.noise
         with self._lock:
             if round_index != self._round:
                 raise AirDistillError(
                     f"round {round_index} was not received: the loopback radio is at round {self._round}"
                 )
-            noise = thermal_noise(self._seed, round_index, self._sum.shape, radio.noise_power, radio.noise)
+            noise = thermal_noise(self._seed, round_index, self._sum.shape, power_w, axis)
             return np.asarray(self._sum + noise)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,15 +15,15 @@ from airdistill.planning.plan import Plan, gap_objective, planning_draws
 from airdistill.report.drawing import legend_below, new_figure, rendered
 from airdistill.schemes.base import BLUE, ORANGE, RED
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _FORMATS = (".png", ".svg", ".pdf")
 
 
 def plot_gap(plan: Plan, path: Path) -> None:
     """Write Ω against T as PNG, SVG or PDF, by the suffix of the file."""
-    if path.suffix not in _FORMATS:
-        raise InputError("--plot", str(path), f"must end in {', '.join(_FORMATS)}")
-    if not path.parent.is_dir():
-        raise InputError("--plot", str(path), "the folder does not exist; create it first")
+    check_figure_path("--plot", path)
     curve, best = gap_curve(plan), plan.rounds.exact
     figure, (axes,) = new_figure()
     axes.loglog(curve.num_rounds, curve.gaps, color=BLUE, linewidth=2, label="gap ΣΩ")
@@ -43,10 +44,23 @@ def plot_gap(plan: Plan, path: Path) -> None:
         title=f"Plan of {plan.scenario.name}",
     )
     legend_below(figure, axes, columns=2)
+    write_figure("--plot", figure, path)
+
+
+def check_figure_path(option: str, path: Path) -> None:
+    """Raise before any work if a figure cannot be written there."""
+    if path.suffix not in _FORMATS:
+        raise InputError(option, str(path), f"must end in {', '.join(_FORMATS)}")
+    if not path.parent.is_dir():
+        raise InputError(option, str(path), "the folder does not exist; create it first")
+
+
+def write_figure(option: str, figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the file's suffix."""
     try:
         write_whole(path, rendered(figure, path.suffix[1:]))
     except OSError as error:
-        raise InputError("--plot", str(path), f"cannot be written: {error.strerror or error}") from None
+        raise InputError(option, str(path), f"cannot be written: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True)

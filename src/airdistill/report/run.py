@@ -16,6 +16,7 @@ from airdistill.files import write_whole
 from airdistill.planning.plan import Plan
 from airdistill.report.certificate import certificate_section, devices_section
 from airdistill.report.drawing import count_rounds, looks_for, new_figure, svg_of
+from airdistill.report.links import links_section
 from airdistill.report.page import Bullets, Command, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.plan import plan_section, privacy_section
 from airdistill.report.terminal import bullets, facts_table
@@ -95,6 +96,7 @@ def run_page(record: RunRecord) -> Page:
         sections=(
             Section("Results", (*_damage(record), Facts(_result_facts(record)), *_drawings(record))),
             plan_section(plan),
+            *links_section(plan),
             certificate_section(certificate),
             devices_section(certificate),
             privacy_section(plan),

@@ -12,7 +12,16 @@ from pydantic import BeforeValidator, GetCoreSchemaHandler, PlainValidator
 from pydantic_core import CoreSchema, core_schema
 
 from airdistill.scenario.per_device import PerDevice, parse_per_device
-from airdistill.units import hertz, metres, power_gain, seconds, watts
+from airdistill.units import (
+    decibels,
+    decibels_isotropic,
+    hertz,
+    metres,
+    power_gain,
+    seconds,
+    watts,
+    watts_per_hertz,
+)
 
 Parser = Callable[[Any], float]
 
@@ -22,6 +31,7 @@ _REFERENCE = r"[\w.]+:\w+"
 LARGEST_COUNT = 10**9
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-12, 1e6
 SMALLEST_DELTA = 1e-100
+THERMAL = "thermal"
 
 
 def _number(value: Any) -> float:
@@ -109,6 +119,15 @@ def _truncation(value: Any) -> float | str:
     return "optimal" if value == "optimal" else _not_negative(_bounded(power_gain))(value)
 
 
+def _receiver_noise(value: Any) -> float | None:
+    return None if value is None or value == THERMAL else _not_negative(_bounded(watts))(value)
+
+
+def _name(value: Any) -> Any:
+    """A name that consists of digits is a number on the command line."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _named(*names: str) -> Callable[[Any], str]:
     """A parser for one of these names, or for a user's own class as `package.module:Class`."""
 
@@ -155,6 +174,18 @@ Power = Annotated[float, BeforeValidator(_not_negative(_bounded(watts))), Kind(f
 Frequency = Annotated[float, BeforeValidator(_positive(_bounded(hertz))), Kind(f"Hz, {_ABOVE_0}", "Hz")]
 Length = Annotated[float, BeforeValidator(_positive(_bounded(metres))), Kind(f"m, {_ABOVE_0}", "m")]
 Time = Annotated[float, BeforeValidator(_positive(_bounded(seconds))), Kind(f"s, {_ABOVE_0}", "s")]
+Duration = Annotated[float, BeforeValidator(_not_negative(_bounded(seconds))), Kind(f"s, {_FROM_0}", "s")]
+Offset = Annotated[float, BeforeValidator(_not_negative(_bounded(hertz))), Kind(f"Hz, {_FROM_0}", "Hz")]
+ReceiverNoisePower = Annotated[
+    float | None, PlainValidator(_receiver_noise), Kind(f'W, {_FROM_0}, or "{THERMAL}"', "W")
+]
+NoiseDensity = Annotated[
+    float, BeforeValidator(_positive(_bounded(watts_per_hertz))), Kind(f"W/Hz, {_ABOVE_0}", "W/Hz")
+]
+PositivePower = Annotated[float, BeforeValidator(_positive(_bounded(watts))), Kind(f"W, {_ABOVE_0}", "W")]
+Decibels = Annotated[float, BeforeValidator(_bounded(decibels)), Kind("dB", "dB")]
+AntennaGain = Annotated[float, BeforeValidator(_bounded(decibels_isotropic)), Kind("dBi", "dBi")]
+BandName = Annotated[Literal["868", "915", "2400"], BeforeValidator(_name), Kind("one of 868, 915, 2400")]
 Truncation = Annotated[
     Literal["optimal"] | float, PlainValidator(_truncation), Kind(f'power gain, {_FROM_0}, or "optimal"')
 ]

@@ -105,7 +105,10 @@ def _in_overrides(scheme: str, error: InputError) -> InputError:
 
 def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
     """Return a copy with nested changes applied, validated again."""
-    return validated(merged(scenario.model_dump(mode="python"), changes))
+    given = scenario.model_dump(mode="python")
+    if scenario.radio.noise_power is None:
+        given["radio"].pop("noise_power", None)  # the default is written, and would override a new noise figure
+    return validated(merged(given, changes))
 
 
 def with_absolute_paths(scenario: Scenario) -> Scenario:

@@ -17,25 +17,19 @@ from pydantic import (
     model_validator,
 )
 
+from airdistill.scenario.bands import check_link_budget
+from airdistill.scenario.cells import check_threegpp
 from airdistill.scenario.fields import (
     LARGEST_COUNT,
     DeltaPerDevice,
     EpsilonPerDevice,
-    Frequency,
-    Length,
-    MetresPerDevice,
-    NotNegative,
     Number,
     Positive,
-    Power,
     SamplesPerDevice,
     Sampling,
-    Time,
-    Truncation,
     Trust,
-    WattsPerDevice,
 )
-from airdistill.scenario.per_device import PerDevice
+from airdistill.scenario.radio import Radio
 from airdistill.scenario.rules import (
     check_antennas,
     check_correlation,
@@ -47,9 +41,9 @@ from airdistill.scenario.rules import (
     check_paper_transceiver,
     check_participation,
     check_partition,
-    check_threegpp,
+    check_waveform,
 )
-from airdistill.scenario.sections import Constants, Federated, Learning, Public, Section
+from airdistill.scenario.sections import Constants, Federated, Learning, Public, Section, Waveform
 
 MOST_DEVICES = 10**7
 NAME_PATTERN = r"^\w[\w.-]{0,99}$"
@@ -144,83 +138,14 @@ class Data(Section):
         return counts
 
 
-class Radio(Section):
-    """The uplink."""
-
-    peak_power: WattsPerDevice = Field(PerDevice("same", (1e-3,)), description="transmit power limit of a device, W")
-    noise_power: Power = Field(5e-15, description="noise power of the receiver, W")
-    noise: Literal["complex", "real"] = Field(
-        "complex", description="complex: half of the noise power is on the real axis; real: all of it"
-    )
-    carrier: Frequency = Field(915e6, description="carrier frequency, Hz")
-    distance: MetresPerDevice = Field(PerDevice("range", (100.0, 500.0)), description="from device to server, m")
-    path_loss_exponent: NotNegative = Field(
-        3.0,
-        le=10,
-        description="path-loss exponent of the power gain; umi, uma and rma define their own",
-    )
-    fading: Literal[
-        "rayleigh", "rician", "real_gaussian", "none",
-        "umi", "uma", "rma", "tdl-a", "tdl-b", "tdl-c", "tdl-d", "tdl-e",
-    ] = Field(
-        "rayleigh",
-        description="small-scale fading, drawn for every round; umi, uma, rma: cells of 3GPP TR 38.901, whose path "
-        "loss, line of sight and shadowing are drawn once; tdl-a to tdl-e: its tapped delay lines",
-    )  # fmt: skip
-    rician_k_db: Number = Field(
-        6.0, ge=-100, le=100, description="rician: power of the direct path relative to the scattered paths, dB"
-    )
-    server_height: Length | None = Field(
-        None, description="umi, uma, rma: height of the server's antenna, m; by default 10, 25 and 35"
-    )
-    device_height: Length = Field(1.5, description="umi, uma, rma: of a device's antenna, m; `distance` is horizontal")
-    line_of_sight: Literal["drawn", "always", "never"] = Field(
-        "drawn", description="umi, uma, rma: line of sight; drawn: more likely for near devices"
-    )
-    delay_spread: Time = Field(
-        100e-9, description="tdl-a to tdl-e: rms delay spread, s; at most a tenth of a slot (flat fading)"
-    )
-    gains: tuple[tuple[Number, Number], ...] | None = Field(
-        None, description="constant complex gain [re, im] of every device; replaces distance and fading"
-    )
-    trace: StrictStr | None = Field(
-        None, description=".npz or .csv of complex gains, rounds × devices; replaces distance and fading"
-    )
-    antennas: StrictInt = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="receive antennas; privacy holds against a server that observes every antenna",
-    )
-    combining: Literal["joint", "per_class"] = Field(
-        "joint", description="several antennas: one receive combiner for all classes, or one per class"
-    )
-    slot: Time = Field(3.6e-6, description="duration of one transmitted number, s")
-    outage: Number = Field(0.05, ge=0, lt=1, description="share of the worst rounds that the planner ignores")
-    transceiver: Literal["optimal", "paper"] = Field(
-        "optimal", description="optimal for the trust model; or eqs. (18)-(20) as printed, which may be infeasible"
-    )
-    truncation: Truncation = Field(
-        0.0, description='power gain |h|² below which a device is inactive: 0, a number, "-100 dB", or "optimal"'
-    )
-    csi_error_db: Number | None = Field(
-        None,
-        ge=-300,
-        le=0,
-        description="power of the relative channel estimation error, dB; by default channels are known exactly",
-    )
-    csi_quantile: Number = Field(
-        0.999, gt=0, lt=1, description="quantile up to which the privacy guarantee covers this error"
-    )
-
-
 class Air(Section):
     """What sums the signals in a federation of real devices; a simulation computes the radio channel itself."""
 
-    medium: Literal["emulated", "secure_sum", "radio"] = Field(
+    medium: Literal["emulated", "secure_sum", "radio", "waveform"] = Field(
         "emulated",
         description="emulated: the server computes the channel and sees individual signals, for test-beds; secure_sum: "
-        "secure aggregation, the server sees only the sum; radio: hardware behind an interface",
+        "secure aggregation, the server sees only the sum; radio: hardware behind an interface; waveform, in "
+        "simulations: every sample of an OFDM waveform, with impairments",
     )
 
 
@@ -271,6 +196,7 @@ class Scenario(Section):
     data: Data = Field(default_factory=Data, description="the devices' training data")
     public: Public | None = Field(None, description="unlabelled samples that all devices have")
     radio: Radio = Field(default_factory=Radio, description="the uplink")
+    waveform: Waveform = Field(Waveform(), description="how numbers travel: one tone, or OFDM")
     air: Air = Field(default_factory=Air, description="what sums the signals")
     privacy: Privacy = Field(description="the privacy guarantee")
     learning: Learning = Field(default_factory=Learning, description="training")
@@ -278,7 +204,16 @@ class Scenario(Section):
     constants: Constants = Field(default_factory=Constants, description="constants of the convergence bound")
     overrides: dict[str, dict[str, Any]] = Field(default_factory=dict, description="changes that hold for one scheme")
 
-    _written_if_used: ClassVar[tuple[str, ...]] = ("federated",)
+    _written_if_used: ClassVar[tuple[str, ...]] = ("federated", "waveform")
+
+    def _finished(self, written: dict[str, Any], without_defaults: bool) -> dict[str, Any]:  # noqa: ARG002
+        """The noise power of an OFDM tone is written if and only if it is given: its default depends on the tone."""
+        if self.waveform.kind == "ofdm":
+            radio = written.setdefault("radio", {})
+            radio.pop("noise_power", None)
+            if self.radio.noise_power is not None:
+                radio["noise_power"] = self.radio.noise_power
+        return written
 
     @property
     def num_devices(self) -> int:
@@ -309,6 +244,8 @@ class Scenario(Section):
         check_noise(self)
         check_medium(self)
         check_threegpp(self.radio, self.num_devices)
+        check_link_budget(self)
         check_antennas(self)
         check_correlation(self)
+        check_waveform(self)
         return self

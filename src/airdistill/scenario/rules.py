@@ -1,19 +1,20 @@
 """Rules that involve several fields of a scenario, one function per subject.
 
-Fleet, data, lists of one entry per device, participation, noise, medium, 3GPP TR 38.901 channels, several antennas,
-and the transceiver as printed in the paper.
+Fleet, data, lists of one entry per device, participation, noise, medium, several antennas, and the transceiver as
+printed in the paper.
 Each function raises `InputError` with the field, its value, the rule, and what to change.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from typing import TYPE_CHECKING, Any
 
 from airdistill.errors import NOT_GIVEN, Described, InputError
+from airdistill.scenario.cells import is_threegpp
 
 if TYPE_CHECKING:
-    from airdistill.scenario.model import Radio, Scenario
+    from airdistill.scenario.model import Scenario
 
 
 def check_fleet(scenario: Scenario) -> None:
@@ -148,6 +149,68 @@ def check_medium(scenario: Scenario) -> None:
         raise InputError("privacy.trust", scenario.privacy.trust, rule)
 
 
+def check_waveform(scenario: Scenario) -> None:
+    """Reject what an OFDM waveform does not carry, and a waveform as the medium without one."""
+    wave, radio, privacy = scenario.waveform, scenario.radio, scenario.privacy
+    if wave.kind == "single_tone":
+        if scenario.air.medium == "waveform":
+            rule = 'samples are simulated for OFDM: set waveform.kind = "ofdm", or air.medium = "emulated"'
+            raise InputError("air.medium", "waveform", rule)
+        return
+    aligned = (
+        "misaligned signals leave the common grid of secure noise; use seeded noise, trust own_noise, or csi perfect"
+    )
+    own = privacy.trust == "own_noise"
+    rejected: list[tuple[bool, str, Any, str]] = [
+        (radio.antennas > 1, "radio.antennas", radio.antennas, "is available for one antenna only"),
+        (radio.trace is not None, "radio.trace", radio.trace, "has one gain per device and round, not a channel"),
+        (radio.noise == "real", "radio.noise", "real", "a receiver's noise in a tone is complex"),
+        (radio.transceiver == "paper", "radio.transceiver", "paper", "eqs. (18)-(20) are for one tone"),
+        (
+            radio.csi_error_db is not None,
+            "radio.csi_error_db",
+            radio.csi_error_db,
+            "the pilots of the waveform decide how well channels are known",
+        ),
+        (privacy.correlation != "none", "privacy.correlation", privacy.correlation, "needs single tones"),
+        (privacy.noise == "secure" and not own, "privacy.noise", "secure", aligned),
+        (
+            scenario.air.medium in ("secure_sum", "radio"),
+            "air.medium",
+            scenario.air.medium,
+            "carries no OFDM waveform here; use emulated or waveform",
+        ),
+    ]
+    for applies, field, value, rule in rejected:
+        if applies:
+            raise InputError(field, value, f'{rule}; waveform.kind = "ofdm"')
+    _check_observed(scenario)
+
+
+def _check_observed(scenario: Scenario) -> None:
+    """Under a trust model that counts others' noise, reject what no proof covers: see docs/waveform-privacy.md."""
+    wave, trust = scenario.waveform, scenario.privacy.trust
+    if trust == "own_noise" or math.isinf(min(scenario.privacy.epsilon.numbers)):
+        return
+    if wave.observed == "samples":
+        rule = (
+            f"with privacy.trust = {trust} a server that keeps every sample, cyclic prefixes included, sees more than "
+            'is counted: use privacy.trust = "own_noise", or declare that it keeps "elements" only'
+        )
+        raise InputError("waveform.observed", "samples", rule)
+    only_own = f"with privacy.trust = {trust} no noise is proven to count through it but a device's own; use own_noise"
+    rejected: list[tuple[bool, str, Any]] = [
+        (wave.axes == 1 and trust != "receiver_noise", "waveform.axes", 1),
+        (wave.amplifier != "linear", "waveform.amplifier", wave.amplifier),
+        (wave.carrier_offset > 0, "waveform.carrier_offset", wave.carrier_offset),
+        (wave.phase_noise > 0, "waveform.phase_noise", wave.phase_noise),
+        (wave.timing_error > 0, "waveform.timing_error", wave.timing_error),
+    ]
+    for applies, field, value in rejected:
+        if applies:
+            raise InputError(field, value, only_own)
+
+
 def check_noise(scenario: Scenario) -> None:
     """Check that the counted noise protects what is transmitted, also with channel estimation errors."""
     privacy, radio = scenario.privacy, scenario.radio
@@ -162,70 +225,6 @@ def check_noise(scenario: Scenario) -> None:
     if privacy.trust == "receiver_noise" and radio.noise == "real":
         rule = 'a misaligned signal leaves the real axis, on which all of the noise = "real" is; use noise = "complex"'
         raise InputError("radio.csi_error_db", radio.csi_error_db, rule)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Validity of a path-loss model, table 7.4.1-1: heights in m, as (smallest, largest); carrier in Hz."""
-
-    name: str
-    server_height: tuple[float, float]
-    default_server_height: float
-    device_height: tuple[float, float]
-    highest_carrier: float
-
-
-CELLS = {
-    "umi": Cell("UMi", (10.0, 10.0), 10.0, (1.5, 22.5), 100e9),
-    "uma": Cell("UMa", (25.0, 25.0), 25.0, (1.5, 22.5), 100e9),
-    "rma": Cell("RMa", (10.0, 150.0), 35.0, (1.0, 10.0), 30e9),
-}
-TAPPED_DELAY_LINES = ("tdl-a", "tdl-b", "tdl-c", "tdl-d", "tdl-e")
-
-LOWEST_CARRIER, HIGHEST_CARRIER = 0.5e9, 100e9
-NEAREST_M, FARTHEST_M = 10.0, 5000.0
-# Shadowing is correlated between devices: a table of seven numbers for every pair.
-MOST_DEVICES = 2000
-# The common rule for flat fading, under which one coefficient describes a slot.
-SLOT_PER_DELAY_SPREAD = 10.0
-
-
-def is_threegpp(fading: str) -> bool:
-    """Return whether a fading model is one of 3GPP TR 38.901."""
-    return fading in CELLS or fading in TAPPED_DELAY_LINES
-
-
-def check_threegpp(radio: Radio, num_devices: int) -> None:
-    """Reject what the standard does not cover; gains or a trace replace the fading model."""
-    if not is_threegpp(radio.fading) or radio.gains is not None or radio.trace is not None:
-        return
-    if num_devices > MOST_DEVICES:
-        rule = f'fading "{radio.fading}" is drawn for at most {MOST_DEVICES} devices'
-        raise InputError("fleet.devices", num_devices, rule)
-    if radio.fading in CELLS:
-        _check_cell(radio, CELLS[radio.fading])
-    else:
-        _check_between("radio.carrier", radio.carrier, (LOWEST_CARRIER, HIGHEST_CARRIER), "Hz", "TDL")
-        longest = radio.slot / SLOT_PER_DELAY_SPREAD
-        if radio.delay_spread > longest:
-            rule = f"must be at most a tenth of radio.slot, {longest:g} s, because one coefficient describes a slot"
-            raise InputError("radio.delay_spread", radio.delay_spread, rule)
-
-
-def _check_cell(radio: Radio, cell: Cell) -> None:
-    _check_between("radio.carrier", radio.carrier, (LOWEST_CARRIER, cell.highest_carrier), "Hz", cell.name)
-    for metres in radio.distance.numbers:
-        _check_between("radio.distance", metres, (NEAREST_M, FARTHEST_M), "m", cell.name)
-    _check_between("radio.device_height", radio.device_height, cell.device_height, "m", cell.name)
-    if radio.server_height is not None:
-        _check_between("radio.server_height", radio.server_height, cell.server_height, "m", cell.name)
-
-
-def _check_between(field: str, value: float, limits: tuple[float, float], unit: str, model: str) -> None:
-    least, most = limits
-    if not least <= value <= most:
-        span = f"be {least:g} {unit}" if least == most else f"lie between {least:g} and {most:g} {unit}"
-        raise InputError(field, value, f"must {span} for 3GPP {model}")
 
 
 def check_antennas(scenario: Scenario) -> None:

@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializationInfo,
     SerializerFunctionWrapHandler,
     StrictBool,
     StrictInt,
@@ -18,7 +19,19 @@ from pydantic import (
 )
 
 from airdistill.arrays import FloatArray
-from airdistill.scenario.fields import LARGEST_COUNT, Features, NotNegative, Number, Positive, Receiver, Rounds
+from airdistill.scenario.fields import (
+    LARGEST_COUNT,
+    Duration,
+    Features,
+    Frequency,
+    NotNegative,
+    Number,
+    Offset,
+    Positive,
+    Power,
+    Receiver,
+    Rounds,
+)
 
 
 class Section(BaseModel):
@@ -28,12 +41,17 @@ class Section(BaseModel):
     _written_if_used: ClassVar[tuple[str, ...]] = ()
 
     @model_serializer(mode="wrap")
-    def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_unused(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         written: dict[str, Any] = write(self)
         unused = [
             name for name in self._written_if_used if getattr(self, name) == type(self).model_fields[name].default
         ]
-        return {name: value for name, value in written.items() if name not in unused}
+        kept = {name: value for name, value in written.items() if name not in unused}
+        return self._finished(kept, bool(info.exclude_defaults))
+
+    def _finished(self, written: dict[str, Any], without_defaults: bool) -> dict[str, Any]:  # noqa: ARG002
+        """What is written in the end: a section may add or leave out fields that depend on each other."""
+        return written
 
 
 class Public(Section):
@@ -243,6 +261,67 @@ class Federated(Section):
     )
     server_schedule: Literal["constant", "cosine"] = Field(
         "constant", description="cosine: the server's step size falls to 0 over the planned rounds"
+    )
+
+
+class Waveform(Section):
+    """How numbers travel: one at a time on one tone, or on the resource elements of OFDM symbols."""
+
+    kind: Literal["single_tone", "ofdm"] = Field(
+        "single_tone",
+        description="single_tone: one number in every radio.slot; ofdm: numbers on the tones of OFDM symbols, at which "
+        "the other fields of this section apply",
+    )
+    tones: StrictInt = Field(
+        612, ge=2, le=16384, description="tones that carry numbers; the one at the carrier is not used"
+    )
+    spacing: Frequency = Field(30e3, description="tone spacing, Hz")
+    cyclic_prefix: Duration = Field(2.34e-6, description="cyclic prefix of a symbol, s; must exceed all delays")
+    axes: Literal[1, 2] = Field(2, description="numbers in a resource element: on the real axis, or on both axes")
+    spreading: Literal["none", "dft"] = Field(
+        "dft",
+        description="dft: the numbers of a symbol are scrambled and spread over all its tones, so that fades and peaks "
+        "average out; none: every number has an element of its own, and the deepest fade limits the power",
+    )
+    fade_floor_db: Number = Field(
+        -10.0,
+        ge=-300,
+        le=0,
+        description="tones that fade deeper than this below a device's mean gain are sent as if they had it",
+    )
+    csi: Literal["pilot", "perfect"] = Field(
+        "pilot", description="channel knowledge: from pilots, with their noise and age; or perfect, for comparison"
+    )
+    pilot: Literal["downlink", "uplink"] = Field(
+        "downlink",
+        description="downlink: one pilot of the server, and every device knows its channel by reciprocity; uplink: one "
+        "pilot of every device, one after another, and the server sends each device its channel",
+    )
+    pilot_symbols: StrictInt = Field(4, ge=1, le=1000, description="OFDM symbols of a pilot")
+    pilot_power: Power = Field(
+        40.0, description="transmit power of the server's pilot, W; devices send theirs at peak power"
+    )
+    feedback_bits: StrictInt = Field(
+        8, ge=1, le=64, description="bits in which a device reports its channel gain, and the server the scale"
+    )
+    guard: Duration = Field(10e-6, description="guard time whenever the link changes direction, s")
+    speed: NotNegative = Field(1.4, description="speed of the devices, m/s")
+    observed: Literal["samples", "elements"] = Field(
+        "samples",
+        description="what the server keeps of its receiver's output, and the guarantee covers: every sample, cyclic "
+        "prefixes included; or demodulated resource elements only, which certificates name as an assumption",
+    )
+    carrier_offset: Offset = Field(0.0, description="largest carrier offset of a device, Hz; drawn within ± this value")
+    phase_noise: Offset = Field(0.0, description="linewidth of each device's oscillator, Hz (Wiener phase noise)")
+    timing_error: Duration = Field(0.0, description="largest timing error of a device, s; drawn from 0 to this value")
+    amplifier: Literal["linear", "clip", "rapp"] = Field(
+        "linear", description="devices' power amplifier: linear, an ideal limiter, or Rapp's model with smoothness 2"
+    )
+    backoff_db: Number = Field(
+        12.0, ge=-20, le=60, description="amplifier: its saturation power over a device's peak_power, dB"
+    )
+    adc_bits: StrictInt | None = Field(
+        None, ge=2, le=24, description="bits of the receiver's converter in each axis; by default unlimited"
     )
 
 

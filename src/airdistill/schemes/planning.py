@@ -14,7 +14,8 @@ from airdistill.planning.fleet import realise_fleet
 from airdistill.planning.payloads import Gradient, declared_public
 from airdistill.planning.plan import Plan, plan
 from airdistill.scenario.loading import changed, for_scheme
-from airdistill.scenario.model import Radio, Scenario
+from airdistill.scenario.model import Scenario
+from airdistill.scenario.radio import Radio
 from airdistill.schemes.base import Scheme
 
 _NEGLIGIBLE_NOISE_W = 1e-30
@@ -50,7 +51,10 @@ def _without_noise_options(scenario: Scenario) -> Scenario:
 def _without_radio(scenario: Scenario) -> Scenario:
     """A secure sum has no fading, no receiver and no channel estimates: plan it as a nearly perfect radio link."""
     perfect = {"gains": [(1.0, 0.0)] * scenario.num_devices, "noise_power": _NEGLIGIBLE_NOISE_W}
-    return changed(scenario, {"radio": {**perfect, "trace": None, "truncation": 0.0, "csi_error_db": None}})
+    unlimited = {"band": None, "max_eirp": None, "duty_cycle": None}
+    antennas = {"device_antenna_dbi": 0.0, "server_antenna_dbi": 0.0, "implementation_loss_db": 0.0}
+    removed = {"trace": None, "truncation": 0.0, "csi_error_db": None, "noise_figure_db": None, "noise_density": None}
+    return changed(scenario, {"radio": {**perfect, **unlimited, **antennas, **removed}})
 
 
 def with_fixed_rounds(scenario: Scenario) -> Scenario:

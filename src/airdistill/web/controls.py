@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import streamlit as st
 
+from airdistill.channel.link_budget import noise_power_w
 from airdistill.scenario.fields import Kind
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.per_device import PerDevice
@@ -215,6 +216,9 @@ def link_controls(controls: ScenarioControls) -> None:
     """Power, noise and channel."""
     radio = controls.scenario.radio
     controls.slider("radio.peak_power", "Transmit power limit", POWER)
+    if radio.noise_power is None:
+        noise = _dbm(noise_power_w(controls.scenario))
+        st.caption(f"Receiver noise power: {noise}, from the scenario's other fields, which are kept.")
     controls.slider("radio.noise_power", "Receiver noise power", NOISE_POWER)
     if radio.gains is None and radio.trace is None:
         controls.slider("radio.distance", "Distance to the server", DISTANCE)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.waveform import air_time
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payloads import PublicPredictions
 from airdistill.planning.plan import Plan, planning_draws
@@ -130,7 +131,7 @@ def _forecast(
         rounds,
         answers,
         varied.num_slots * rounds,
-        varied.num_slots * rounds * plan.scenario.radio.slot,
+        rounds * air_time(plan.scenario, varied.num_slots).total_s,
         noise_var,
         float(row),
         float(row * np.sqrt(samples / plan.fleet.num_classes)),

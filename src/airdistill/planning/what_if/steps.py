@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.waveform import number_seconds
 from airdistill.planning.amplification import fleet_for_rounds
 from airdistill.planning.antennas.uplink import AntennaUplink
 from airdistill.planning.convergence.rounds import below_outage
@@ -120,7 +121,7 @@ def _noise_var(scenario: Scenario, plan: Plan, channels: ComplexArray) -> float:
     fleet = fleet_for_rounds(scenario, payload.neighbours, plan.num_rounds)
     uplink = choose_uplink(scenario, fleet, payload.kind, None, channels)
     forecast = forecast_round(
-        uplink, fleet, channels, plan.num_rounds, channel_noise_var(scenario), radio.outage, radio.slot
+        uplink, fleet, channels, plan.num_rounds, channel_noise_var(scenario), radio.outage, number_seconds(scenario)
     )
     return forecast.effective_noise / uplink.vector_length
 
