@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.propagation import draw_fading, path_gain
-from airdistill.channel.threegpp import threegpp_channel
+from airdistill.channel.selective import DrawPaths, WideChannel, constant_paths, doppler_hz, flat_paths
+from airdistill.channel.threegpp import threegpp_channel, threegpp_paths
+from airdistill.channel.waveform import tone_noise_power_w
 from airdistill.data.formats import read_npz
 from airdistill.errors import Described, InputError
 from airdistill.scenario.model import Scenario
@@ -37,6 +39,30 @@ class ChannelSource(Protocol):
 
 def channel_source(scenario: Scenario) -> ChannelSource:
     """The source that a scenario declares, with the devices' distances drawn."""
+    if scenario.waveform.kind == "ofdm":
+        return wide_channel(scenario)
+    return _scalar_source(scenario)
+
+
+def wide_channel(scenario: Scenario) -> WideChannel:
+    """The source for an OFDM waveform: the same fading models over all tones, and 3GPP channels with their delays."""
+    radio, wave = scenario.radio, scenario.waveform
+    draw: DrawPaths
+    if radio.gains is not None:
+        draw = constant_paths(np.array([complex(re, im) for re, im in radio.gains]))
+    else:
+        distance_m = radio.distance.draw(scenario.num_devices, stream(scenario.seed, "radio.distance"))
+        if is_threegpp(radio.fading):
+            draw = threegpp_paths(scenario, distance_m)
+        else:
+            gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent)
+            draw = flat_paths(gain, radio.fading, radio.rician_k_db, doppler_hz(scenario))
+    own = radio.peak_power.draw(scenario.num_devices, stream(scenario.seed, "radio.peak_power"))
+    pilot_power_w = own if wave.pilot == "uplink" else np.full(scenario.num_devices, wave.pilot_power)
+    return WideChannel(scenario, draw, tone_noise_power_w(scenario), pilot_power_w)
+
+
+def _scalar_source(scenario: Scenario) -> ChannelSource:
     radio = scenario.radio
     if radio.trace is not None:
         return RecordedChannel(load_trace(radio.trace, scenario.num_devices))

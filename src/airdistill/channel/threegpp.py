@@ -25,6 +25,8 @@ ROUNDS_PER_BLOCK = 20
 # The distance that a device moves between two rounds of a block: every ray then has a new phase.
 WAVELENGTHS_PER_ROUND = 1e4
 
+# As in `channel.selective`: paths and delays from a generator, a number of times and their distance.
+DrawPaths = Callable[[np.random.Generator, int, float], tuple[ComplexArray, FloatArray]]
 # Draws a block of rounds, `[round, device]`, from the current state of Sionna's generator.
 DrawBlock = Callable[[], ComplexArray]
 
@@ -57,11 +59,59 @@ def threegpp_channel(scenario: Scenario, distance_m: FloatArray) -> ThreeGppChan
     return ThreeGppChannel(scenario.seed, draw(scenario, distance_m))
 
 
+def threegpp_paths(scenario: Scenario, distance_m: FloatArray) -> DrawPaths:
+    """The paths of the scenario's 3GPP channel with their delays, for devices that move at the waveform's speed."""
+    if scenario.radio.fading in CELLS:
+        return cell_paths(scenario, distance_m)
+    return tapped_delay_line_paths(scenario, distance_m)
+
+
+def cell_paths(scenario: Scenario, distance_m: FloatArray) -> DrawPaths:
+    """Positions and large-scale parameters are drawn once; every call draws new clusters and rays."""
+    model = _cell(scenario, distance_m, np.full(len(distance_m), scenario.waveform.speed))
+
+    def draw(rng: np.random.Generator, num_times: int, step_s: float) -> tuple[ComplexArray, FloatArray]:
+        with seeded_sionna(rng):
+            coefficients, delays = model(num_times, 1 / step_s)
+        return coefficients[0, 0, 0, :, 0].numpy().transpose(0, 2, 1), delays[0, 0].numpy()
+
+    return draw
+
+
+def tapped_delay_line_paths(scenario: Scenario, distance_m: FloatArray) -> DrawPaths:
+    """A TDL profile of the standard with the scenario's path loss, independent for every device and call."""
+    radio, num_devices, speed = scenario.radio, len(distance_m), scenario.waveform.speed
+    profile = radio.fading.removeprefix("tdl-").upper()
+    made = load_sionna(radio.fading).TDL
+    moving = {"min_speed": speed, "max_speed": speed, "precision": "double", "device": "cpu"}
+    model = made(profile, radio.delay_spread, radio.carrier, **moving)
+    amplitude = np.sqrt(path_gain(distance_m, radio.carrier, radio.path_loss_exponent))[:, None, None]
+
+    def draw(rng: np.random.Generator, num_times: int, step_s: float) -> tuple[ComplexArray, FloatArray]:
+        with seeded_sionna(rng):
+            coefficients, delays = model(num_devices, num_times, 1 / step_s)  # [device, 1, 1, 1, 1, path, time]
+        paths = coefficients.numpy().reshape(num_devices, -1, num_times).transpose(0, 2, 1)
+        return amplitude * paths, delays.numpy().reshape(num_devices, -1)
+
+    return draw
+
+
 def cell_draws(scenario: Scenario, distance_m: FloatArray, shadowing: bool = True) -> DrawBlock:
     """Draw the devices' positions and large-scale parameters (steps 1 to 4 of the standard).
 
     Every block has new clusters and rays (steps 5 to 10); within a block, the rounds are at distant positions.
     """
+    model = _cell(scenario, distance_m, None, shadowing)
+
+    def draw() -> ComplexArray:
+        coefficients, _ = model(ROUNDS_PER_BLOCK, 1.0)  # [1, server, 1, device, 1, path, round]
+        return narrowband_gains(coefficients[0, 0, 0, :, 0].numpy().transpose(2, 0, 1))
+
+    return draw
+
+
+def _cell(scenario: Scenario, distance_m: FloatArray, speed_m_s: FloatArray | None, shadowing: bool = True) -> Any:
+    """Sionna's model of a cell with its devices in place; without a speed they are far apart from round to round."""
     radio, tr38901 = scenario.radio, load_sionna(scenario.radio.fading)
     antenna = {"num_rows_per_panel": 1, "num_cols_per_panel": 1, "polarization": "single", "polarization_type": "V"}
     computation = {"precision": "double", "device": "cpu"}
@@ -79,17 +129,14 @@ def cell_draws(scenario: Scenario, distance_m: FloatArray, shadowing: bool = Tru
             **wall,
             **computation,
         )
-        model.set_topology(**_topology(radio, distance_m, rng))
-
-    def draw() -> ComplexArray:
-        coefficients, _ = model(ROUNDS_PER_BLOCK, 1.0)  # [1, server, 1, device, 1, path, round]
-        return narrowband_gains(coefficients[0, 0, 0, :, 0].numpy().transpose(2, 0, 1))
-
-    return draw
+        model.set_topology(**_topology(radio, distance_m, rng, speed_m_s))
+    return model
 
 
-def _topology(radio: Radio, distance_m: FloatArray, rng: np.random.Generator) -> dict[str, Any]:
-    """Positions of devices around the server, and their velocities in metres per round."""
+def _topology(
+    radio: Radio, distance_m: FloatArray, rng: np.random.Generator, speed_m_s: FloatArray | None
+) -> dict[str, Any]:
+    """Positions of devices around the server, and their velocities, without a speed in metres per round."""
     cell, num_devices = CELLS[radio.fading], len(distance_m)
     server_height = cell.default_server_height if radio.server_height is None else radio.server_height
     # Different speeds, because equal ones would rotate the phases of all devices together.
@@ -98,7 +145,7 @@ def _topology(radio: Radio, distance_m: FloatArray, rng: np.random.Generator) ->
     topology = {
         "ut_loc": _around(distance_m, radio.device_height, rng)[np.newaxis],
         "bs_loc": np.array([[[0.0, 0.0, server_height]]]),
-        "ut_velocities": _around(step, 0.0, rng)[np.newaxis],
+        "ut_velocities": _around(step if speed_m_s is None else speed_m_s, 0.0, rng)[np.newaxis],
         "ut_orientations": np.zeros((1, num_devices, 3)),
         "bs_orientations": np.zeros((1, 1, 3)),
         "in_state": none,

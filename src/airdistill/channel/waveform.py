@@ -16,6 +16,7 @@ import numpy as np
 from airdistill.arrays import IntArray
 from airdistill.scenario.model import Scenario
 
+DEFAULT_TONE_HZ = 312.5e3  # in which the default noise power is received
 _EXCESS_SAMPLES = 1.25  # least oversampling: FFT sizes of LTE and NR (612 tones in 1024, 48 in 64)
 _BITS_PER_TONE = 2  # reports and scales are sent with QPSK
 _SWITCHES = {"downlink": 3, "uplink": 2}  # changes of direction in a round
@@ -101,6 +102,17 @@ class AirTime:
     @property
     def total_s(self) -> float:
         return self.data_s + self.pilot_s + self.feedback_s + self.guard_s
+
+
+def tone_noise_power_w(scenario: Scenario) -> float:
+    """The receiver's noise power in one tone, W.
+
+    Without a value of its own an OFDM waveform has the noise density of the default tone.
+    """
+    radio, grid = scenario.radio, Grid.of(scenario)
+    if grid is None or "noise_power" in radio.model_fields_set:
+        return radio.noise_power
+    return radio.noise_power * grid.spacing_hz / DEFAULT_TONE_HZ
 
 
 def number_seconds(scenario: Scenario) -> float:

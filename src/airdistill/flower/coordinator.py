@@ -162,10 +162,7 @@ class Coordinator:
             "nothing_because": collected.nothing_because,
             "without_signal": collected.missing,
             "without_lesson": failed,
-            "uplink_seconds": charged.index
-            * plan.uplink.num_rows
-            * plan.uplink.vector_length
-            * plan.scenario.radio.slot,
+            "uplink_seconds": charged.index * plan.air_time.total_s,
             "epsilon_spent": float(self.endpoint.ledger.epsilon().max()),
             **({"accuracy": _accuracy(reports)} if evaluate and reports else {}),
         }

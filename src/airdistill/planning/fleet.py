@@ -8,7 +8,9 @@ import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.channel.csi import ChannelError
+from airdistill.channel.waveform import tone_noise_power_w
 from airdistill.data.partition import class_counts
+from airdistill.planning.waveform import error_probability
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.sensitivity import TrajectoryDynamics
 from airdistill.privacy.targets import ROUNDING, target_mu
@@ -62,6 +64,8 @@ def channel_excess_delta(scenario: Scenario, num_rounds: int) -> float:
 
     Such errors are independent of the noise, and so this much of δ covers them.
     """
+    if scenario.waveform.kind == "ofdm":
+        return error_probability(scenario)
     if not trust_statement(scenario.privacy.trust).needs_aligned_channels(tdma=False):
         return 0.0  # TDMA is planned for exact channels only
     return ChannelError.of(scenario).excess_probability(scenario.num_devices * num_rounds)
@@ -104,7 +108,7 @@ def counted_share(scenario: Scenario) -> float:
 
 def channel_noise_var(scenario: Scenario) -> float:
     """Variance of the receiver noise on the decision axis: half the power of complex noise, all of real noise."""
-    return scenario.radio.noise_power * (0.5 if scenario.radio.noise == "complex" else 1.0)
+    return tone_noise_power_w(scenario) * (0.5 if scenario.radio.noise == "complex" else 1.0)
 
 
 def training_dynamics(scenario: Scenario) -> TrajectoryDynamics:

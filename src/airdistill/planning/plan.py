@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.csi import planning_estimates
+from airdistill.channel.selective import WideChannel
 from airdistill.channel.sources import channel_source
+from airdistill.channel.waveform import AirTime, air_time, number_seconds
 from airdistill.planning.amplification import amplified_epsilon, fleet_for_rounds
 from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, ReceiverError, TrackingError
@@ -25,6 +28,7 @@ from airdistill.planning.transceiver.tdma import TDMA_KIND
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.uplinks import Choices, correlated_choices, uplink_for
 from airdistill.planning.warnings import assumptions_of, warnings_of
+from airdistill.planning.waveform import Observation, planned_observation
 from airdistill.planning.what_if.correlation import (
     CorrelationComparison,
     correlation_comparison,
@@ -41,9 +45,11 @@ from airdistill.privacy.targets import epsilon_of_mu, epsilon_of_shift, without_
 from airdistill.privacy.trust import trust_named
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
+from airdistill.scenario.rules import is_threegpp
 
 NUM_DRAWS = 200
-NUM_DRAWS_OF_ANTENNAS = 24  # a combiner takes a good part of a second, and several antennas fade less than one
+# A combiner takes a good part of a second, and several antennas fade less than one. So do many tones of 3GPP channels.
+FEWER_DRAWS = 24
 # The other end of what pilots measure for the paper's network: L1 2 to 22, L2 0.7 to 7.7.
 SMALLER_CONSTANTS = 0.1
 _MOST_TRIES = 4  # to find a T that secret participation and the gap agree on
@@ -80,7 +86,14 @@ class Plan:
 
     @property
     def uplink_seconds(self) -> float:
-        return self.num_rounds * self.uplink.num_slots * self.scenario.radio.slot
+        if self.scenario.waveform.kind == "single_tone":
+            return self.num_rounds * self.uplink.num_slots * self.scenario.radio.slot
+        return self.num_rounds * self.air_time.total_s
+
+    @cached_property
+    def air_time(self) -> AirTime:
+        """The time of one round on the air, by its parts."""
+        return air_time(self.scenario, self.uplink.num_slots)
 
     @property
     def uplink_joules(self) -> float:
@@ -145,7 +158,8 @@ def plan(
 
     def forecast_of(of: Uplink) -> RoundForecast:
         noise_var = channel_noise_var(scenario)
-        return forecast_round(of, fleet, channels, rounds.chosen, noise_var, radio.outage, radio.slot)
+        number_s = number_seconds(scenario)
+        return forecast_round(of, fleet, channels, rounds.chosen, noise_var, radio.outage, number_s)
 
     forecast = forecast_of(sent)
     correlation = correlation_comparison(scenario, sent, rounds.chosen, forecast, forecast_of)
@@ -219,7 +233,8 @@ def _about_earlier_runs(
 
 def planning_draws(scenario: Scenario) -> ComplexArray:
     """The channels to plan with, as they would be estimated, `[draw, device]` or `[draw, device, antenna]`."""
-    num_draws = NUM_DRAWS if scenario.radio.antennas == 1 else NUM_DRAWS_OF_ANTENNAS
+    wide = scenario.waveform.kind == "ofdm" and is_threegpp(scenario.radio.fading)
+    num_draws = FEWER_DRAWS if wide or scenario.radio.antennas > 1 else NUM_DRAWS
     return planning_estimates(scenario, channel_source(scenario).planning_channels(num_draws))
 
 
@@ -228,8 +243,10 @@ def choose_uplink(
 ) -> Uplink:
     """The uplink with what the scenario leaves to the planner: truncation threshold, and budget by class."""
 
+    observation = _observation(scenario, fleet, kind, num_parameters)
+
     def choice(truncation: float, draws: ComplexArray) -> Uplink:
-        made = uplink_for(kind, scenario, fleet, num_parameters, Choices(truncation))
+        made = uplink_for(kind, scenario, fleet, num_parameters, Choices(truncation, observation=observation))
         # If the receiver noise counts, classes have some noise anyway.
         if isinstance(made, SuperposedUplink) and made.split_budget and trust_named(made.trust).counts_receiver:
             return replace(made, floor=typical_floor(made, draws))
@@ -252,6 +269,18 @@ def choose_uplink(
         learning.max_rounds,
     )
     return choice(threshold, channels)
+
+
+def _observation(
+    scenario: Scenario, fleet: RealisedFleet, kind: str, num_parameters: int | None
+) -> Observation:
+    """What of the noise is certain through the scenario's waveform; all of it without one."""
+    if scenario.waveform.kind == "single_tone":
+        return Observation()
+    source = channel_source(scenario)
+    assert isinstance(source, WideChannel)
+    sent = uplink_for(kind, scenario, fleet, num_parameters)
+    return planned_observation(scenario, source, sent.num_slots)
 
 
 def gap_objective(

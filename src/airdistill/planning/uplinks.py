@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -22,6 +22,7 @@ from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND, TdmaUplink
 from airdistill.planning.trusted_uplink import trusted_uplink
 from airdistill.planning.uplink import Uplink
+from airdistill.planning.waveform import Observation
 from airdistill.privacy.correlation import Correlation
 from airdistill.privacy.participation import (
     Cyclic,
@@ -46,12 +47,14 @@ class Choices:
 
     `floor` `[class]` is typical channel noise, if a budget is divided among classes in view of it. With correlated
     noise its matrix, and |h|²P `[device]` of a typical channel, for which each device's share of the noise is planned.
+    With an OFDM waveform what of the noise is certain through it.
     """
 
     truncation: float = 0.0
     floor: FloatArray | None = None
     correlation: Correlation | None = None
     typical_power_w: FloatArray | None = None
+    observation: Observation = field(default_factory=Observation)
 
 
 def uplink_for(
@@ -112,6 +115,7 @@ def _superposed(
         scenario.radio.noise == "complex",
         scenario.fleet.min_devices,
         participation_of(scenario, payload),
+        choices.observation,
     )
 
 

@@ -112,10 +112,10 @@ class Reception:
         return np.asarray(((self.broadcast - self.ideal) ** 2).mean(axis=1))
 
 
-def error_free(ideal: FloatArray, slot_s: float) -> Reception:
-    """The exchange of a sum `[row, entry]` without noise, in the slots that an analogue sum would take."""
+def error_free(ideal: FloatArray, uplink_seconds: float) -> Reception:
+    """The exchange of a sum `[row, entry]` without noise, in the time that an analogue sum would take."""
     zero = np.zeros(len(ideal))
-    return Reception(ideal, ideal, squared_error=zero, predicted_noise_var=zero, uplink_seconds=ideal.size * slot_s)
+    return Reception(ideal, ideal, squared_error=zero, predicted_noise_var=zero, uplink_seconds=uplink_seconds)
 
 
 def mean_of_answers(answers: FloatArray) -> FloatArray:
@@ -129,30 +129,42 @@ def mean_of_answers(answers: FloatArray) -> FloatArray:
     return mean.reshape(1, -1)
 
 
+class Superposition(Protocol):
+    """A medium that adds the devices' signals: from what they send, `[device, row, slot]`, to the sum with noise."""
+
+    def __call__(self, transmitted: ComplexArray) -> ComplexArray: ...
+
+
 def over_the_air(
     weights: FloatArray,
     vectors: FloatArray,
     design: RoundDesign,
     channel: ComplexArray,
     noise: Noise,
-    slot_s: float,
+    number_s: float,
     largest_norm: float = 1.0,
     signal_mask: BoolArray | None = None,
+    air: Superposition | None = None,
+    uplink_seconds: float | None = None,
 ) -> Reception:
     """The physics of one round: transmit, superpose, receive. It charges no ledger; `ChargedRound.transmit` does.
 
     `vectors` `[device, row, entry]` have rows of at most `largest_norm`; `weights` `[device, row]` are those of the
-    ideal sum. Devices outside `signal_mask` `[device]` send noise only.
+    ideal sum. Devices outside `signal_mask` `[device]` send noise only. A device is on the air for `number_s` with
+    every number; a round takes `uplink_seconds`, by default that for each number. `air` is by default eq. (10).
     """
     sent = vectors if signal_mask is None else np.where(signal_mask[:, None, None], vectors, 0.0)
     transmitted = noise.transmit(design, sent, vectors.shape[2] / largest_norm**2)
     ideal = weighted_sum(weights, vectors)
     if design.uses_tdma:
         each = receive(superpose_tdma(transmitted, channel, noise.receiver), design.rx_scale)
-        return _measured(weighted_sum(weights, each), ideal, ideal, design, transmitted, slot_s, each.size)
-    combined = combine(superpose(transmitted, channel, noise.receiver), design.combiner)
+        took = each.size * number_s
+        return _measured(weighted_sum(weights, each), ideal, ideal, design, transmitted, number_s, took)
+    summed = superpose(transmitted, channel, noise.receiver) if air is None else air(transmitted)
+    combined = combine(summed, design.combiner)
     received, aimed = receive(combined, design.rx_scale), weighted_sum(design.weights, sent)
-    return _measured(received, ideal, aimed, design, transmitted, slot_s, ideal.size)
+    took = ideal.size * number_s if uplink_seconds is None else uplink_seconds
+    return _measured(received, ideal, aimed, design, transmitted, number_s, took)
 
 
 def _measured(
@@ -161,8 +173,8 @@ def _measured(
     aimed: FloatArray,
     design: RoundDesign,
     transmitted: ComplexArray,
-    slot_s: float,
-    num_slots: int,
+    number_s: float,
+    uplink_seconds: float,
 ) -> Reception:
     """Compare what was received with `aimed`, the weighted sum over the devices that sent a signal.
 
@@ -182,9 +194,9 @@ def _measured(
         design=design,
         planned_power_w=planned_w / num_rows,
         measured_power_w=measured_w / ideal.size,
-        uplink_seconds=num_slots * slot_s,
-        planned_joules=slot_s * length * planned_w,
-        measured_joules=slot_s * measured_w,
+        uplink_seconds=uplink_seconds,
+        planned_joules=number_s * length * planned_w,
+        measured_joules=number_s * measured_w,
     )
 
 

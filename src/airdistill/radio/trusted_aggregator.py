@@ -61,7 +61,7 @@ class ChargedVotes:
             squared_error=np.array([np.mean(used**2) if answered.any() else 0.0]),
             predicted_noise_var=self.design.effective_noise_var,
             design=self.design,
-            uplink_seconds=self.plan.uplink.num_slots * self.plan.scenario.radio.slot,
+            uplink_seconds=self.plan.air_time.total_s,
         )
 
     def _draws(self, settings: ConfidentGnmax, num_classes: int) -> tuple[FloatArray, FloatArray]:

@@ -279,7 +279,7 @@ class Waveform(Section):
         -10.0,
         ge=-300,
         le=0,
-        description="tones that fade deeper than this below a device's mean power gain are sent as if they had this gain",
+        description="tones that fade deeper than this below a device's mean gain are sent as if they had it",
     )
     csi: Literal["pilot", "perfect"] = Field(
         "pilot", description="channel knowledge: from pilots, with their noise and age; or perfect, for comparison"
@@ -289,9 +289,9 @@ class Waveform(Section):
         description="downlink: one pilot of the server, and every device knows its channel by reciprocity; uplink: one "
         "pilot of every device, one after another, and the server sends each device its channel",
     )
-    pilot_symbols: StrictInt = Field(1, ge=1, le=1000, description="OFDM symbols of a pilot")
+    pilot_symbols: StrictInt = Field(4, ge=1, le=1000, description="OFDM symbols of a pilot")
     pilot_power: Power = Field(
-        0.1, description="transmit power of the server's pilot, W; devices send theirs at peak power"
+        40.0, description="transmit power of the server's pilot, W; devices send theirs at peak power"
     )
     feedback_bits: StrictInt = Field(
         8, ge=1, le=64, description="bits in which a device reports its channel gain, and the server the scale"

@@ -28,9 +28,10 @@ from airdistill.planning.transceiver.design import (
 from airdistill.planning.transceiver.paper import design_round_paper, privacy_stringency
 from airdistill.planning.transceiver.required_noise import RequiredNoise
 from airdistill.planning.uplink import Uplink
+from airdistill.planning.waveform import Observation
 from airdistill.privacy.participation import MANY_ROUNDS, Everyone, Participation
 from airdistill.privacy.sensitivity import SIMPLEX_DIAMETER, Shift
-from airdistill.privacy.trust import TRUST_MODELS, counted_by_trust, trust_named
+from airdistill.privacy.trust import TRUST_MODELS, counted_by_trust, trust_named, trust_statement
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class SuperposedUplink(Uplink):
     noise_on_both_axes: bool = True
     min_devices: int = 1
     participation: Participation = field(default_factory=partial(Everyone, 0, 0))
+    observation: Observation = field(default_factory=Observation)
 
     @cached_property
     def required_noise(self) -> RequiredNoise:
@@ -167,7 +169,12 @@ class SuperposedUplink(Uplink):
         """Required noise at nominal weights, converted to the weights of a round and to misaligned signals."""
         if self._weights_vary:
             required = required * divide_or(links.weights, self.nominal_weights, 0.0) ** 2
-        return required if self._exact_channels else required * self._misalignment_margin
+        return required if self._margin == 1 else required * self._margin
+
+    @cached_property
+    def _margin(self) -> float:
+        """By how much more noise is designed than is counted: for misaligned channels, or through a waveform."""
+        return self._misalignment_margin * self.observation.factor(self.trust_model)
 
     @property
     def _weights_vary(self) -> bool:
@@ -189,6 +196,10 @@ class SuperposedUplink(Uplink):
     def _predicted(self, links: Links, required: FloatArray, noise_var: FloatArray) -> FloatArray:
         """v with the error of misalignment: E|1/(1+e)|² − 1 of noise on both axes, and half of that of noise and
         vectors (of norm 1 at most) on one axis, because the other half leaves the decision axis."""
+        if self.observation.misalignment is not None:
+            # A tone's error is spread over its symbol, and so over both axes: as much on each number as was sent.
+            share = (self.observation.misalignment[:, None] * links.weights**2).sum(axis=-2) / links.energy_slots
+            noise_var = noise_var + share
         if self._exact_channels:
             return noise_var
         artificial = self.trust_model.artificial_noise_var(required)
@@ -237,11 +248,11 @@ class SuperposedUplink(Uplink):
         links = self._links(channel, mask)
         asked = self._round_requirement(links, self.required_at(num_rounds, round_index, spent))
         made = design_links(links, self._active_channels(channel, mask), asked, self.trust)
-        if not self._exact_channels:
+        if self._margin != 1 or self.observation.misalignment is not None:
             made = replace(
                 made,
                 effective_noise_var=self._predicted(links, asked, made.effective_noise_var),
-                counted_noise_var=made.counted_noise_var / self._misalignment_margin,
+                counted_noise_var=made.counted_noise_var / self._margin,
             )
         if self._weights_vary:
             made = made.at_nominal_weights(self.nominal_weights)
@@ -251,7 +262,8 @@ class SuperposedUplink(Uplink):
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
         """From the channel as it is known: the noise that is certain for any error up to its limit."""
         if self._exact_channels:
-            return noise_by_trust(design, channel, self.channel_noise_var, self.trust)
+            counted = noise_by_trust(design, channel, self.channel_noise_var, self.trust)
+            return {name: noise / self.observation.factor(trust_statement(name)) for name, noise in counted.items()}
         limit = self.error.limit
         kept = (1 - limit) ** 2
         counted = noise_by_trust(design, channel, 0.0, "fleet_noise")

@@ -130,7 +130,7 @@ def _forecast(
         rounds,
         answers,
         varied.num_slots * rounds,
-        varied.num_slots * rounds * plan.scenario.radio.slot,
+        rounds * air_time(plan.scenario, varied.num_slots).total_s,
         noise_var,
         float(row),
         float(row * np.sqrt(samples / plan.fleet.num_classes)),

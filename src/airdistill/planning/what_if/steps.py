@@ -120,7 +120,7 @@ def _noise_var(scenario: Scenario, plan: Plan, channels: ComplexArray) -> float:
     fleet = fleet_for_rounds(scenario, payload.neighbours, plan.num_rounds)
     uplink = choose_uplink(scenario, fleet, payload.kind, None, channels)
     forecast = forecast_round(
-        uplink, fleet, channels, plan.num_rounds, channel_noise_var(scenario), radio.outage, radio.slot
+        uplink, fleet, channels, plan.num_rounds, channel_noise_var(scenario), radio.outage, number_seconds(scenario)
     )
     return forecast.effective_noise / uplink.vector_length
 

@@ -1,0 +1,120 @@
+"""What an OFDM waveform leaves of a design's guarantee, and what it adds to its error.
+
+On a tone a device's signal arrives |r| times as strong as designed, r = He, and so does its own noise. Channel errors
+are Gaussian, and independent of the noise: each is below its quantile but for a probability that is charged to δ.
+
+* **Signal.** A device whose tones may arrive up to 1 + q times as strong, q beyond the planned limit, sends less in
+  proportion. No signal arrives more than 1 + limit times as strong.
+* **Noise of the others** (fleet_noise). On a tone V = Σ_j s_j|r_j|² of the designed noise arrives, s_j device j's share
+  of it. With r_j = a_j(1 + e_j) at least Σ_j s_j a_j² + 2Σ_j s_j a_j² Re e_j, whose last term is Gaussian.
+* **Receiver noise** does not depend on the channels. A device's **own noise** arrives as strong as its signal.
+
+So 1/c grows by the factor (1 + limit)²/V, by (1 + limit)², and not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from airdistill.arrays import FloatArray
+from airdistill.channel.selective import WideChannel, WideLink, aging
+from airdistill.channel.waveform import Grid
+from airdistill.errors import InputError
+from airdistill.privacy.trust import TrustStatement, trust_statement
+from airdistill.scenario.model import Scenario
+
+_RESERVED = 0.1  # share of δ that is kept for channel errors
+_PLANNING_LINKS = 8
+_PLANNED_DEVICES = 0.5  # quantile of the devices' error limits that the plan allows without a weaker signal
+_ROOM = 0.98  # of V, for rounds that are worse than those planned with
+
+
+@dataclass(frozen=True)
+class Observation:
+    """How much of the designed noise a server sees the signals through, by what is certain of the waveform.
+
+    `limit` bounds |r| − 1 of every signal; `kept` is V of the planned rounds; `misalignment` `[device]` is the squared
+    error of a received number over its squared size. All are zero, and V one, without a waveform.
+    """
+
+    limit: float = 0.0
+    kept: float = 1.0
+    misalignment: FloatArray | None = None
+
+    def factor(self, trust: TrustStatement) -> float:
+        """By how much less noise is counted than the design has."""
+        if trust.counts_own_only:
+            return 1.0
+        others = 1.0 if trust.counts_receiver else self.kept
+        return (1 + self.limit) ** 2 / others
+
+
+def error_probability(scenario: Scenario) -> float:
+    """The probability that any channel error of a whole run may exceed its quantile; 0 if errors reveal nothing."""
+    wave, trust = scenario.waveform, trust_statement(scenario.privacy.trust)
+    if wave.kind == "single_tone" or wave.csi == "perfect" or trust.counts_own_only:
+        return 0.0
+    return _RESERVED * float(min(scenario.privacy.delta.numbers))
+
+
+def log_inverse_tail(scenario: Scenario, num_numbers: int) -> float:
+    """ln(1/p) for one error: the probability for a run is divided among devices, tones, symbols and rounds.
+
+    Each tone of a symbol has one more error: that of the sum of the devices' noise.
+    """
+    probability, grid = error_probability(scenario), Grid.of(scenario)
+    if probability == 0 or grid is None:
+        return 0.0
+    rounds = scenario.learning.rounds
+    most_rounds = rounds if isinstance(rounds, int) else scenario.learning.max_rounds
+    events = (scenario.num_devices + 1) * grid.tones * grid.num_symbols(num_numbers) * most_rounds
+    return float(np.log(events / probability))
+
+
+def error_limits(scenario: Scenario, link: WideLink, num_numbers: int) -> FloatArray:
+    """q of every device: |r| − 1 of none of its tones is larger, but for the probability charged to δ, `[device]`.
+
+    |e|² of a Gaussian error is exponential; r = a(1 + e) with a ≤ 1.
+    """
+    tail = log_inverse_tail(scenario, num_numbers)
+    error = np.sqrt(tail * link.relative_error(aging(scenario, num_numbers)))
+    return np.asarray((link.attenuation - 1 + error).max(axis=1, initial=0.0))
+
+
+def kept_noise(scenario: Scenario, link: WideLink, num_numbers: int, shares: FloatArray) -> float:
+    """V: the least share of the designed noise that arrives on any tone, for devices' `shares` `[device]` of it.
+
+    Re(a² e) has variance a⁴E|e|²/2 = a² E|ae|²/2; the quantile of a standard Gaussian is below √(2 ln(1/p)).
+    """
+    amplitude = link.attenuation
+    error = amplitude**2 * link.relative_error(aging(scenario, num_numbers))
+    mean, deviation = shares @ amplitude**2, 2 * np.sqrt((shares**2) @ (0.5 * error))
+    least = mean - np.sqrt(2 * log_inverse_tail(scenario, num_numbers)) * deviation
+    return float(max(least.min(), 0.0))
+
+
+def planned_observation(scenario: Scenario, source: WideChannel, num_numbers: int) -> Observation:
+    """What to plan with, over planning links. Raise `InputError` if the waveform leaves nothing of a guarantee."""
+    links = [source.planning_link(draw) for draw in range(_PLANNING_LINKS)]
+    limits = np.stack([error_limits(scenario, link, num_numbers) for link in links])
+    trust = trust_statement(scenario.privacy.trust)
+    limit = 0.0 if trust.counts_own_only else float(np.quantile(limits, _PLANNED_DEVICES))
+    weaker = [backed_off(link, error_limits(scenario, link, num_numbers), limit) for link in links]
+    share_s = np.full(scenario.num_devices, 1 / scenario.num_devices)
+    kept = _ROOM * min(kept_noise(scenario, link, num_numbers, share_s) for link in weaker)
+    if kept <= 0 and trust.counts_others and not trust.counts_receiver:
+        rule = (
+            "channel errors may remove all of the other devices' noise from a tone: use more pilot_symbols or "
+            'pilot_power, fewer tones, or privacy.trust = "own_noise"'
+        )
+        raise InputError("waveform.csi", "pilot", rule)
+    change = aging(scenario, num_numbers)
+    return Observation(limit, min(kept, 1.0), np.mean([link.misalignment(change) for link in weaker], axis=0))
+
+
+def backed_off(link: WideLink, limits: FloatArray, limit: float) -> WideLink:
+    """The link with weaker signals and noise of devices whose error limit `[device]` is beyond the planned one."""
+    scale = np.minimum(1.0, (1 + limit) / (1 + limits))
+    return link if (scale == 1).all() else replace(link, scale=scale)
