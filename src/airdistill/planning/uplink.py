@@ -25,6 +25,7 @@ from airdistill.privacy.trust import TRUST_MODELS, Trust, trust_named
 
 if TYPE_CHECKING:
     from airdistill.planning.fleet import RealisedFleet
+    from airdistill.planning.waveform import Observation
 
 
 class Uplink(ABC):
@@ -67,6 +68,12 @@ class Uplink(ABC):
     @property
     def model(self) -> str:
         return self.payload.model
+
+    if TYPE_CHECKING:
+
+        @property
+        def observation(self) -> Observation:
+            """What of the designed noise is certain through the waveform."""
 
     @property
     def correlation(self) -> Correlation | None:

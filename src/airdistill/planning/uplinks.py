@@ -72,6 +72,7 @@ def uplink_for(
     if scenario.privacy.correlation != "none":
         return _correlated_uplink(scenario, payload, choices or Choices())
     if isinstance(payload, Gradient):
+        _refuse_waveform(scenario, "gradients clipped by sample")
         return _gradient_uplink(scenario, payload)
     if isinstance(payload, TeacherVotes):
         return trusted_uplink(scenario, payload)
@@ -86,6 +87,7 @@ def uplink_for(
         if scenario.fleet.sampling != "none":
             raise InputError("fleet.sampling", scenario.fleet.sampling, rule)
         _refuse_antennas(scenario, _FOR_AIRDISTILL)
+        _refuse_waveform(scenario, "class means with TDMA")
         made = TdmaUplink
     elif not payload.has_paper_design:
         _refuse_paper_transceiver(scenario)
@@ -95,6 +97,12 @@ def uplink_for(
             raise InputError("privacy.trust", scenario.privacy.trust, rule)
         made = partial(AntennaUplink, combining=scenario.radio.combining)
     return _superposed(made, payload, scenario, choices or Choices())
+
+
+def _refuse_waveform(scenario: Scenario, sent: str) -> None:
+    if scenario.waveform.kind == "ofdm":
+        rule = f'{sent} are sent one number at a time; set it to "single_tone" in the overrides of this scheme'
+        raise InputError("waveform.kind", "ofdm", rule)
 
 
 def _superposed(

@@ -15,15 +15,20 @@ So 1/c grows by the factor (1 + limit)²/V, by (1 + limit)², and not at all.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from airdistill.arrays import FloatArray
+from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.selective import WideChannel, WideLink, aging
 from airdistill.channel.waveform import Grid
 from airdistill.errors import InputError
 from airdistill.privacy.trust import TrustStatement, trust_statement
 from airdistill.scenario.model import Scenario
+
+if TYPE_CHECKING:
+    from airdistill.planning.transceiver.design import RoundDesign
+    from airdistill.planning.uplink import Uplink
 
 _RESERVED = 0.1  # share of δ that is kept for channel errors
 _PLANNING_LINKS = 8
@@ -48,7 +53,7 @@ class Observation:
         if trust.counts_own_only:
             return 1.0
         others = 1.0 if trust.counts_receiver else self.kept
-        return (1 + self.limit) ** 2 / others
+        return (1 + self.limit) ** 2 / others if others > 0 else np.inf
 
 
 def error_probability(scenario: Scenario) -> float:
@@ -112,6 +117,31 @@ def planned_observation(scenario: Scenario, source: WideChannel, num_numbers: in
         raise InputError("waveform.csi", "pilot", rule)
     change = aging(scenario, num_numbers)
     return Observation(limit, min(kept, 1.0), np.mean([link.misalignment(change) for link in weaker], axis=0))
+
+
+def round_link(scenario: Scenario, uplink: Uplink, source: WideChannel, round_index: int) -> WideLink:
+    """The links of a round, with weaker signals of the devices that the plan asks for them."""
+    link = source.link(round_index)
+    if trust_statement(scenario.privacy.trust).counts_own_only:
+        return link
+    return backed_off(link, error_limits(scenario, link, uplink.num_slots), uplink.observation.limit)
+
+
+def observed(
+    scenario: Scenario, uplink: Any, source: WideChannel, design: RoundDesign, known: ComplexArray, round_index: int
+) -> Any:
+    """The uplink by which a round's noise is counted: the planned one, or one that counts less if less arrives."""
+    trust = trust_statement(scenario.privacy.trust)
+    if trust.counts_own_only or trust.counts_receiver:
+        return uplink
+    own = (np.abs(known[:, None] * design.noise_gain) ** 2).sum(axis=1)
+    if not own.any():
+        return uplink
+    link = round_link(scenario, uplink, source, round_index)
+    kept = kept_noise(scenario, link, uplink.num_slots, own / own.sum())
+    if kept >= uplink.observation.kept:
+        return uplink
+    return replace(uplink, observation=replace(uplink.observation, kept=kept))
 
 
 def backed_off(link: WideLink, limits: FloatArray, limit: float) -> WideLink:

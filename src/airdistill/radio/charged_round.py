@@ -14,11 +14,15 @@ import numpy as np
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray
 from airdistill.channel.csi import round_estimate
+from airdistill.channel.selective import WideChannel
 from airdistill.channel.sources import ChannelSource
+from airdistill.channel.waveform import number_seconds, tone_noise_power_w
 from airdistill.errors import AirDistillError
 from airdistill.planning.fleet import counted_share
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.planning.uplink import Uplink
+from airdistill.planning.waveform import observed, round_link
 from airdistill.privacy.ledger import Ledger
 from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid
 from airdistill.radio.noise_memory import NoiseMemory
@@ -28,11 +32,13 @@ from airdistill.radio.superposition import (
     Permission,
     Reception,
     RoundNoise,
+    Superposition,
     error_free,
     over_the_air,
     receiver_noise,
 )
-from airdistill.streams import noise_seed
+from airdistill.radio.waveform_link import WaveformRound, superpose_waveform
+from airdistill.streams import Seed, noise_seed
 
 _ROUNDING = 1e-4  # relative, of norms: gradients are clipped in single precision
 _ALIGNED = 1e-9  # relative, of received amplitudes
@@ -48,7 +54,8 @@ class ChargedRound:
     """A round that its ledger has charged: its channel and design, and the noise that protects it.
 
     `noise` is for the air, emulated or real; `sum_grid` is for a secure sum. One of them is set. `was_begun` says that
-    the ledger had charged this round before, and devices may have sent their vectors already.
+    the ledger had charged this round before, and devices may have sent their vectors already. `air` adds the signals
+    sample by sample if the medium is a waveform.
     """
 
     plan: Plan
@@ -59,6 +66,7 @@ class ChargedRound:
     sum_grid: SumGrid | None = None
     was_begun: bool = False
     permission: Permission | None = field(default=None, repr=False)
+    air: Superposition | None = field(default=None, repr=False)
 
     @property
     def on_air(self) -> Noise:
@@ -85,9 +93,11 @@ class ChargedRound:
             self.design,
             self.channel,
             self.on_air,
-            self.plan.scenario.radio.slot,
+            number_seconds(self.plan.scenario),
             uplink.largest_norm,
             self._signal_mask(),
+            self.air,
+            None if uplink.uses_tdma else self.plan.air_time.total_s,
         )
 
     def signal_of(self, device: int, vectors: FloatArray) -> ComplexArray:
@@ -158,30 +168,74 @@ def charge_round(
         charged = replace(grid, noise_seed=seed, permission=permission)
         return ChargedRound(plan, round_index, known, made, None, charged, was_begun, permission)
     made = plan.design(known, round_index, ledger.cost_of_run) if design is None else design
-    noise = replace(_charged_noise(plan, ledger, made, known, round_index, memory), permission=permission)
-    return ChargedRound(plan, round_index, channel, made, noise, None, was_begun, permission)
+    uplink = plan.uplink
+    if isinstance(source, WideChannel):
+        uplink = observed(plan.scenario, uplink, source, made, known, round_index)
+        if design is None and uplink is not plan.uplink:  # less of the noise arrives than was planned: send more
+            made = uplink.design(known, plan.num_rounds, round_index, ledger.cost_of_run)
+            uplink = observed(plan.scenario, uplink, source, made, known, round_index)
+    noise, seed = _charged_noise(plan, uplink, ledger, made, known, round_index, memory)
+    noise = replace(noise, permission=permission)
+    air = _air(plan, source, round_index, seed) if scenario.air.medium == "waveform" else None
+    return ChargedRound(plan, round_index, channel, made, noise, None, was_begun, permission, air)
 
 
 def _charged_noise(
     plan: Plan,
+    uplink: Uplink,
     ledger: Ledger,
     design: RoundDesign,
     known: ComplexArray,
     round_index: int,
     memory: NoiseMemory | None,
-) -> RoundNoise | SecureNoise:
+) -> tuple[RoundNoise | SecureNoise, Seed]:
+    """Charge what a design releases through this uplink, and draw its noise from the seed of that entry."""
     _check_memory(plan, memory, round_index)
-    uplink, radio = plan.uplink, plan.scenario.radio
-    drawn_as = (round_index, design, uplink.vector_length, radio.noise_power, radio.noise)
+    radio = plan.scenario.radio
+    drawn_as = (round_index, design, uplink.vector_length, tone_noise_power_w(plan.scenario), radio.noise)
     if plan.scenario.privacy.noise == "secure":
         grid = secure_grid(plan, design, known, round_index)
         seed = noise_seed(plan.scenario.seed, ledger.charge(release_on_grid(uplink, grid, design, known, round_index)))
-        return SecureNoise(grid, receiver_noise(seed, *drawn_as))
+        return SecureNoise(grid, receiver_noise(seed, *drawn_as)), seed
     seed = noise_seed(plan.scenario.seed, ledger.charge(uplink.release(design, known, round_index)))
     drawn = RoundNoise.seeded(seed, *drawn_as)
     if memory is None:
-        return drawn
-    return replace(drawn, artificial=memory.correlated(round_index, drawn.artificial.real))
+        return drawn, seed
+    return replace(drawn, artificial=memory.correlated(round_index, drawn.artificial.real)), seed
+
+
+def _air(plan: Plan, source: ChannelSource, round_index: int, seed: Seed) -> Superposition:
+    """The medium that carries a round as samples; its receiver noise has a stream of its own under the entry's seed."""
+    this = waveform_round(plan, source, round_index, seed)
+
+    def add(transmitted: ComplexArray) -> ComplexArray:
+        signals = transmitted.real.reshape(len(transmitted), -1)
+        received = superpose_waveform(this, signals).numbers
+        return received.reshape(transmitted.shape[1:]).astype(np.complex128)
+
+    return add
+
+
+def waveform_round(plan: Plan, source: ChannelSource, round_index: int, seed: Seed) -> WaveformRound:
+    """What the samples of a round depend on, apart from the signals."""
+    assert isinstance(source, WideChannel)  # the rules of scenarios ask for a waveform
+    scenario, num_numbers = plan.scenario, plan.uplink.num_slots
+    link = round_link(scenario, plan.uplink, source, round_index)
+    scale = np.ones(len(link.gain)) if link.scale is None else link.scale
+    age_s = plan.air_time.total_s - plan.air_time.data_s
+    return WaveformRound(
+        grid=source.grid,
+        wave=scenario.waveform,
+        taps=source.taps_of_symbols(round_index, num_numbers),
+        tone_gains=link.known,
+        gains=link.gain * scale,
+        peak_power=plan.fleet.peak_power_w,
+        noise_power=tone_noise_power_w(scenario),
+        round_index=round_index,
+        seed=scenario.seed,
+        noise_seed=seed,
+        pilot_age_s=age_s,
+    )
 
 
 def _check_memory(plan: Plan, memory: NoiseMemory | None, round_index: int) -> None:
@@ -194,7 +248,9 @@ def _check_memory(plan: Plan, memory: NoiseMemory | None, round_index: int) -> N
 def release_without_privacy(plan: Plan, ledger: Ledger, round_index: int, aggregate: FloatArray) -> Reception:
     """Charge a non-private release, and return the error-free exchange of an aggregate `[row, entry]`."""
     ledger.charge(plan.uplink.non_private_release(round_index))
-    return error_free(aggregate, plan.scenario.radio.slot)
+    seconds = aggregate.size * plan.scenario.radio.slot
+    wide = plan.scenario.waveform.kind == "ofdm"
+    return error_free(aggregate, plan.air_time.total_s if wide else seconds)
 
 
 def _check_gains(plan: Plan, design: RoundDesign, known: ComplexArray, round_index: int) -> None:

@@ -48,6 +48,7 @@ from airdistill.scenario.rules import (
     check_participation,
     check_partition,
     check_threegpp,
+    check_waveform,
 )
 from airdistill.scenario.sections import Constants, Federated, Learning, Public, Section, Waveform
 
@@ -217,10 +218,11 @@ class Radio(Section):
 class Air(Section):
     """What sums the signals in a federation of real devices; a simulation computes the radio channel itself."""
 
-    medium: Literal["emulated", "secure_sum", "radio"] = Field(
+    medium: Literal["emulated", "secure_sum", "radio", "waveform"] = Field(
         "emulated",
         description="emulated: the server computes the channel and sees individual signals, for test-beds; secure_sum: "
-        "secure aggregation, the server sees only the sum; radio: hardware behind an interface",
+        "secure aggregation, the server sees only the sum; radio: hardware behind an interface; waveform, in "
+        "simulations: every sample of an OFDM waveform, with impairments",
     )
 
 
@@ -312,4 +314,5 @@ class Scenario(Section):
         check_threegpp(self.radio, self.num_devices)
         check_antennas(self)
         check_correlation(self)
+        check_waveform(self)
         return self

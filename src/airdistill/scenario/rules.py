@@ -7,6 +7,7 @@ Each function raises `InputError` with the field, its value, the rule, and what 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,55 @@ def check_medium(scenario: Scenario) -> None:
     if scenario.privacy.trust != "fleet_noise":
         rule = "a secure sum is protected by the noise of all devices together; use fleet_noise"
         raise InputError("privacy.trust", scenario.privacy.trust, rule)
+
+
+def check_waveform(scenario: Scenario) -> None:
+    """Reject what an OFDM waveform does not carry, and a waveform as the medium without one."""
+    wave, radio, privacy = scenario.waveform, scenario.radio, scenario.privacy
+    if wave.kind == "single_tone":
+        if scenario.air.medium == "waveform":
+            rule = 'samples are simulated for OFDM: set waveform.kind = "ofdm", or air.medium = "emulated"'
+            raise InputError("air.medium", "waveform", rule)
+        return
+    aligned = 'misaligned signals leave the common grid of secure noise; use seeded noise, trust own_noise, or csi perfect'
+    own = privacy.trust == "own_noise"
+    rejected: list[tuple[bool, str, Any, str]] = [
+        (radio.antennas > 1, "radio.antennas", radio.antennas, "is available for one antenna only"),
+        (radio.trace is not None, "radio.trace", radio.trace, "has one gain per device and round, not a channel"),
+        (radio.noise == "real", "radio.noise", "real", "a receiver's noise in a tone is complex"),
+        (radio.transceiver == "paper", "radio.transceiver", "paper", "eqs. (18)-(20) are for one tone"),
+        (
+            radio.csi_error_db is not None,
+            "radio.csi_error_db",
+            radio.csi_error_db,
+            "the pilots of the waveform decide how well channels are known",
+        ),
+        (privacy.correlation != "none", "privacy.correlation", privacy.correlation, "needs single tones"),
+        (privacy.noise == "secure" and wave.csi == "pilot" and not own, "privacy.noise", "secure", aligned),
+        (
+            scenario.air.medium in ("secure_sum", "radio"),
+            "air.medium",
+            scenario.air.medium,
+            "carries no OFDM waveform here; use emulated or waveform",
+        ),
+    ]
+    for applies, field, value, rule in rejected:
+        if applies:
+            raise InputError(field, value, f'{rule}; waveform.kind = "ofdm"')
+    _check_observed(scenario)
+
+
+def _check_observed(scenario: Scenario) -> None:
+    """Under a trust model that counts others' noise, reject what no proof covers: see docs/waveform-privacy.md."""
+    wave, trust = scenario.waveform, scenario.privacy.trust
+    if trust == "own_noise" or math.isinf(min(scenario.privacy.epsilon.numbers)):
+        return
+    if wave.observed == "samples":
+        rule = (
+            f"with privacy.trust = {trust} a server that keeps every sample, cyclic prefixes included, sees more than "
+            'is counted: use privacy.trust = "own_noise", or declare that it keeps "elements" only'
+        )
+        raise InputError("waveform.observed", "samples", rule)
 
 
 def check_noise(scenario: Scenario) -> None:
