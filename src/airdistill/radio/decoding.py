@@ -15,14 +15,14 @@ import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.channel.waveform import Grid
-from airdistill.errors import Described
-from airdistill.radio.iq import despread, numbers_of, scrambling
+from airdistill.radio.iq import demodulate, despread, numbers_of, scrambling
 from airdistill.radio.preamble import (
     AFTER,
     BEFORE,
     NotSynchronised,
     Synchronised,
     aligned,
+    at_start,
     elements_in,
     known_elements,
     synchronise,
@@ -85,23 +85,24 @@ class Decoded:
         return float(power * (self.contents.pilot_amplitude / abs(self.found.gain)) ** 2)
 
 
-def decode_file(path: Path) -> Decoded:
+def decode_file(path: Path, start: int | None = None) -> Decoded:
     """Read and decode a recording of a reception."""
-    return decode(read_recording(path), path.name)
+    return decode(read_recording(path), path.name, start)
 
 
-def decode(recording: Recording, name: str = "recording") -> Decoded:
-    """Decode a recording of a reception. Raise `RecordingError` if it is none, or if no preamble is found in it."""
+def decode(recording: Recording, name: str = "recording", start: int | None = None) -> Decoded:
+    """Decode a recording of a reception. Raise `RecordingError` if it is none, or if no preamble is found in it.
+
+    With `start` the frame begins at this sample, and nothing is searched or corrected: for recordings by the clock and
+    oscillator of the transmitters, and pilots below the noise.
+    """
     contents, grid = recording.contents, recording.contents.grid
     if contents.device is not None:
         rule = f"is what device {contents.device} sent; decode a recording of a reception"
         raise RecordingError(f"{name}: airdistill:kind", "transmission", rule)
-    try:
-        found = synchronise(grid, recording.samples, contents.num_symbols)
-    except NotSynchronised as reason:
-        raise RecordingError(f"{name}: samples", Described(f"{len(recording.samples)}"), str(reason)) from None
-    heard = aligned(grid, recording.samples, found, contents.pilot_amplitude)[: contents.frame_samples]
-    elements, noise_power = elements_in(grid, heard, found), _unused_tone_power(grid, heard)
+    found, heard = _frame(recording, name, start)
+    elements = elements_in(grid, heard, found) if start is None else demodulate(grid, heard)
+    noise_power = _unused_tone_power(grid, heard)
     data = elements[BEFORE : BEFORE + contents.num_symbols]
     numbers = _numbers(contents, data)
     filled = numbers.size / (grid.numbers_per_symbol * contents.num_symbols)
@@ -109,6 +110,22 @@ def decode(recording: Recording, name: str = "recording") -> Decoded:
     knowledge = receive(numbers.astype(np.complex128), contents.rx_scale)
     evm = _error_vector(grid, elements, contents.pilot_amplitude)
     return Decoded(contents, numbers, knowledge, found, noise_power, signal_power, evm)
+
+
+def _frame(recording: Recording, name: str, start: int | None) -> tuple[Synchronised, ComplexArray]:
+    """What was found of the frame, and its samples from the preamble on."""
+    contents, samples = recording.contents, recording.samples
+    grid, num_symbols, length = contents.grid, contents.num_symbols, contents.frame_samples
+    if len(samples) - (start or 0) < length:
+        rule = f"a frame of {num_symbols} data symbols takes {length}: the recording was cut"
+        raise RecordingError(f"{name}: samples", len(samples) - (start or 0), rule)
+    if start is not None:
+        return at_start(grid, samples, num_symbols, start), samples[start : start + length]
+    try:
+        found = synchronise(grid, samples, num_symbols)
+    except NotSynchronised as reason:
+        raise RecordingError(f"{name}: samples", len(samples), str(reason)) from None
+    return found, aligned(grid, samples, found, contents.pilot_amplitude)[:length]
 
 
 def _numbers(contents: Contents, data: ComplexArray) -> FloatArray:

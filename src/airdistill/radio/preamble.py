@@ -26,7 +26,8 @@ BEFORE, AFTER = 2, 1  # known symbols before and after the data
 _MOST_TONES_OFF = 8  # carrier offsets that are found, in tones
 _CANDIDATES = 8
 _SIGNIFICANT = 4.0  # standard deviations: a smaller correction would add more noise than it removes
-_LEAST_CORRELATION = 0.05
+_STRONG, _LEAST_CORRELATION = 0.5, 0.02
+_FINE = 0.25  # tones between carrier offsets that are tried: the correlation keeps 95 % at half of it
 _FALSE_ALARM = 20.0  # e^-20 is the chance that noise of one place exceeds this over the number of samples
 _ROUNDING = 1e-7  # relative, of samples in single precision
 _STEPS = 3
@@ -81,11 +82,8 @@ class Synchronised:
 
 def synchronise(grid: Grid, samples: ComplexArray, num_symbols: int) -> Synchronised:
     """Find the frame of so many data symbols in samples `[sample]`. Raise `NotSynchronised` if there is none."""
-    length = (BEFORE + num_symbols + AFTER) * grid.symbol_samples
-    if len(samples) < length:
-        rule = f"a frame of {num_symbols} data symbols takes {length}: the recording was cut"
-        raise NotSynchronised(f"it has {len(samples)} samples, and {rule}")
-    correlation, start, offset_hz = _found(grid, samples, len(samples) - length)
+    last = len(samples) - (BEFORE + num_symbols + AFTER) * grid.symbol_samples
+    correlation, start, offset_hz = _found(grid, samples, last)
     pilots = _pilots_at(grid, samples, start, num_symbols, offset_hz)
     apart_s = (1 + num_symbols) * grid.symbol_s
     # The first pilot follows the preamble at once: it narrows the offset until the second one is unambiguous.
@@ -96,22 +94,43 @@ def synchronise(grid: Grid, samples: ComplexArray, num_symbols: int) -> Synchron
     return _measured(grid, pilots, start, offset_hz, correlation, apart_s)
 
 
-def _found(grid: Grid, samples: ComplexArray, last: int) -> tuple[float, int, float]:
-    """The correlation, the start and the carrier offset of the most likely frame that begins at `last` at most."""
+def at_start(grid: Grid, samples: ComplexArray, num_symbols: int, start: int) -> Synchronised:
+    """The same for a frame that is known to begin at `start`, with the carrier at its nominal frequency."""
     known = modulate(grid, known_elements(grid))
-    best = (0.0, 0, 0.0)
+    correlation = float(_normalised(samples[start : start + len(known)], known)[0])
+    pilots = _pilots_at(grid, samples, start, num_symbols, 0.0)
+    return _measured(grid, pilots, start, 0.0, correlation, (1 + num_symbols) * grid.symbol_s)
+
+
+def _found(grid: Grid, samples: ComplexArray, last: int) -> tuple[float, int, float]:
+    """The correlation, the start and the carrier offset of the most likely frame that begins at `last` at most.
+
+    If the two halves of the preamble do not stand out of the noise, all places and offsets are tried.
+    """
+    best, reach = (0.0, 0, 0.0), BEFORE * grid.symbol_samples
     for place, fraction in _coarse(grid, samples, last):
-        first = max(0, place - grid.symbol_samples)
-        window = samples[first : place + grid.symbol_samples + len(known)]
-        for tones in range(-_MOST_TONES_OFF, _MOST_TONES_OFF + 1, 2):
-            offset_hz = (fraction + tones) * grid.spacing_hz
-            size = _normalised(_turned(window, -offset_hz / grid.sample_rate_hz), known)[: last - first + 1]
-            if len(size) and size.max() > best[0]:
-                best = (float(size.max()), first + int(np.argmax(size)), offset_hz)
-    if best[0] < max(_LEAST_CORRELATION, _FALSE_ALARM / len(known)):
+        first, end = max(0, place - grid.symbol_samples), place + grid.symbol_samples + reach
+        offsets = fraction + np.arange(-_MOST_TONES_OFF, _MOST_TONES_OFF + 1, 2)
+        best = max(best, _best_of(grid, samples[first:end], offsets, first, last))
+    if best[0] < _STRONG:
+        offsets = np.arange(-_MOST_TONES_OFF, _MOST_TONES_OFF + _FINE, _FINE)
+        best = max(best, _best_of(grid, samples, offsets, 0, last))
+    if best[0] < max(_LEAST_CORRELATION, _FALSE_ALARM / reach):
         rule = f"the best correlation is {best[0]:.3f}; is it a recording of this grid, and of this round?"
         raise NotSynchronised(f"no preamble was found in it: {rule}")
     return best[0], best[1], _refined(grid, samples, best[1], best[2])
+
+
+def _best_of(
+    grid: Grid, samples: ComplexArray, offsets: FloatArray, first: int, last: int
+) -> tuple[float, int, float]:
+    """The same among offsets in tones, for samples that begin at `first`."""
+    known, best = modulate(grid, known_elements(grid)), (0.0, 0, 0.0)
+    for offset_hz in (offsets * grid.spacing_hz).tolist():
+        alike = _normalised(_turned(samples, -offset_hz / grid.sample_rate_hz), known)[: last - first + 1]
+        place = int(np.argmax(alike))
+        best = max(best, (float(alike[place]), first + place, offset_hz))
+    return best
 
 
 def _coarse(grid: Grid, samples: ComplexArray, last: int) -> list[tuple[int, float]]:

@@ -19,10 +19,10 @@ from airdistill.errors import InputError
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.radio.charged_round import ChargedRound, waveform_round
-from airdistill.radio.decoding import decode
+from airdistill.radio.decoding import decode_file
 from airdistill.radio.frames import pilot_amplitude, received_frame, transmitted_frame
 from airdistill.radio.iq import SCRAMBLING_SEED
-from airdistill.radio.recordings import Contents, Recording, write_recording
+from airdistill.radio.recordings import Contents, write_recording
 from airdistill.radio.waveform_link import WaveformRound
 from airdistill.runs.accounts import trusted_ledger
 from airdistill.runs.checkpoint import newest_checkpoint
@@ -102,7 +102,7 @@ def export_round(
         sent, own = transmitted_frame(this, signals[device], device), _of_device(contents, device)
         stem = target / f"device-{device:04d}"
         transmissions[device] = write_recording(stem, sent, own, carrier, datatype, date)
-    decoded = decode(Recording(samples, contents, carrier, {})).numbers.reshape(-1)
+    decoded = decode_file(reception, start=0).numbers.reshape(-1)
     difference = float(np.abs(decoded - numbers).max() / np.sqrt(np.mean(numbers**2)))
     return Exported(round_index, reception, transmissions, difference, plan.scenario.waveform.observed == "elements")
 
