@@ -271,9 +271,7 @@ def choose_uplink(
     return choice(threshold, channels)
 
 
-def _observation(
-    scenario: Scenario, fleet: RealisedFleet, kind: str, num_parameters: int | None
-) -> Observation:
+def _observation(scenario: Scenario, fleet: RealisedFleet, kind: str, num_parameters: int | None) -> Observation:
     """What of the noise is certain through the scenario's waveform; all of it without one."""
     if scenario.waveform.kind == "single_tone":
         return Observation()

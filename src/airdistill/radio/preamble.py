@@ -13,8 +13,10 @@ channel, and contain nothing of a device's data.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.signal import fftconvolve
 
 from airdistill.arrays import ComplexArray, FloatArray
@@ -88,8 +90,7 @@ def synchronise(grid: Grid, samples: ComplexArray, num_symbols: int) -> Synchron
     apart_s = (1 + num_symbols) * grid.symbol_s
     # The first pilot follows the preamble at once: it narrows the offset until the second one is unambiguous.
     for _ in range(_STEPS):
-        turn = np.angle(np.vdot(pilots[0], pilots[1])) / (2 * np.pi * apart_s)
-        offset_hz += turn
+        offset_hz += float(np.angle(np.vdot(pilots[0], pilots[1])) / (2 * np.pi * apart_s))
         pilots = _pilots_at(grid, samples, start, num_symbols, offset_hz)
     return _measured(grid, pilots, start, offset_hz, correlation, apart_s)
 
@@ -122,7 +123,7 @@ def _found(grid: Grid, samples: ComplexArray, last: int) -> tuple[float, int, fl
 
 
 def _best_of(
-    grid: Grid, samples: ComplexArray, offsets: FloatArray, first: int, last: int
+    grid: Grid, samples: ComplexArray, offsets: NDArray[Any], first: int, last: int
 ) -> tuple[float, int, float]:
     """The same among offsets in tones, for samples that begin at `first`."""
     known, best = modulate(grid, known_elements(grid)), (0.0, 0, 0.0)

@@ -18,6 +18,7 @@ from airdistill.channel.waveform import Grid
 from airdistill.errors import InputError
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.radio.charged_round import ChargedRound, waveform_round
 from airdistill.radio.decoding import decode_file
 from airdistill.radio.frames import pilot_amplitude, received_frame, transmitted_frame
@@ -42,10 +43,14 @@ OnReplayed = Callable[[int, int], None]
 
 @dataclass
 class _ObservedRound(Round):
-    """A round that keeps the signals which devices send, `[device, row, slot]`, and the gains by which they do."""
+    """A round that keeps the signals which devices send, `[device, row, slot]`, and the gains by which they do.
+
+    `noise_var` `[row]` is what the round measured.
+    """
 
     signals: ComplexArray | None = None
     sent_by: RoundDesign | None = None
+    noise_var: FloatArray | None = None
 
     def charge(self, design: RoundDesign | None = None) -> None:
         super().charge(design)
@@ -141,18 +146,10 @@ def _replayed(
     record = undamaged_run(folder)
     if not 1 <= round_index <= len(record.rounds):
         raise InputError("--round", round_index, f"{folder} has rounds 1 to {len(record.rounds)}")
-    simulation = _restored(folder, plan, stored, round_index)
-    while simulation.round_index < round_index - 1:
-        simulation.advance()
-        on_replayed(simulation.round_index, round_index)
-    this = simulation.begin_round(_ObservedRound)
-    assert isinstance(this, _ObservedRound)
-    reception = simulation.scheme.play(this).reception
-    on_replayed(round_index, round_index)
-    recorded = record.rounds[round_index - 1].get("measured_noise_var")
-    repeated = reception is not None and recorded is not None and not simulation.ledger.releases
-    if not repeated or not _is_same(reception.squared_error, recorded):  # type: ignore[union-attr]
-        rule = "comes out differently here: it was run by another version, on another type of processor, or resumed so"
+    simulation, recorded = _restored(folder, plan, stored, round_index), dict(record.rounds[round_index - 1])
+    this = _observed(simulation, round_index, on_replayed)
+    if this is None or this.noise_var is None or not _is_same(this.noise_var, recorded.get("measured_noise_var", [])):
+        rule = "comes out differently here: another version or type of processor may have run or resumed it"
         raise RunError(f"{folder}: round {round_index} {rule}; export it where it was run")
     assert this.signals is not None
     assert this.sent_by is not None
@@ -160,6 +157,22 @@ def _replayed(
     seed = noise_seed(plan.scenario.seed, key)
     signals = this.signals.real.reshape(len(this.signals), -1)
     return waveform_round(plan, this.source, round_index, seed), signals, this.sent_by
+
+
+def _observed(simulation: Simulation, round_index: int, on_replayed: OnReplayed) -> _ObservedRound | None:
+    """The round, played after those before it; None if any of them was not charged like this when the run played it."""
+    try:
+        while simulation.round_index < round_index - 1:
+            simulation.advance()
+            on_replayed(simulation.round_index, round_index)
+        this = simulation.begin_round(_ObservedRound)
+        assert isinstance(this, _ObservedRound)
+        reception = simulation.scheme.play(this).reception
+    except BudgetExceeded:
+        return None
+    on_replayed(round_index, round_index)
+    this.noise_var = None if reception is None else reception.squared_error
+    return None if simulation.ledger.releases else this
 
 
 def _restored(folder: Path, plan: Plan, stored: dict[str, Any], round_index: int) -> Simulation:

@@ -157,7 +157,9 @@ def check_waveform(scenario: Scenario) -> None:
             rule = 'samples are simulated for OFDM: set waveform.kind = "ofdm", or air.medium = "emulated"'
             raise InputError("air.medium", "waveform", rule)
         return
-    aligned = 'misaligned signals leave the common grid of secure noise; use seeded noise, trust own_noise, or csi perfect'
+    aligned = (
+        "misaligned signals leave the common grid of secure noise; use seeded noise, trust own_noise, or csi perfect"
+    )
     own = privacy.trust == "own_noise"
     rejected: list[tuple[bool, str, Any, str]] = [
         (radio.antennas > 1, "radio.antennas", radio.antennas, "is available for one antenna only"),
