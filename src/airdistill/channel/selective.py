@@ -55,14 +55,14 @@ class WideLink:
     @cached_property
     def floor(self) -> FloatArray:
         """The power gain below which a tone is not amplified any more, `[device]`."""
-        return self.mean_gain * 10.0 ** (self.wave.fade_floor_db / 10.0)
+        return np.asarray(self.mean_gain * 10.0 ** (self.wave.fade_floor_db / 10.0))
 
     @cached_property
     def equaliser(self) -> ComplexArray:
         """e, by which a device multiplies its elements, `[device, tone]`; zero for a device without a channel."""
         gain = np.maximum(np.abs(self.known) ** 2, self.floor[:, None])
         inverse = np.where(gain > 0, self.known.conj() / np.where(gain > 0, gain, 1.0), 0.0)
-        return inverse if self.scale is None else inverse * self.scale[:, None]
+        return np.asarray(inverse if self.scale is None else inverse * self.scale[:, None])
 
     @cached_property
     def attenuation(self) -> FloatArray:

@@ -19,6 +19,7 @@ from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.correlated import CorrelatedUplink
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.uplinks import Choices, uplink_for
+from airdistill.planning.waveform import Observation
 from airdistill.planning.what_if.correlation import CorrelationComparison
 from airdistill.planning.what_if.participation import AmplificationComparison, ParticipationComparison
 from airdistill.privacy.correlation import Correlation
@@ -108,7 +109,13 @@ def _choices_of(plan: Plan) -> dict[str, Any]:
         return {"correlation": plan.uplink.correlation.to_dict(), "typical_power_w": plan.uplink.typical_power_w}
     if not isinstance(plan.uplink, SuperposedUplink):
         return {}
-    return {"truncation": plan.uplink.truncation, "floor": [] if plan.uplink.floor is None else plan.uplink.floor}
+    chosen: dict[str, Any] = {
+        "truncation": plan.uplink.truncation,
+        "floor": [] if plan.uplink.floor is None else plan.uplink.floor,
+    }
+    if plan.scenario.waveform.kind == "ofdm":
+        chosen["observation"] = asdict(plan.uplink.observation)
+    return chosen
 
 
 def _stored_choices(sent: dict[str, Any]) -> Choices:
@@ -117,7 +124,8 @@ def _stored_choices(sent: dict[str, Any]) -> Choices:
         matrix = Correlation.from_dict(sent["correlation"])
         return Choices(correlation=matrix, typical_power_w=_array(sent["typical_power_w"]))
     floor = sent.get("floor") or None
-    return Choices(sent.get("truncation", 0.0), None if floor is None else _array(floor))
+    kept, seen = None if floor is None else _array(floor), Observation(**sent.get("observation", {}))
+    return Choices(sent.get("truncation", 0.0), kept, observation=seen)
 
 
 def _number(value: Any) -> Any:

@@ -75,6 +75,7 @@ def uplink_for(
         _refuse_waveform(scenario, "gradients clipped by sample")
         return _gradient_uplink(scenario, payload)
     if isinstance(payload, TeacherVotes):
+        _refuse_waveform(scenario, payload.words)
         return trusted_uplink(scenario, payload)
     _refuse_sampling(scenario)
     made: Callable[..., SuperposedUplink] = SuperposedUplink

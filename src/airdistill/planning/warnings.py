@@ -8,6 +8,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
+from airdistill.channel.waveform import Grid
 from airdistill.planning.convergence.rounds import RoundsChoice
 from airdistill.planning.fleet import (
     RealisedFleet,
@@ -18,7 +19,16 @@ from airdistill.planning.fleet import (
 )
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.uplink import Uplink
-from airdistill.privacy.assumptions import ANTENNAS, NOISE, PILOT, channels_statement, public_facts, votes_statement
+from airdistill.planning.waveform import coherence_db, waveform_facts
+from airdistill.privacy.assumptions import (
+    ANTENNAS,
+    NOISE,
+    PILOT,
+    channels_statement,
+    public_facts,
+    votes_statement,
+    waveform_assumptions,
+)
 from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.neighbours import RELABEL
 from airdistill.privacy.targets import target_mu
@@ -27,6 +37,8 @@ from airdistill.scenario.model import Scenario
 from airdistill.scenario.rules import CELLS
 from airdistill.units import rounded_up
 
+_COHERENT_DB = -20.0  # of misalignment at the end of a round
+_MUCH_NOISE, _MUCH_MISALIGNED, _OFFSET_SHARE, _CLIPPING_DB = 3.0, 0.1, 0.02, 6.0
 _MANY_MISSING = 0.3  # of the classes, on average
 
 
@@ -55,7 +67,11 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
         lines.append(ANTENNAS.format(count=scenario.radio.antennas))
     limit, excess = ChannelError.of(scenario).limit, channel_excess_delta(scenario, num_rounds)
     lines += [public_facts(uplink.payload.header()), PILOT[scenario.constants.source]]
-    lines += [channels_statement(limit, trust.counts_own_only, excess)] if uplink.uses_radio else []
+    if scenario.waveform.kind == "ofdm":
+        facts = waveform_facts(scenario, uplink)
+        lines += [each.sentence for each in waveform_assumptions(facts, trust.counts_own_only)]
+    elif uplink.uses_radio:
+        lines.append(channels_statement(limit, trust.counts_own_only, excess))
     lines += [NOISE[privacy.noise], *votes_statement(payload.header())]
     if not uplink.uses_radio:
         lines.append("Air time is an estimate: every device sends its votes in slots of its own, one bit a slot.")
@@ -88,6 +104,7 @@ def warnings_of(
         *_about_payload(fleet, uplink, forecast),
         *_about_channel(scenario, uplink, forecast),
         *_about_channel_errors(scenario, fleet, rounds),
+        *_about_waveform(scenario, uplink),
         *_about_rounds(scenario, uplink, rounds),
     )
 
@@ -198,8 +215,52 @@ def _about_channel(scenario: Scenario, uplink: Uplink, forecast: RoundForecast) 
         )
 
 
+def _about_waveform(scenario: Scenario, uplink: Uplink) -> Iterator[str]:
+    wave = scenario.waveform
+    if wave.kind == "single_tone" or wave.csi == "perfect":
+        return
+    aged = coherence_db(scenario, uplink.num_slots)
+    if aged > _COHERENT_DB:
+        fastest = wave.speed * 10 ** ((_COHERENT_DB - aged) / 20)
+        yield (
+            f"The channel changes by {aged:.1f} dB between the pilot and the end of a round at waveform.speed = "
+            f"{wave.speed:g} m/s; signals stay aligned to {_COHERENT_DB:g} dB up to {fastest:.2g} m/s, or with fewer "
+            "numbers or more tones."
+        )
+    seen, trust = uplink.observation, trust_statement(scenario.privacy.trust)
+    if seen.factor(trust) > _MUCH_NOISE:
+        yield (
+            f"Channel errors cost {seen.factor(trust):.2g} times the noise that privacy needs with known channels: "
+            "stronger or more pilot symbols, fewer tones, slower devices or a higher waveform.fade_floor_db help, and "
+            "own_noise needs none."
+        )
+    lost = seen.misalignment
+    if lost > _MUCH_MISALIGNED:
+        yield (
+            f"On average {lost:.0%} of a signal's energy is not received where it belongs: for errors of the pilot, "
+            "deep fades (waveform.fade_floor_db), and devices that send less because they know their channel badly."
+        )
+    grid = Grid.of(scenario)
+    assert grid is not None
+    if wave.timing_error > 0 and wave.timing_error + 5 * scenario.radio.delay_spread > grid.prefix_s:
+        yield (
+            f"Devices may be {wave.timing_error * 1e6:.3g} us late, and with the channel's delays this is close to or "
+            f"beyond the cyclic prefix of {grid.prefix_s * 1e6:.3g} us: symbols interfere."
+        )
+    if wave.carrier_offset > _OFFSET_SHARE * grid.spacing_hz:
+        yield (
+            f"A carrier offset of {wave.carrier_offset:g} Hz is {wave.carrier_offset / grid.spacing_hz:.1%} of the "
+            "tone spacing: tones interfere, and phases turn during the round."
+        )
+    if wave.amplifier != "linear" and wave.backoff_db < _CLIPPING_DB:
+        yield (
+            f"waveform.backoff_db = {wave.backoff_db:g}: OFDM has peaks of 8 dB and more over its mean, which the "
+            "amplifier cuts off."
+        )
+
+
 def _about_channel_errors(scenario: Scenario, fleet: RealisedFleet, rounds: RoundsChoice) -> Iterator[str]:
-    excess = channel_excess_delta(scenario, rounds.chosen)
+    excess = 0.0 if scenario.waveform.kind == "ofdm" else channel_excess_delta(scenario, rounds.chosen)
     if excess == 0 or reserved_delta(scenario) > 0 or not np.isfinite(fleet.epsilon).any():
         return
     enough = 0.1 * float(fleet.delta.min()) / (fleet.num_devices * rounds.largest)

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import j0
 
 from airdistill.arrays import ComplexArray, FloatArray
-from airdistill.channel.selective import WideChannel, WideLink, aging
-from airdistill.channel.waveform import Grid
+from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz
+from airdistill.channel.waveform import Grid, air_time
 from airdistill.errors import InputError
 from airdistill.privacy.trust import TrustStatement, trust_statement
 from airdistill.scenario.model import Scenario
@@ -40,13 +41,13 @@ _ROOM = 0.98  # of V, for rounds that are worse than those planned with
 class Observation:
     """How much of the designed noise a server sees the signals through, by what is certain of the waveform.
 
-    `limit` bounds |r| − 1 of every signal; `kept` is V of the planned rounds; `misalignment` `[device]` is the squared
-    error of a received number over its squared size. All are zero, and V one, without a waveform.
+    `limit` bounds |r| − 1 of every signal; `kept` is V of the planned rounds; `misalignment` is the squared error of a
+    received number over its squared size, mean over devices. All are zero, and V one, without a waveform.
     """
 
     limit: float = 0.0
     kept: float = 1.0
-    misalignment: FloatArray | None = None
+    misalignment: float = 0.0
 
     def factor(self, trust: TrustStatement) -> float:
         """By how much less noise is counted than the design has."""
@@ -116,7 +117,21 @@ def planned_observation(scenario: Scenario, source: WideChannel, num_numbers: in
         )
         raise InputError("waveform.csi", "pilot", rule)
     change = aging(scenario, num_numbers)
-    return Observation(limit, min(kept, 1.0), np.mean([link.misalignment(change) for link in weaker], axis=0))
+    return Observation(limit, min(kept, 1.0), float(np.mean([link.misalignment(change) for link in weaker])))
+
+
+def coherence_db(scenario: Scenario, num_numbers: int) -> float:
+    """The squared misalignment 2(1 − J0(2πf_Dτ)) at the end of a round, relative to the channel, dB; −∞ if at rest."""
+    phase = 2 * np.pi * doppler_hz(scenario) * air_time(scenario, num_numbers).total_s
+    with np.errstate(divide="ignore"):
+        return float(10 * np.log10(2 * (1 - j0(phase))))
+
+
+def waveform_facts(scenario: Scenario, uplink: Uplink) -> dict[str, Any]:
+    """What certificates and plans state of a waveform: `limit` is that of a signal's strength, 1 and more."""
+    wave, seen = scenario.waveform, uplink.observation
+    stated = {"observed": wave.observed, "csi": wave.csi, "limit": 1 + seen.limit, "kept": seen.kept}
+    return {**stated, "excess": error_probability(scenario)}
 
 
 def round_link(scenario: Scenario, uplink: Uplink, source: WideChannel, round_index: int) -> WideLink:

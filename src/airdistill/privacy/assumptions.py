@@ -53,6 +53,15 @@ _EXCESS = (
     "errors are complex Gaussian and independent of the noise. A simulation truncates them there."
 )
 _OWN_PHASE = "Channel estimates need not be exact: a device's own noise has the same misalignment as its signal."
+_PILOT_ERRORS = (
+    "Given their pilots, channels are complex Gaussian and change no faster than Jakes' model at the stated speed. "
+    "Signals then arrive at most {limit} times as strong as designed, and the fleet's noise at least {kept} times, but "
+    "for a probability of {excess} over the whole run, which is part of the stated δ."
+)
+ELEMENTS_ONLY = (
+    "The server's receiver keeps demodulated resource elements only. One that keeps every sample sees, in the cyclic "
+    "prefixes, other combinations of the devices' signals and noise, and more than is counted."
+)
 NOISE = {
     "seeded": "Seeded noise is a simulation: it protects no device, because anyone who knows the seed can remove it.",
     "secure": "Noise is discrete Gaussian, drawn by OpenDP from the operating system's randomness, and accounted by "
@@ -214,6 +223,18 @@ def channels_statement(error_limit: float, own_noise_only: bool, excess: float |
         return _OWN_PHASE
     beyond = _EXCESS_UNKNOWN if excess is None else _EXCESS.format(excess=rounded_up(excess))
     return _NEARLY_KNOWN.format(limit=rounded_up(error_limit)) + beyond
+
+
+def waveform_assumptions(waveform: Mapping[str, Any], own_noise_only: bool) -> list[Assumption]:
+    """What is taken for granted of an OFDM waveform, as a ledger's header or a plan describes it."""
+    if own_noise_only:
+        return [Assumption("own noise", _OWN_PHASE, declared=True)]
+    found = [Assumption("receiver keeps elements", ELEMENTS_ONLY)] if waveform["observed"] == "elements" else []
+    if waveform["csi"] == "perfect":
+        return [Assumption("exact channels", EXACT_CHANNELS), *found]
+    numbers = {name: rounded_up(float(waveform[name])) for name in ("limit", "excess")}
+    sentence = _PILOT_ERRORS.format(kept=f"{float(waveform['kept']):.3g}", **numbers)
+    return [Assumption("bounded channel error", sentence), *found]
 
 
 def pilot_source(terms: Mapping[str, Any]) -> str:

@@ -37,6 +37,7 @@ from airdistill.privacy.assumptions import (
     pilot_source,
     public_facts,
     votes_statement,
+    waveform_assumptions,
 )
 from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.ledger import Ledger
@@ -98,6 +99,8 @@ class CertifiedRun:
 
         None if such errors matter and the ledger, of an earlier version, does not record their quantile.
         """
+        if "waveform" in self.terms:
+            return float(self.terms["waveform"]["excess"])
         if not self.protects_by_aligned_channels or float(self.terms.get("csi_error_limit", 0.0)) == 0:
             return 0.0
         if "csi_error" not in self.terms:
@@ -179,7 +182,9 @@ def _about_noise(run: CertifiedRun) -> Iterator[Assumption]:
         yield Assumption("secure sum", SECURE_SUM.format(least=least, all=of_all, enough=2 * least - of_all))
     elif medium == "radio" and trust.counts_others and not trust.counts_receiver:
         yield Assumption("simultaneous transmission", RADIO)
-    if run.protects_by_aligned_channels:
+    if "waveform" in terms:
+        yield from waveform_assumptions(terms["waveform"], trust.counts_own_only)
+    elif run.protects_by_aligned_channels:
         limit = float(terms.get("csi_error_limit", 0.0))
         name = "exact channels" if limit == 0 else "bounded channel error"
         yield Assumption(name, channels_statement(limit, trust.counts_own_only, run.excess_delta))

@@ -10,11 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from airdistill.arrays import FloatArray
+from airdistill.channel.waveform import Grid
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.superposed import SuperposedUplink
+from airdistill.planning.waveform import coherence_db
 from airdistill.planning.what_if.class_sums import feature_evidence
 from airdistill.planning.what_if.public_set import PublicSetWhatIf
 from airdistill.planning.what_if.steps import WhatIf, antenna_what_if
+from airdistill.privacy.trust import trust_statement
 from airdistill.report.page import Block, Bullets, DataTable, Facts, Paragraph, Section
 from airdistill.report.terminal import bullets, facts_table, number_table, starred_table
 from airdistill.report.wording import MOST_ROWS, SUMMARIES, device_rows, extent, limiting_factor, number, starred
@@ -121,7 +124,7 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
     payload, forecast, outage = plan.uplink.payload, plan.forecast, plan.scenario.radio.outage
     factor = limiting_factor(forecast.regime)
     signal, noise = _watts(forecast.signal_power_w), _watts(forecast.noise_power_w)
-    slots = f"{plan.uplink.num_slots} slots = {with_prefix(plan.uplink.num_slots * plan.scenario.radio.slot, 's')}"
+    slots = f"{plan.uplink.num_slots} slots = {with_prefix(plan.air_time.total_s, 's')}"
     return [
         ("Rounds", f"{plan.rounds.chosen}, {_RULES[plan.rounds.rule]}"),
         *_other_rounds(plan),
@@ -141,7 +144,32 @@ def summary_rows(plan: Plan) -> list[tuple[str, str]]:
         *_antenna_rows(plan),
         *([("Transmit power", f"signal {signal}, noise {noise} a device")] if plan.uplink.uses_radio else []),
         ("Uplink time", f"{with_prefix(plan.uplink_seconds, 's')} in all, {slots} a round"),
+        *_waveform_rows(plan),
         *(_energy_rows(plan) if plan.uplink.uses_radio else [("Uplink", "a secure channel to a trusted aggregator")]),
+    ]
+
+
+def _waveform_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Bandwidth, the parts of a round's air time, and what channel errors cost; nothing for single tones."""
+    grid, scenario = Grid.of(plan.scenario), plan.scenario
+    if grid is None:
+        return []
+    timing, seen = plan.air_time, plan.uplink.observation
+    parts = {"data": timing.data_s, "pilots": timing.pilot_s, "feedback": timing.feedback_s, "guards": timing.guard_s}
+    each = ", ".join(f"{name} {with_prefix(seconds, 's')}" for name, seconds in parts.items() if seconds > 0)
+    tones = f"{grid.tones} tones of {with_prefix(grid.spacing_hz, 'Hz')} in {with_prefix(grid.bandwidth_hz, 'Hz')}"
+    factor = seen.factor(trust_statement(scenario.privacy.trust))
+    known = f"{factor:.3g} times the noise for privacy; {seen.misalignment:.2%} of a signal's energy is misaligned"
+    aged = coherence_db(scenario, plan.uplink.num_slots)
+    moving = f"changed by {aged:.1f} dB when a round ends" if np.isfinite(aged) else "at rest"
+    symbols = f"{grid.num_symbols(plan.uplink.num_slots)} symbols of {grid.numbers_per_symbol} numbers"
+    return [
+        ("  of which", each),
+        ("Waveform", f"OFDM, {tones}, {symbols}"),
+        (
+            "  channels",
+            f"known from pilots: {known}; {moving}" if scenario.waveform.csi == "pilot" else "known exactly",
+        ),
     ]
 
 

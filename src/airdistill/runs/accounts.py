@@ -21,6 +21,7 @@ from airdistill.planning.feature_means import FeatureMeans, has_own_embedding
 from airdistill.planning.fleet import reserved_delta
 from airdistill.planning.payloads import PAYLOADS
 from airdistill.planning.plan import Plan
+from airdistill.planning.waveform import waveform_facts
 from airdistill.privacy.certificate import Certificate, certificate_of
 from airdistill.privacy.ledger import Ledger, spent_before
 from airdistill.privacy.ledger_header import LedgerHeader
@@ -135,6 +136,8 @@ def _terms(plan: Plan, releases: str) -> dict[str, Any]:
     }
     if scenario.radio.csi_error_db is not None:
         facts["csi_error"] = {"quantile": scenario.radio.csi_quantile, "reserved_delta": reserved_delta(scenario)}
+    if scenario.waveform.kind == "ofdm":
+        facts["waveform"] = {**waveform_facts(scenario, plan.uplink), "reserved_delta": reserved_delta(scenario)}
     if scenario.radio.antennas > 1:
         facts["antennas"] = scenario.radio.antennas
     if plan.uplink.correlation is not None:

@@ -94,7 +94,7 @@ def _in_words(hint: Any) -> str:
         known = _kind_of_alias(hint)
         return known.words if known else _in_words(get_args(hint)[0])
     if get_origin(hint) is Literal:
-        return f"one of {', '.join(get_args(hint))}"
+        return f"one of {', '.join(map(str, get_args(hint)))}"
     if get_origin(hint) is tuple:
         entries = [_in_words(part) for part in get_args(hint) if part is not ...]
         return f"list of: {entries[0]}" if ... in get_args(hint) else f"[{', '.join(entries)}]"

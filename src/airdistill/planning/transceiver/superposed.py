@@ -196,10 +196,9 @@ class SuperposedUplink(Uplink):
     def _predicted(self, links: Links, required: FloatArray, noise_var: FloatArray) -> FloatArray:
         """v with the error of misalignment: E|1/(1+e)|² − 1 of noise on both axes, and half of that of noise and
         vectors (of norm 1 at most) on one axis, because the other half leaves the decision axis."""
-        if self.observation.misalignment is not None:
-            # A tone's error is spread over its symbol, and so over both axes: as much on each number as was sent.
-            share = (self.observation.misalignment[:, None] * links.weights**2).sum(axis=-2) / links.energy_slots
-            noise_var = noise_var + share
+        if self.observation.misalignment > 0:
+            # A tone's error is spread over its symbol: every number has the same share of it.
+            noise_var = noise_var + self.observation.misalignment * links.signal_share
         if self._exact_channels:
             return noise_var
         artificial = self.trust_model.artificial_noise_var(required)
@@ -248,7 +247,7 @@ class SuperposedUplink(Uplink):
         links = self._links(channel, mask)
         asked = self._round_requirement(links, self.required_at(num_rounds, round_index, spent))
         made = design_links(links, self._active_channels(channel, mask), asked, self.trust)
-        if self._margin != 1 or self.observation.misalignment is not None:
+        if self._margin != 1 or self.observation.misalignment > 0:
             made = replace(
                 made,
                 effective_noise_var=self._predicted(links, asked, made.effective_noise_var),

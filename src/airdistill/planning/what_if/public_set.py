@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.waveform import air_time
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payloads import PublicPredictions
 from airdistill.planning.plan import Plan, planning_draws

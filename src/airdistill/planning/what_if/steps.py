@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.channel.waveform import number_seconds
 from airdistill.planning.amplification import fleet_for_rounds
 from airdistill.planning.antennas.uplink import AntennaUplink
 from airdistill.planning.convergence.rounds import below_outage
