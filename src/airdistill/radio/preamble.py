@@ -192,7 +192,8 @@ def _measured(
     grid: Grid, pilots: ComplexArray, start: int, offset_hz: float, correlation: float, apart_s: float
 ) -> Synchronised:
     """Gain, fraction of a delay and noise from both pilots `[pilot, tone]`, which noise and a flat channel explain."""
-    noise = max(float(np.mean(np.abs(pilots[0] - pilots[1]) ** 2)) / 2, (_ROUNDING * np.abs(pilots).max()) ** 2)
+    difference = float(np.mean(np.abs(pilots[0] - pilots[1]) ** 2)) / 2
+    noise = max(difference, float(_ROUNDING * np.abs(pilots).max()) ** 2)
     mean, tones = pilots.mean(axis=0), grid.offsets
     delay = 0.0
     for _ in range(_STEPS):  # weighted least squares of the phase, which a large slope would wrap

@@ -146,9 +146,10 @@ def _replayed(
     record = undamaged_run(folder)
     if not 1 <= round_index <= len(record.rounds):
         raise InputError("--round", round_index, f"{folder} has rounds 1 to {len(record.rounds)}")
-    simulation, recorded = _restored(folder, plan, stored, round_index), dict(record.rounds[round_index - 1])
+    simulation, recorded = _restored(folder, plan, stored, round_index), record.rounds[round_index - 1]
     this = _observed(simulation, round_index, on_replayed)
-    if this is None or this.noise_var is None or not _is_same(this.noise_var, recorded.get("measured_noise_var", [])):
+    noise_var = recorded.get("measured_noise_var") or []
+    if this is None or this.noise_var is None or not _is_same(this.noise_var, noise_var):
         rule = "comes out differently here: another version or type of processor may have run or resumed it"
         raise RunError(f"{folder}: round {round_index} {rule}; export it where it was run")
     assert this.signals is not None
