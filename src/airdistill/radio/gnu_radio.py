@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import subprocess
 from collections.abc import Sequence
@@ -20,7 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airdistill.arrays import ComplexArray
-from airdistill.errors import AirDistillError
+from airdistill.errors import AirDistillError, InputError
+from airdistill.radio import loopback
+from airdistill.radio.modem import Modem
+from airdistill.scenario.model import Scenario
 
 if TYPE_CHECKING:
     import zmq
@@ -194,3 +198,41 @@ class FlowGraph:
         if self._sockets:
             self._context.destroy(linger=0)
             self._sockets = ()
+
+
+class FrontEnd(loopback.FrontEnd):
+    """The server's radio in a federation: devices send to `radio.loopback`, and GNU Radio is the air between.
+
+    Every device's symbols become samples (`radio.modem`), which go through a `channel_model` with its gain.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        if scenario.radio.noise != "complex":
+            raise InputError("radio.noise", scenario.radio.noise, 'GNU Radio adds noise on both axes; use "complex"')
+        super().__init__(scenario)
+        self._modem, self._frames = Modem(scenario), dict[int, ComplexArray]()
+        self._noise_power_w = scenario.radio.noise_power / self._modem.grid.tones
+
+    def listen(self, round_index: int, shape: tuple[int, int]) -> None:
+        super().listen(round_index, shape)
+        self._frames.clear()
+
+    def received(self, round_index: int) -> ComplexArray:
+        shape = super().received(round_index).shape  # which checks the round
+        gains = self._modem.source.round_channel(round_index)
+        frames = [self._frames.get(device) for device in range(len(gains))]
+        silence = np.zeros(self._modem.frame_samples((shape[0], shape[1])), np.complex128)
+        unit = np.sqrt(self._noise_power_w) or float(np.abs(gains).max())  # single precision has its own smallest
+        devices = [{"taps": [[(gain / unit).real, (gain / unit).imag]], "offset": 0.0} for gain in gains]
+        noise = float(np.sqrt(self._noise_power_w) / unit)
+        options = FlowGraphOptions("channel_model", devices, noise, secrets.randbits(31))
+        with FlowGraph(options) as graph:
+            _, summed = graph.carry(np.stack([silence if frame is None else frame for frame in frames]))
+        return self._modem.symbols(round_index, summed * unit, (shape[0], shape[1]))
+
+    def _add(self, device: int, round_index: int, symbols: ComplexArray) -> bool:
+        if not super()._add(device, round_index, symbols):
+            return False
+        with self._lock:
+            self._frames[device] = self._modem.frame(round_index, device, symbols)
+        return True

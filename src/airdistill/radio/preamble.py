@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import fftconvolve
+from scipy.signal import oaconvolve
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.waveform import Grid
@@ -54,7 +54,7 @@ def _other_root(tones: int) -> int:
     return next(root for root in range(2, tones + 2) if np.gcd(root, tones) == 1)
 
 
-def framed(grid: Grid, elements: ComplexArray, amplitude: float = 1.0) -> ComplexArray:
+def framed(grid: Grid, elements: ComplexArray, amplitude: complex = 1.0) -> ComplexArray:
     """Put preamble and pilot of an amplitude before data `[symbol, tone]`, and the pilot behind it."""
     known = amplitude * known_elements(grid)
     return np.concatenate([known, elements, known[1:]])
@@ -98,7 +98,8 @@ def synchronise(grid: Grid, samples: ComplexArray, num_symbols: int) -> Synchron
 def at_start(grid: Grid, samples: ComplexArray, num_symbols: int, start: int) -> Synchronised:
     """The same for a frame that is known to begin at `start`, with the carrier at its nominal frequency."""
     known = modulate(grid, known_elements(grid))
-    correlation = float(_normalised(samples[start : start + len(known)], known)[0])
+    window = samples[start : start + len(known)]
+    correlation = float(_normalised(window, known, _energy(window, len(known)))[0])
     pilots = _pilots_at(grid, samples, start, num_symbols, 0.0)
     return _measured(grid, pilots, start, 0.0, correlation, (1 + num_symbols) * grid.symbol_s)
 
@@ -127,8 +128,10 @@ def _best_of(
 ) -> tuple[float, int, float]:
     """The same among offsets in tones, for samples that begin at `first`."""
     known, best = modulate(grid, known_elements(grid)), (0.0, 0, 0.0)
+    energy = _energy(samples, len(known))
     for offset_hz in (offsets * grid.spacing_hz).tolist():
-        alike = _normalised(_turned(samples, -offset_hz / grid.sample_rate_hz), known)[: last - first + 1]
+        turned = _turned(known, offset_hz / grid.sample_rate_hz)
+        alike = _normalised(samples, turned, energy)[: last - first + 1]
         place = int(np.argmax(alike))
         best = max(best, (float(alike[place]), first + place, offset_hz))
     return best
@@ -154,15 +157,19 @@ def _coarse(grid: Grid, samples: ComplexArray, last: int) -> list[tuple[int, flo
 
 def _running(values: ComplexArray | FloatArray, length: int) -> ComplexArray:
     """The sums of so many neighbours, `[place]`, block by block: one running sum would lose small signals."""
-    return np.asarray(fftconvolve(values, np.ones(length), mode="valid").astype(np.complex128))
+    return np.asarray(oaconvolve(values, np.ones(length), mode="valid").astype(np.complex128))
 
 
-def _normalised(window: ComplexArray, known: ComplexArray) -> FloatArray:
+def _energy(window: ComplexArray, length: int) -> FloatArray:
+    """The energy of so many samples from each place on, `[place]`, and never 0."""
+    energy = oaconvolve(np.abs(window) ** 2, np.ones(length), mode="valid")
+    return np.asarray(np.maximum(energy, 1e-9 * max(float(energy.max()), np.finfo(np.float64).tiny)))
+
+
+def _normalised(window: ComplexArray, known: ComplexArray, energy: FloatArray) -> FloatArray:
     """|Σ conj(known) samples|² over both energies, `[place]`: at most 1."""
-    matched = fftconvolve(window, known[::-1].conj(), mode="valid")
-    energy = fftconvolve(np.abs(window) ** 2, np.ones(len(known)), mode="valid")
-    least = 1e-9 * max(float(energy.max()), np.finfo(np.float64).tiny)
-    return np.asarray(np.abs(matched) ** 2 / (np.sum(np.abs(known) ** 2) * np.maximum(energy, least)))
+    matched = oaconvolve(window, known[::-1].conj(), mode="valid")
+    return np.asarray(np.abs(matched) ** 2 / (np.sum(np.abs(known) ** 2) * energy))
 
 
 def _refined(grid: Grid, samples: ComplexArray, start: int, offset_hz: float) -> float:
