@@ -70,7 +70,7 @@ def test_the_ideal_sum_is_the_weighted_mean_and_an_error_free_exchange_delivers_
     vectors[0, 1:] = np.nan
     vectors[1, 2] = np.nan
     ideal = ideal_knowledge(counts, vectors)
-    found = error_free(ideal, 2.0)
+    found = error_free(ideal, 18.0)
     assert found.received[0] == pytest.approx(0.75 * vectors[0, 0] + 0.25 * vectors[1, 0])
     assert found.received[1] == pytest.approx(vectors[1, 1])
     assert np.isnan(found.received[2]).all()

@@ -83,7 +83,7 @@ def test_a_field_without_a_description_is_rejected(model, name):
 
 def test_fields_are_listed_by_section():
     assert list(fields_by_section()) == [
-        "", "fleet", "data", "public", "radio", "air", "privacy", "learning", "federated",
+        "", "fleet", "data", "public", "radio", "waveform", "air", "privacy", "learning", "federated",
             "constants",
     ]  # fmt: skip
     assert [field.name for field in fields_of_section("air")] == ["air.medium"]

@@ -18,6 +18,7 @@ from airdistill.arrays import ComplexArray, FloatArray, IntArray, divide_or
 from airdistill.audit.options import OnProgress
 from airdistill.channel.csi import round_estimate
 from airdistill.channel.sources import channel_source
+from airdistill.channel.waveform import tone_noise_power_w
 from airdistill.data.datasets import Dataset
 from airdistill.data.partition import assign_samples
 from airdistill.data.public import PublicSet, load_data
@@ -90,7 +91,7 @@ class Link:
     def seeded_noise(self, seed: Seed, round_index: int, design: RoundDesign) -> RoundNoise:
         """The `NoiseSource` of simulation: the noise that a run of this plan draws with that seed."""
         radio, length = self.plan.scenario.radio, self.plan.uplink.vector_length
-        return RoundNoise.seeded(seed, round_index, design, length, radio.noise_power, radio.noise)
+        return RoundNoise.seeded(seed, round_index, design, length, tone_noise_power_w(self.plan.scenario), radio.noise)
 
     def transcript_noise(self, source: NoiseSource | None = None) -> NoiseSource:
         """A source for whole transcripts, by default of a simulation: noise may be correlated over their rounds.
@@ -131,7 +132,8 @@ class Link:
         With inexact channels the design counts on less, to be safe; here the true channel is known.
         """
         design, device, uplink = this.design, self.device, self.plan.uplink
-        if not isinstance(uplink, SuperposedUplink) or uplink.error.exact:
+        exact = isinstance(uplink, SuperposedUplink) and uplink.error.exact and not uplink.observation.is_partial
+        if not isinstance(uplink, SuperposedUplink) or exact:
             return np.asarray(design.counted_noise_var[device])
         trust = self.plan.scenario.privacy.trust
         noise = noise_by_trust(design, this.channel, uplink.channel_noise_var, trust)[trust][device]

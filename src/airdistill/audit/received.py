@@ -77,7 +77,8 @@ class RecordedNoise:
     def see(self, this: Released, record: dict[str, Any]) -> None:
         """Compare one recorded round."""
         measured, length = _numbers(record["measured_noise_var"]), this.plan.uplink.vector_length
-        self._length, self._inexact = length, this.known is not this.channel
+        self._length = length
+        self._inexact = this.known is not this.channel or this.observation.misalignment > 0
         expected = _numbers(record["predicted_noise_var"], np.inf) if self._own_gains else this.noise_var()
         if this.repeats is not None and not self._rows:
             self._fewer_draws = this.repeats.fewer_draws
@@ -136,7 +137,12 @@ class RecordedNoise:
     def _redraw(self, this: Released, measured: FloatArray) -> None:
         """Compare ‖r̂ − q'‖ with the norm of the noise drawn again; misaligned signals may add their part."""
         size = (1 + int(np.count_nonzero(this.design.noise_gain.any(axis=1)))) * measured.size * self._length
-        if self._own_gains or self._numbers + size > _MOST_NUMBERS or not self._redrawn.can_follow(this):
+        if (
+            self._own_gains
+            or _is_distorted(this)
+            or self._numbers + size > _MOST_NUMBERS
+            or not self._redrawn.can_follow(this)
+        ):
             self.num_left_out += 1
             return
         self._numbers += size
@@ -192,10 +198,17 @@ class RecordedNoise:
             ratio = measured.pooled
             notes.append(f"The noise was stronger than predicted: {ratio.value:.4g} of it, at least {ratio.low:.4g}.")
         if self.num_left_out:
-            limit = f"it has more than {_MOST_NUMBERS} numbers"
+            limit = f"it has more than {_MOST_NUMBERS} numbers, or radios with impairments distorted it"
             why = "a custom scheme may have gains of its own" if self._own_gains else limit
             notes.append(f"The noise of {self.num_left_out} rounds was not drawn again: {why}.")
         return notes
+
+
+def _is_distorted(this: Released) -> bool:
+    """Whether radios change signal and noise together: the noise alone would have been received in another way."""
+    wave = this.plan.scenario.waveform
+    turned = wave.carrier_offset > 0 or wave.phase_noise > 0 or wave.timing_error > 0
+    return this.waveform_link is not None and (turned or wave.amplifier != "linear" or wave.adc_bits is not None)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,10 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.audit.released import Released
+from airdistill.channel.waveform import tone_noise_power_w
 from airdistill.privacy.ledger import Ledger
+from airdistill.radio.charged_round import waveform_round
+from airdistill.radio.waveform_link import superpose_waveform
 
 _ARTIFICIAL, _IMAGINARY, _RECEIVER = "artificial-noise", "imaginary-noise", "receiver-noise"
 
@@ -46,6 +49,8 @@ class RedrawnNoise:
 
     def of(self, this: Released) -> FloatArray:
         """The noise of the estimate, r̂ − q', `[row, entry]`: NaN for a row that was not sent."""
+        if this.waveform_link is not None:
+            return _through_samples(this)
         if this.repeats is None:
             return redrawn_noise(this)
         shape = (this.design.noise_gain.shape[1], this.plan.uplink.vector_length)
@@ -69,6 +74,18 @@ def redrawn_noise(this: Released) -> FloatArray:
     total = sum(weights[device][:, None] * part / scale[device][:, None] for device, part in enumerate(parts))
     complete = (this.sent | (this.nominal == 0)).all(axis=0) & (this.nominal > 0).any(axis=0)
     return np.where(complete[:, None], total, np.nan)
+
+
+def _through_samples(this: Released) -> FloatArray:
+    """The noise of a round that was carried sample by sample: its devices send nothing but their noise."""
+    shape = (this.design.noise_gain.shape[1], this.plan.uplink.vector_length)
+    signals = np.zeros((len(this.design.noise_gain), *shape))
+    for device in np.flatnonzero(this.design.noise_gain.any(axis=1)).tolist():
+        signals[device] = this.design.noise_gain[device].real[:, None] * _normal(this, _ARTIFICIAL, shape, device)
+    seed = f"{this.plan.scenario.seed}/{this.entry_key}"
+    air = waveform_round(this.plan, this.source, this.index, seed)
+    received = superpose_waveform(air, signals.reshape(len(signals), -1)).numbers.reshape(shape)
+    return np.where(this.sent[:, None], received / np.where(this.sent, this.design.rx_scale, 1.0)[:, None], np.nan)
 
 
 def _received_noise(this: Released) -> list[FloatArray]:
@@ -100,7 +117,7 @@ def _receiver_noise(this: Released, shape: tuple[int, int]) -> FloatArray:
     thermal = (real + 1j * imaginary) / np.sqrt(2) if radio.noise == "complex" else real + 0j
     if combiner is not None:
         thermal = (combiner.conj().T[:, :, None] * thermal).sum(axis=0)
-    return np.asarray(np.sqrt(radio.noise_power) * thermal.real)
+    return np.asarray(np.sqrt(tone_noise_power_w(this.plan.scenario)) * thermal.real)
 
 
 def _normal(this: Released, name: str, shape: tuple[int, ...], device: int = 0) -> FloatArray:

@@ -17,6 +17,7 @@ from scipy.linalg import solve_triangular
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.channel.csi import ChannelError, round_estimate
+from airdistill.channel.selective import WideChannel, WideLink, tone_gains
 from airdistill.channel.sources import ChannelSource
 from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.payloads import ClassMeans, Gradient, PublicPredictions
@@ -24,6 +25,7 @@ from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.updates import Update
+from airdistill.planning.waveform import Observation, design_of_round, round_link
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.trust import TRUST_MODELS
 from airdistill.radio.discrete_noise import SecureGrid, secure_grid
@@ -44,9 +46,10 @@ class Replan:
         """Round `index` after earlier rounds have cost `spent` `[device, row]`; the key is that of its ledger entry."""
         plan, channel = self._plan, self._source.round_channel(index)
         known = round_estimate(plan.scenario, channel, index)
-        planned = plan.design(known, index, spent)
+        planned, uplink = design_of_round(plan, self._source, known, index, spent)
         grid = secure_grid(plan, planned, known, index) if plan.scenario.privacy.noise == "secure" else None
-        return Released(plan, index, channel, known, planned, self._drift(index), grid, entry_key, self._repeats)
+        rest = (self._drift(index), grid, entry_key, self._repeats, self._source, uplink.observation)
+        return Released(plan, index, channel, known, planned, *rest)
 
     def _drift(self, index: int) -> FloatArray:
         """D_t of theory section 1, `[device, 1]`: how far one record has moved the parameters when round t starts."""
@@ -151,7 +154,9 @@ class Released:
     drift: FloatArray
     grid: SecureGrid | None
     entry_key: str
-    repeats: Repeats | None = None
+    repeats: Repeats | None
+    source: ChannelSource
+    observation: Observation
 
     @cached_property
     def design(self) -> RoundDesign:
@@ -276,6 +281,9 @@ class Released:
             least = (1 - error.limit) ** 2
             others = others * least / (1 + error.limit) ** 2 if self.design.noise_axes == 2 else own
             receiver = receiver * least * (self.plan.scenario.radio.noise == "complex")
+        if self.observation.is_partial:  # through a waveform signals may be stronger, and others' noise weaker
+            stronger = (1 + self.observation.limit) ** 2
+            others, receiver = others * self.observation.kept / stronger, receiver / stronger
         counted = {"receiver_noise": others + receiver, "fleet_noise": others, "own_noise": own}
         squared = self.nominal**2 if self._tdma else np.ones(())
         return {
@@ -286,18 +294,23 @@ class Released:
     def predicted_noise_var(self) -> FloatArray:
         """v of every row by the channel as it is known, `[row]`, with the expected error of misalignment."""
         arriving = np.abs(self._combined(self.known) * self.design.noise_gain) ** 2
-        error = ChannelError.of(self.plan.scenario)
+        error, payload = ChannelError.of(self.plan.scenario), self.plan.uplink.payload
+        if self.observation.misalignment > 0:
+            sent = (self.weights**2).sum(axis=0) * payload.largest_norm**2 / payload.vector_length
+            return np.asarray(self._of_rows(arriving) + self.observation.misalignment * sent)
         if error.exact:
             return self._of_rows(arriving)
-        payload = self.plan.uplink.payload
         share = (self.weights**2).sum(axis=0) * payload.largest_norm**2 / payload.vector_length
         added = 0.5 * error.misalignment
         artificial = self.design.noise_axes * arriving.sum(axis=0) / self._scale_sq
         return np.where(self.sent, self._of_rows(arriving) + added * (artificial + share), np.inf)
 
     def noise_var(self) -> FloatArray:
-        """The variance of the noise that is really received, `[row]`, without any error of misaligned signals."""
-        arriving = self.arriving_gain()
+        """The variance of the noise that is really received, `[row]`, without any error of misaligned signals.
+
+        Through a waveform the least of it that is certain.
+        """
+        arriving = self.arriving_gain() * np.sqrt(self.observation.kept)
         return self._of_rows(np.abs(arriving) ** 2 if self.design.noise_axes == 2 else arriving.real**2)
 
     def arriving_gain(self) -> ComplexArray:
@@ -338,8 +351,27 @@ class Released:
         noise = mean + 2 * spread * np.sqrt(tail) + 2 * weight.max() * tail
         return float((np.sqrt(signal) * (1 + _NORM_ROUNDING) + np.sqrt(noise)) ** 2 / each.shape[1])
 
+    @cached_property
+    def waveform_link(self) -> WideLink | None:
+        """The links of a round that was carried sample by sample; None for other media."""
+        if self.plan.scenario.air.medium != "waveform":
+            return None
+        assert isinstance(self.source, WideChannel)
+        return round_link(self.plan.scenario, self.plan.uplink, self.source, self.index)
+
+    def _largest_change(self, link: WideLink) -> FloatArray:
+        """max |H − Ĥ||e| over the tones and symbols of the round, `[device]`."""
+        assert isinstance(self.source, WideChannel)
+        taps = self.source.taps_of_symbols(self.index, self.plan.uplink.num_slots)
+        changes = tone_gains(self.source.grid, taps) - link.known[:, None]
+        return np.asarray(np.abs(changes * link.equaliser[:, None]).max(axis=(1, 2)))
+
     def largest_misalignment(self) -> FloatArray:
         """A bound on ‖Σ_i Re(h_i/ĥ_i − 1) w_i q_i‖, `[row]`: what misaligned signals add to the received noise."""
+        link = self.waveform_link
+        if link is not None:
+            largest = np.abs(link.attenuation - 1).max(axis=1) + self._largest_change(link)
+            return np.asarray(largest @ self.weights * self.plan.uplink.payload.largest_norm)
         if self.known is self.channel:
             return np.zeros(self.design.noise_gain.shape[1])
         has_channel = self.known != 0

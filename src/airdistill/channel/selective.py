@@ -53,16 +53,14 @@ class WideLink:
         return np.asarray((np.abs(self.known) ** 2).mean(axis=1))
 
     @cached_property
-    def floor(self) -> FloatArray:
-        """The power gain below which a tone is not amplified any more, `[device]`."""
-        return np.asarray(self.mean_gain * 10.0 ** (self.wave.fade_floor_db / 10.0))
+    def inverse(self) -> ComplexArray:
+        """e of a device that sends as much as it can, `[device, tone]`."""
+        return equaliser(self.known, self.wave.fade_floor_db)
 
     @cached_property
     def equaliser(self) -> ComplexArray:
-        """e, by which a device multiplies its elements, `[device, tone]`; zero for a device without a channel."""
-        gain = np.maximum(np.abs(self.known) ** 2, self.floor[:, None])
-        inverse = np.where(gain > 0, self.known.conj() / np.where(gain > 0, gain, 1.0), 0.0)
-        return np.asarray(inverse if self.scale is None else inverse * self.scale[:, None])
+        """e, by which a device multiplies its elements, `[device, tone]`."""
+        return self.inverse if self.scale is None else self.inverse * self.scale[:, None]
 
     @cached_property
     def attenuation(self) -> FloatArray:
@@ -72,7 +70,7 @@ class WideLink:
     @cached_property
     def gain(self) -> FloatArray:
         """g: the amplitude of a received number over that of the transmitted one, `[device]`."""
-        squared = np.abs(self.equaliser if self.scale is None else self.equaliser / self.scale[:, None]) ** 2
+        squared = np.abs(self.inverse) ** 2
         cost = squared.mean(axis=1) if self.wave.spreading == "dft" else squared.max(axis=1)
         cost = cost * self.grid.numbers_per_symbol
         return np.where(cost > 0, 1 / np.sqrt(np.where(cost > 0, cost, 1.0)), 0.0)
@@ -83,8 +81,18 @@ class WideLink:
         return np.asarray(error_var * np.abs(self.equaliser) ** 2)
 
     def misalignment(self, aging: float) -> FloatArray:
-        """Mean over tones of E|He − 1|², `[device]`: the squared error of a received number over its squared size."""
-        return np.asarray(((1 - self.attenuation) ** 2 + self.relative_error(aging)).mean(axis=1))
+        """The squared error of a received number over its squared size, `[device]`.
+
+        With two axes it is E|He − 1|², the mean over tones. With one axis, half of the random errors and of the other
+        numbers' interference is on the unused axis. What the floor takes from all numbers alike is not.
+        """
+        weaker, random = 1 - self.attenuation, self.relative_error(aging).mean(axis=1)
+        squared = (weaker**2).mean(axis=1)
+        if self.grid.axes == 2:
+            return np.asarray(squared + random)
+        if self.wave.spreading == "none":
+            return np.asarray(squared + random / 2)
+        return np.asarray((weaker.mean(axis=1) ** 2 + squared + random) / 2)
 
 
 class WideChannel:
@@ -162,6 +170,13 @@ def sampled_taps(grid: Grid, paths: ComplexArray, delays_s: FloatArray) -> Compl
     for path in range(paths.shape[2]):  # several paths of a device may fall into one tap
         taps[np.arange(len(taps)), :, samples[:, path]] += paths[:, :, path]
     return taps
+
+
+def equaliser(known: ComplexArray, fade_floor_db: float) -> ComplexArray:
+    """conj(Ĥ)/max(|Ĥ|², floor), `[..., tone]`, with a floor relative to the mean |Ĥ|²; zero without a channel."""
+    power = np.abs(known) ** 2
+    bounded = np.maximum(power, 10.0 ** (fade_floor_db / 10.0) * power.mean(axis=-1, keepdims=True))
+    return np.asarray(np.divide(known.conj(), bounded, out=np.zeros_like(known), where=bounded > 0))
 
 
 def tone_gains(grid: Grid, taps: ComplexArray) -> ComplexArray:

@@ -17,6 +17,7 @@ from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.payloads import Payload
 from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.planning.waveform import Observation
 from airdistill.privacy.correlation import Correlation
 from airdistill.privacy.participation import Participation
 from airdistill.privacy.release import Release
@@ -25,7 +26,6 @@ from airdistill.privacy.trust import TRUST_MODELS, Trust, trust_named
 
 if TYPE_CHECKING:
     from airdistill.planning.fleet import RealisedFleet
-    from airdistill.planning.waveform import Observation
 
 
 class Uplink(ABC):
@@ -69,12 +69,6 @@ class Uplink(ABC):
     def model(self) -> str:
         return self.payload.model
 
-    if TYPE_CHECKING:
-
-        @property
-        def observation(self) -> Observation:
-            """What of the designed noise is certain through the waveform."""
-
     @property
     def correlation(self) -> Correlation | None:
         """How a device's noise is correlated over rounds; None if it is independent."""
@@ -103,6 +97,7 @@ class Uplink(ABC):
         return self.num_rows * self.vector_length
 
     uses_radio: ClassVar[bool] = True  # whether anything is on the air
+    observation = Observation()  # what of the designed noise is certain through a waveform
 
     @property
     def uses_tdma(self) -> bool:

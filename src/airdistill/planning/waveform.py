@@ -24,10 +24,12 @@ from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz
 from airdistill.channel.waveform import Grid, air_time
 from airdistill.errors import InputError
-from airdistill.privacy.trust import TrustStatement, trust_statement
+from airdistill.privacy.trust import ReceiverNoise, TrustStatement, trust_statement
 from airdistill.scenario.model import Scenario
 
 if TYPE_CHECKING:
+    from airdistill.channel.sources import ChannelSource
+    from airdistill.planning.plan import Plan
     from airdistill.planning.transceiver.design import RoundDesign
     from airdistill.planning.uplink import Uplink
 
@@ -49,11 +51,16 @@ class Observation:
     kept: float = 1.0
     misalignment: float = 0.0
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether less is certain than was designed."""
+        return self.limit > 0 or self.kept < 1
+
     def factor(self, trust: TrustStatement) -> float:
         """By how much less noise is counted than the design has."""
         if trust.counts_own_only:
             return 1.0
-        others = 1.0 if trust.counts_receiver else self.kept
+        others = 1.0 if trust.name == ReceiverNoise.name else self.kept  # whose design adds no noise
         return (1 + self.limit) ** 2 / others if others > 0 else np.inf
 
 
@@ -112,8 +119,8 @@ def planned_observation(scenario: Scenario, source: WideChannel, num_numbers: in
     kept = _ROOM * min(kept_noise(scenario, link, num_numbers, share_s) for link in weaker)
     if kept <= 0 and trust.counts_others and not trust.counts_receiver:
         rule = (
-            "channel errors may remove all of the other devices' noise from a tone: use more pilot_symbols or "
-            'pilot_power, fewer tones, or privacy.trust = "own_noise"'
+            "channel errors may remove all of the other devices' noise from a tone: more pilot_symbols or pilot_power, "
+            'fewer tones, slower devices or fewer numbers help; or use privacy.trust = "own_noise"'
         )
         raise InputError("waveform.csi", "pilot", rule)
     change = aging(scenario, num_numbers)
@@ -142,12 +149,26 @@ def round_link(scenario: Scenario, uplink: Uplink, source: WideChannel, round_in
     return backed_off(link, error_limits(scenario, link, uplink.num_slots), uplink.observation.limit)
 
 
+def design_of_round(
+    plan: Plan, source: ChannelSource, known: ComplexArray, round_index: int, spent: FloatArray | None
+) -> tuple[RoundDesign, Uplink]:
+    """The gains of a round, and the uplink by which they are counted.
+
+    If less of the noise arrives in this round than was planned for, more of it is sent.
+    """
+    design = plan.design(known, round_index, spent)
+    uplink = observed(plan.scenario, plan.uplink, source, design, known, round_index)
+    if uplink is plan.uplink:
+        return design, uplink
+    design = uplink.design(known, plan.num_rounds, round_index, spent)
+    return design, observed(plan.scenario, uplink, source, design, known, round_index)
+
+
 def observed(
-    scenario: Scenario, uplink: Any, source: WideChannel, design: RoundDesign, known: ComplexArray, round_index: int
+    scenario: Scenario, uplink: Any, source: ChannelSource, design: RoundDesign, known: ComplexArray, round_index: int
 ) -> Any:
     """The uplink by which a round's noise is counted: the planned one, or one that counts less if less arrives."""
-    trust = trust_statement(scenario.privacy.trust)
-    if trust.counts_own_only or trust.counts_receiver:
+    if not isinstance(source, WideChannel) or trust_statement(scenario.privacy.trust).counts_own_only:
         return uplink
     own = (np.abs(known[:, None] * design.noise_gain) ** 2).sum(axis=1)
     if not own.any():

@@ -22,7 +22,7 @@ from airdistill.planning.fleet import counted_share
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.uplink import Uplink
-from airdistill.planning.waveform import observed, round_link
+from airdistill.planning.waveform import design_of_round, observed, round_link
 from airdistill.privacy.ledger import Ledger
 from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid
 from airdistill.radio.noise_memory import NoiseMemory
@@ -167,13 +167,10 @@ def charge_round(
         seed = noise_seed(plan.scenario.seed, ledger.charge(grid.release()))
         charged = replace(grid, noise_seed=seed, permission=permission)
         return ChargedRound(plan, round_index, known, made, None, charged, was_begun, permission)
-    made = plan.design(known, round_index, ledger.cost_of_run) if design is None else design
-    uplink = plan.uplink
-    if isinstance(source, WideChannel):
-        uplink = observed(plan.scenario, uplink, source, made, known, round_index)
-        if design is None and uplink is not plan.uplink:  # less of the noise arrives than was planned: send more
-            made = uplink.design(known, plan.num_rounds, round_index, ledger.cost_of_run)
-            uplink = observed(plan.scenario, uplink, source, made, known, round_index)
+    if design is None:
+        made, uplink = design_of_round(plan, source, known, round_index, ledger.cost_of_run)
+    else:
+        made, uplink = design, observed(scenario, plan.uplink, source, design, known, round_index)
     noise, seed = _charged_noise(plan, uplink, ledger, made, known, round_index, memory)
     noise = replace(noise, permission=permission)
     air = _air(plan, source, round_index, seed) if scenario.air.medium == "waveform" else None

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.fft import next_fast_len
 
 from airdistill.arrays import ComplexArray, FloatArray, IntArray
+from airdistill.channel.selective import equaliser
 from airdistill.channel.waveform import Grid
 from airdistill.radio.impairments import (
     amplify,
@@ -37,14 +38,6 @@ from airdistill.scenario.sections import Waveform
 from airdistill.streams import Seed, stream
 
 _BLOCK_SAMPLES = 1 << 18  # of several devices, processed at once: 4 MiB, which caches hold
-
-
-def equaliser(tone_gains: ComplexArray, fade_floor_db: float) -> ComplexArray:
-    """What a device multiplies its elements by, `[..., tone]`: the inverse of its channel, bounded in deep fades."""
-    power = np.abs(tone_gains) ** 2
-    floor = 10 ** (fade_floor_db / 10) * power.mean(axis=-1, keepdims=True)
-    bounded = np.maximum(power, floor)
-    return np.asarray(np.divide(tone_gains.conj(), bounded, out=np.zeros_like(tone_gains), where=bounded > 0))
 
 
 def propagate(grid: Grid, samples: ComplexArray, taps: ComplexArray, delays: IntArray | None = None) -> ComplexArray:

@@ -268,7 +268,7 @@ class Waveform(Section):
         612, ge=2, le=16384, description="tones that carry numbers; the one at the carrier is not used"
     )
     spacing: Frequency = Field(30e3, description="tone spacing, Hz")
-    cyclic_prefix: Duration = Field(2.34375e-6, description="cyclic prefix of a symbol, s; must exceed all delays")
+    cyclic_prefix: Duration = Field(2.34e-6, description="cyclic prefix of a symbol, s; must exceed all delays")
     axes: Literal[1, 2] = Field(2, description="numbers in a resource element: on the real axis, or on both axes")
     spreading: Literal["none", "dft"] = Field(
         "dft",

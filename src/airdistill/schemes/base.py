@@ -18,6 +18,7 @@ from airdistill.planning.payloads import ClassMeans, Payload
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.planning.transceiver.tdma import TDMA_KIND
+from airdistill.planning.waveform import design_of_round
 from airdistill.privacy.ledger import Ledger
 from airdistill.radio.charged_round import ChargedRound, charge_round, release_without_privacy
 from airdistill.radio.noise_memory import NoiseMemory
@@ -95,7 +96,7 @@ class Round:
     def design(self) -> RoundDesign:
         """The planned gains of this round, from the channel as it is known and what earlier rounds have left."""
         known = round_estimate(self.scenario, self.source.round_channel(self.index), self.index)
-        return self.plan.design(known, self.index, self.ledger.cost_of_run)
+        return design_of_round(self.plan, self.source, known, self.index, self.ledger.cost_of_run)[0]
 
     def charge(self, design: RoundDesign | None = None) -> None:
         """Charge the ledger with the planned gains, or with the scheme's own. Call it before `vectors` to use these.

@@ -31,7 +31,7 @@ from airdistill.planning.uplink import Uplink
 from airdistill.planning.waveform import Observation
 from airdistill.privacy.participation import MANY_ROUNDS, Everyone, Participation
 from airdistill.privacy.sensitivity import SIMPLEX_DIAMETER, Shift
-from airdistill.privacy.trust import TRUST_MODELS, counted_by_trust, trust_named, trust_statement
+from airdistill.privacy.trust import TRUST_MODELS, counted_by_trust, trust_named
 
 
 @dataclass(frozen=True)
@@ -260,9 +260,14 @@ class SuperposedUplink(Uplink):
 
     def noise_by_trust(self, design: RoundDesign, channel: ComplexArray) -> dict[str, FloatArray]:
         """From the channel as it is known: the noise that is certain for any error up to its limit."""
+        if self.observation.is_partial:
+            seen, counted = self.observation, noise_by_trust(design, channel, 0.0, "fleet_noise")
+            receiver = divide_or(np.array(self.channel_noise_var), design.rx_scale**2, np.inf)
+            stronger = (1 + seen.limit) ** 2
+            others = counted["fleet_noise"] * seen.kept / stronger
+            return counted_by_trust(counted["own_noise"], others, receiver / stronger, self.trust)
         if self._exact_channels:
-            counted = noise_by_trust(design, channel, self.channel_noise_var, self.trust)
-            return {name: noise / self.observation.factor(trust_statement(name)) for name, noise in counted.items()}
+            return noise_by_trust(design, channel, self.channel_noise_var, self.trust)
         limit = self.error.limit
         kept = (1 - limit) ** 2
         counted = noise_by_trust(design, channel, 0.0, "fleet_noise")

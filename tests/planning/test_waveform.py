@@ -1,0 +1,182 @@
+"""What is certain of noise and signals through a waveform, against draws of the channel errors themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import airdistill as ad
+from airdistill.channel.selective import WideLink, aging
+from airdistill.channel.sources import channel_source
+from airdistill.channel.waveform import Grid
+from airdistill.errors import InputError
+from airdistill.planning.waveform import (
+    Observation,
+    backed_off,
+    coherence_db,
+    error_limits,
+    error_probability,
+    kept_noise,
+    log_inverse_tail,
+    observed,
+)
+from airdistill.privacy.trust import trust_statement
+from airdistill.scenario.sections import Waveform
+
+WAVE = ["waveform.kind=ofdm", "waveform.observed=elements"]
+STRONG = ["radio.distance=100 m", "waveform.pilot_symbols=20", "radio.fading=tdl-a"]
+
+
+def planned(*changes, scheme="airdistill", base="quick"):
+    return ad.plan(ad.load(base, [*WAVE, *STRONG, *changes]), scheme=scheme)
+
+
+def a_link(devices=5, tones=16, error=0.01, seed=0):
+    """Random links with the same error variance on all tones."""
+    rng = np.random.default_rng(seed)
+    taps = (rng.standard_normal((devices, 4)) + 1j * rng.standard_normal((devices, 4))) / np.sqrt(8)
+    grid = Grid(tones, 30e3, 10e-6, 2)
+    known = np.fft.fft(taps, grid.fft_size)[:, grid.bins]
+    return WideLink(grid, Waveform(kind="ofdm"), taps, known, np.full(known.shape, error))
+
+
+def test_factors_by_trust_model():
+    seen = Observation(limit=0.5, kept=0.8)
+    assert seen.factor(trust_statement("own_noise")) == 1
+    assert seen.factor(trust_statement("receiver_noise")) == pytest.approx(1.5**2)
+    assert seen.factor(trust_statement("fleet_noise")) == pytest.approx(1.5**2 / 0.8)
+    assert Observation(limit=0.5, kept=0.0).factor(trust_statement("fleet_noise")) == np.inf
+    assert Observation().factor(trust_statement("fleet_noise")) == 1
+
+
+def test_limits_hold_for_drawn_errors_as_often_as_they_say(monkeypatch):
+    """|He| of every tone stays below 1 + q, and Σ s|He|² above V, for all but the stated share of draws."""
+    scenario = ad.load("quick", [*WAVE, "waveform.speed=0"])
+    monkeypatch.setattr("airdistill.planning.waveform.log_inverse_tail", lambda *_: np.log(200.0))
+    link, rng = a_link(error=0.001), np.random.default_rng(1)
+    limits, shares = error_limits(scenario, link, 100), np.array([0.4, 0.3, 0.1, 0.1, 0.1])
+    least = kept_noise(scenario, link, 100, shares)
+    draws = 20_000
+    parts = rng.standard_normal((2, draws, *link.known.shape)) * np.sqrt(0.001 / 2)
+    arriving = np.abs((link.known + parts[0] + 1j * parts[1]) * link.equaliser)
+    beyond = (arriving - 1 > limits[:, None]).mean(axis=0)
+    assert (beyond <= 1 / 200 + 4 * np.sqrt(1 / 200 / draws)).all()
+    assert beyond.max() > 0.1 / 200  # reached within an order: the limit is no gross bound
+    noise = np.einsum("i,tin->tn", shares, arriving**2)
+    assert ((noise < least).mean(axis=0) <= 1 / 200 + 4 * np.sqrt(1 / 200 / draws)).all()
+    assert least > 0.3
+
+
+def test_the_probability_is_divided_among_all_errors_of_a_run():
+    scenario = ad.load("quick", [*WAVE, "learning.rounds=10", "privacy.delta=1e-5"])
+    assert error_probability(scenario) == pytest.approx(1e-6)
+    # 20 devices and their sum on 612 tones of 3 symbols in 10 rounds.
+    assert log_inverse_tail(scenario, 2500) == pytest.approx(np.log(21 * 612 * 3 * 10 / 1e-6))
+    for immune in (["waveform.csi=perfect"], ["privacy.trust=own_noise"]):
+        assert error_probability(ad.load("quick", [*WAVE, *immune])) == 0
+
+
+def test_a_device_that_knows_its_channel_badly_sends_less():
+    link = a_link()
+    limits = np.array([0.1, 0.2, 0.5, 1.0, 3.0])
+    weaker = backed_off(link, limits, 0.5)
+    np.testing.assert_allclose(np.abs(weaker.equaliser / link.equaliser)[:, 0], [1, 1, 1, 1.5 / 2, 1.5 / 4])
+    np.testing.assert_allclose(weaker.gain, link.gain)  # its power would allow more
+    assert backed_off(link, np.zeros(5), 0.0) is link
+
+
+def test_a_plan_counts_what_is_certain_and_keeps_its_target():
+    plan = planned()
+    seen, factor = plan.uplink.observation, plan.uplink.observation.factor(trust_statement("fleet_noise"))
+    assert seen.limit > 0
+    assert 0 < seen.kept < 1
+    perfect = planned("waveform.csi=perfect", "waveform.fade_floor_db=-300")
+    required = plan.required_noise_var() / perfect.required_noise_var()
+    assert 1 < np.nanmedian(required) < 1.1  # δ without the part for channel errors, nothing else
+    channel = channel_source(plan.scenario).round_channel(1)
+    design = plan.design(channel)
+    arriving = (np.abs(channel[:, None] * design.noise_gain) ** 2).sum(axis=0) / design.rx_scale**2
+    np.testing.assert_allclose(arriving, factor * plan.required_noise_var().max(axis=0), rtol=1e-9)
+    counted = plan.uplink.noise_by_trust(design, channel)
+    np.testing.assert_allclose(counted["fleet_noise"][0], arriving / factor, rtol=1e-9)
+    np.testing.assert_allclose(
+        counted["own_noise"], np.abs(channel[:, None] * design.noise_gain) ** 2 / design.rx_scale**2, rtol=1e-9
+    )
+    receiver = plan.uplink.channel_noise_var / design.rx_scale**2 / (1 + seen.limit) ** 2
+    np.testing.assert_allclose(counted["receiver_noise"][0], arriving / factor + receiver, rtol=1e-9)
+
+
+def test_a_round_with_less_noise_than_planned_is_counted_with_less():
+    plan = planned()
+    source = channel_source(plan.scenario)
+    channel = source.round_channel(1)
+    design = plan.design(channel)
+    hopeful = replace(plan.uplink, observation=replace(plan.uplink.observation, kept=1.0))
+    found = observed(plan.scenario, hopeful, source, design, channel, 1)
+    assert found.observation.kept < 1
+    alone = replace(design, noise_gain=np.where(np.arange(20)[:, None] == 3, design.noise_gain, 0))
+    worse = observed(plan.scenario, hopeful, source, alone, channel, 1)
+    assert worse.observation.kept < found.observation.kept  # one device's errors do not average out
+
+
+def test_own_noise_needs_no_margin():
+    plan = planned("privacy.trust=own_noise", "waveform.observed=samples")
+    assert plan.uplink.observation.factor(trust_statement("own_noise")) == 1
+    assert plan.fleet.delta == pytest.approx(np.full(20, 1e-5))
+
+
+def test_plans_are_restored_with_what_they_count():
+    plan = planned()
+    again = ad.Plan.from_dict(plan.to_dict())
+    assert again.uplink.observation == plan.uplink.observation
+    assert again.air_time == plan.air_time
+    assert again.uplink_seconds == pytest.approx(plan.num_rounds * plan.air_time.total_s)
+
+
+def test_misalignment_grows_with_the_square_of_the_speed_until_the_plan_warns():
+    """Theory section 11: at 915 MHz and 1.4 m/s, −20 dB need τ ≤ 5.3 ms."""
+    slow = ad.load("skewed", [*WAVE, "waveform.speed=1.4"])
+    fast = ad.load("skewed", [*WAVE, "waveform.speed=2.8"])
+    assert coherence_db(fast, 30_000) - coherence_db(slow, 30_000) == pytest.approx(20 * np.log10(2), abs=0.01)
+    tau = ad.plan(slow, scheme="airdistill_proxy").air_time.total_s
+    assert coherence_db(slow, 30_000) == pytest.approx(-20 + 20 * np.log10(tau / 5.3e-3), abs=0.1)
+    assert not any("changes by" in each for each in planned().warnings)
+    warned = planned("waveform.speed=60", "privacy.trust=own_noise", base="skewed", scheme="airdistill_proxy").warnings
+    assert any("changes by" in each and "waveform.speed = 60 m/s" in each for each in warned)
+    assert aging(slow, 30_000) < aging(fast, 30_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        (["radio.antennas=2"], "radio.antennas"),
+        (["radio.noise=real"], "radio.noise"),
+        (["radio.csi_error_db=-20"], "radio.csi_error_db"),
+        (["privacy.noise=secure"], "privacy.noise"),
+        (["air.medium=secure_sum"], "air.medium"),
+        (["waveform.observed=samples"], "waveform.observed"),
+        (["waveform.kind=single_tone", "air.medium=waveform"], "air.medium"),
+    ],
+)
+def test_what_a_waveform_does_not_carry_is_refused(changes, field):
+    with pytest.raises(InputError) as refused:
+        ad.load("quick", [*WAVE, *changes])
+    assert refused.value.field == field
+
+
+def test_a_speed_at_which_nothing_is_certain_of_the_noise_is_refused():
+    with pytest.raises(InputError, match="slower devices"):
+        planned("waveform.speed=60", base="skewed", scheme="airdistill_proxy")
+
+
+@pytest.mark.parametrize("scheme", ["ota_fl", "orthogonal_fd"])
+def test_schemes_of_single_tones_are_refused(scheme):
+    with pytest.raises(InputError, match="sent one number at a time"):
+        ad.plan(ad.load("quick", [*WAVE, "radio.fading=none"]), scheme=scheme)
+
+
+def test_other_scenarios_do_not_mention_a_waveform():
+    assert "waveform" not in ad.load("quick").model_dump()
+    assert ad.load("quick", WAVE).model_dump()["waveform"]["kind"] == "ofdm"
