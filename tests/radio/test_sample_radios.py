@@ -205,9 +205,11 @@ def test_a_flow_graph_convolves_adds_and_keeps_its_state(gnu_radio):
 
 def test_no_flow_graph_is_left_behind(gnu_radio, tmp_path):
     """Not after an error, and not if this process is killed."""
-    options = gnu_radio.FlowGraphOptions("channel_model", [{"taps": [], "offset": 0.0}])
-    with pytest.raises(AirDistillError, match="the flow graph of GNU Radio"), gnu_radio.FlowGraph(options) as graph:
-        graph.carry(np.zeros((1, 10), complex))
+    options = gnu_radio.FlowGraphOptions("channel_model", [{"taps": [["one", 0.0]], "offset": 0.0}])
+    graph = gnu_radio.FlowGraph(options)
+    with pytest.raises(AirDistillError, match=r"GNU Radio did not start: .*Error"), graph:
+        pass
+    assert graph._process is None
     script = tmp_path / "parent.py"
     script.write_text(
         "import time\n"
