@@ -8,6 +8,7 @@ from airdistill.cli import (  # noqa: F401 - registers the commands
     comparing,
     federating,
     planning,
+    radio,
     running,
     trusting,
 )

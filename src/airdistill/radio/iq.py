@@ -13,6 +13,9 @@ from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.waveform import Grid
 from airdistill.streams import stream
 
+# Anyone may know the phases, and recordings name their seed: it must not be the scenario's, which seeds noise.
+SCRAMBLING_SEED = 0
+
 
 def elements_of(grid: Grid, numbers: FloatArray) -> ComplexArray:
     """Lay numbers `[..., number]` on elements, `[..., symbol, tone]`: one or two in each, and zeros at the end."""

@@ -24,7 +24,16 @@ from airdistill.radio.impairments import (
     quantise,
     saturation_amplitude,
 )
-from airdistill.radio.iq import demodulate, despread, elements_of, modulate, numbers_of, scrambling, spread
+from airdistill.radio.iq import (
+    SCRAMBLING_SEED,
+    demodulate,
+    despread,
+    elements_of,
+    modulate,
+    numbers_of,
+    scrambling,
+    spread,
+)
 from airdistill.scenario.sections import Waveform
 from airdistill.streams import Seed, stream
 
@@ -70,7 +79,7 @@ class WaveformRound:
     `taps` `[device, symbol, tap]` is the channel while data is sent (one symbol in it: it does not change). Devices
     equalise by `tone_gains` `[device, tone]`, the channel that they know. `gains` `[device]` are the effective gains g
     of the scalar model. `noise_power` is the receiver's, in a sample and in an element. Oscillators have drifted for
-    `pilot_age_s` when data begins. `seed` is the scenario's, for scrambling and impairments; `noise_seed` is the
+    `pilot_age_s` when data begins. `seed` is the scenario's, for impairments; `noise_seed` is the
     receiver noise's own.
     """
 
@@ -116,7 +125,7 @@ class WaveformRound:
 
     def phases(self, num_numbers: int) -> ComplexArray:
         """The public scrambling of the round, `[symbol, tone]`."""
-        return scrambling(self.grid, self.grid.num_symbols(num_numbers), self.seed, self.round_index)
+        return scrambling(self.grid, self.grid.num_symbols(num_numbers), SCRAMBLING_SEED, self.round_index)
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,11 @@ def serialized(tensors: dict[str, Tensor]) -> bytes:
     return b"".join([len(described).to_bytes(8, "little"), described, *content])
 
 
-def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the newest valid checkpoint; damaged ones are skipped with a warning."""
+def newest_checkpoint(folder: Path, before: int | None = None) -> Checkpoint | None:
+    """Return the newest valid checkpoint, or that before a round; damaged ones are skipped with a warning."""
     for header in _headers(folder):
+        if before is not None and header.stem >= _paths(folder, before)[1].stem:
+            continue
         try:
             return _read(header)
         except (OSError, ValueError, KeyError, SafetensorError) as error:

@@ -97,12 +97,7 @@ class Simulation:
         4. record losses, noise, power, energy and the privacy spent;
         5. evaluate, if this round is due.
         """
-        self.round_index += 1
-        if self.round_index == self.iterate_round:
-            self._iterate = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
-        seed_torch(self.plan.scenario, self.round_index)
-        run = (self.plan.scenario, self.plan, self._source, self.fleet, self.ledger, self._receiver)
-        this = Round(self.round_index, *run, self._noise_memory)
+        this = self.begin_round()
         try:
             outcome = self._play(this)
         except BudgetExceeded:
@@ -117,6 +112,15 @@ class Simulation:
                 record |= this.protocol.tables(outcome.reception, this.index, self._public)
             record["accuracy"] = self.accuracy()
         return record
+
+    def begin_round(self, kind: type[Round] = Round) -> Round:
+        """The next round, for the scheme to play."""
+        self.round_index += 1
+        if self.round_index == self.iterate_round:
+            self._iterate = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
+        seed_torch(self.plan.scenario, self.round_index)
+        run = (self.plan.scenario, self.plan, self._source, self.fleet, self.ledger, self._receiver)
+        return kind(self.round_index, *run, self._noise_memory)
 
     def _is_evaluated(self, round_index: int) -> bool:
         due = round_index % self.options.eval_every == 0 or round_index in self.options.eval_also
