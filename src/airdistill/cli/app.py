@@ -119,6 +119,13 @@ def print_text(text: str) -> None:
     typer.echo(text)
 
 
+def show_log_lines() -> None:
+    """Let warnings that the package logs appear on standard error, each as its message."""
+    import logging
+
+    logging.basicConfig(format="%(message)s")
+
+
 def print_warnings(lines: Iterable[str]) -> None:
     """Print a line on standard error for each warning."""
     for line in lines:

@@ -28,6 +28,7 @@ from airdistill.cli.app import (
     print_summaries,
     print_text,
     print_warnings,
+    show_log_lines,
 )
 from airdistill.cli.comparing import follow_comparison
 
@@ -100,13 +101,11 @@ def resume_command(
 
 def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) -> None:
     """Run with a progress bar on standard error; Ctrl-C saves the finished rounds and exits with code 130."""
-    import logging
-
     from airdistill.report.progress import round_bar
     from airdistill.report.run import print_run, write_run_page
     from airdistill.report.terminal import Terminal
 
-    logging.basicConfig(format="%(message)s")
+    show_log_lines()
     try:
         with round_bar(Terminal(stderr=True), label) as on_round:
             record = start(on_round)
