@@ -14,8 +14,8 @@ from small_worlds import small_scenario
 
 import airdistill as ad
 from airdistill.channel.sources import channel_source
-from airdistill.errors import AirDistillError, InputError
 from airdistill.data.partition import assign_samples
+from airdistill.errors import AirDistillError, InputError
 from airdistill.report.comparison import write_comparison_page
 from airdistill.runs import tables
 from airdistill.runs.comparison import COMPARISON, Comparison, ComparisonRecord, Task, swept

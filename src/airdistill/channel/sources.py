@@ -15,6 +15,7 @@ from airdistill.channel.propagation import draw_fading, path_gain
 from airdistill.channel.threegpp import threegpp_channel
 from airdistill.data.formats import read_npz
 from airdistill.errors import Described, InputError
+from airdistill.files import place_of
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.rules import is_threegpp
 from airdistill.streams import stream
@@ -99,7 +100,7 @@ def load_trace(source: str, num_devices: int) -> ComplexArray:
     An .npz file holds them as `channel`, or as its only array. A CSV file has one round per line and entries like
     `1.2e-6-3e-7j`.
     """
-    path = Path(source)
+    path = place_of(source)
     if not path.is_file():
         raise InputError(_FIELD, source, "no such file")
     if path.suffix not in (".npz", ".csv"):

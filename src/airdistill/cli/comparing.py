@@ -13,14 +13,18 @@ import typer
 from airdistill import DEFAULT_SCHEME
 from airdistill.cli.app import (
     CheckpointEveryOption,
+    CpusOption,
     DeviceOption,
     EngineOption,
     EvalEveryOption,
+    GpusOption,
     JobsOption,
     JsonOption,
+    OnOption,
     ScenarioArgument,
     SetOption,
     Tf32Option,
+    TrackOption,
     app,
     print_json,
     print_text,
@@ -58,6 +62,10 @@ def compare_command(
     engine: EngineOption = "auto",
     tf32: Tf32Option = False,
     jobs: JobsOption = 0,
+    on: OnOption = "local",
+    cpus: CpusOption = None,
+    gpus: GpusOption = None,
+    track: TrackOption = None,
     eval_every: EvalEveryOption = 20,
     checkpoint_every: CheckpointEveryOption = 5,
     as_json: JsonOption = False,
@@ -67,12 +75,16 @@ def compare_command(
     Example: airdistill compare quick --schemes ota_fd,local_only --seeds 3 --rounds 10
     """
     from airdistill.runs.comparison import compare
+    from airdistill.runs.executors import executor_for
     from airdistill.runs.options import RunOptions
     from airdistill.scenario.loading import load
 
     options = RunOptions(device, engine, tf32=tf32, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    executor = executor_for(on, cpus, gpus)
     given, names = load(scenario, changes or []), [name.strip() for name in schemes.split(",")]
-    follow_comparison(lambda bar: compare(given, names, seeds, rounds, out, options, jobs, bar), as_json)
+    follow_comparison(
+        lambda bar: compare(given, names, seeds, rounds, out, options, jobs, bar, executor, track or []), as_json
+    )
 
 
 @app.command("sweep")
@@ -96,6 +108,10 @@ def sweep_command(
     engine: EngineOption = "auto",
     tf32: Tf32Option = False,
     jobs: JobsOption = 0,
+    on: OnOption = "local",
+    cpus: CpusOption = None,
+    gpus: GpusOption = None,
+    track: TrackOption = None,
     eval_every: EvalEveryOption = 20,
     checkpoint_every: CheckpointEveryOption = 5,
     as_json: JsonOption = False,
@@ -105,6 +121,7 @@ def sweep_command(
     Example: airdistill sweep quick --over privacy.epsilon=1,4 --over fleet.devices=10,20 --plans
     """
     from airdistill.runs.comparison import sweep
+    from airdistill.runs.executors import executor_for
     from airdistill.runs.grid import parsed_grid
     from airdistill.runs.options import RunOptions
     from airdistill.scenario.loading import load
@@ -120,7 +137,10 @@ def sweep_command(
         _show_plans(sweep_plans(given, grid, names, seeds, rounds, out), as_json)
         return
     options = RunOptions(device, engine, tf32=tf32, eval_every=eval_every, checkpoint_every=checkpoint_every)
-    follow_comparison(lambda bar: sweep(given, grid, names, seeds, rounds, out, options, jobs, bar), as_json)
+    executor = executor_for(on, cpus, gpus)
+    follow_comparison(
+        lambda bar: sweep(given, grid, names, seeds, rounds, out, options, jobs, bar, executor, track or []), as_json
+    )
 
 
 def _show_plans(planned: PlannedSweep, as_json: bool) -> None:

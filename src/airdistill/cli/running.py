@@ -12,17 +12,21 @@ import typer
 from airdistill import DEFAULT_SCHEME
 from airdistill.cli.app import (
     CheckpointEveryOption,
+    CpusOption,
     DeviceOption,
     EngineOption,
     EvalEveryOption,
+    GpusOption,
     JobsOption,
     JsonOption,
     LedgerOption,
+    OnOption,
     ScenarioArgument,
     SchemeOption,
     SetOption,
     Tf32Option,
     ThreadsOption,
+    TrackOption,
     app,
     print_json,
     print_summaries,
@@ -31,10 +35,11 @@ from airdistill.cli.app import (
     show_log_lines,
 )
 from airdistill.cli.comparing import follow_comparison
+from airdistill.errors import InputError
 
 if TYPE_CHECKING:
     from airdistill.runs.record import RunRecord
-    from airdistill.runs.runner import OnRound
+    from airdistill.runs.tracking import OnRound
 
 
 @app.command("run")
@@ -61,6 +66,7 @@ def run_command(
     threads: ThreadsOption = 0,
     eval_every: EvalEveryOption = 20,
     checkpoint_every: CheckpointEveryOption = 5,
+    track: TrackOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a fleet, and write a record that can be resumed, certified and plotted.
@@ -75,7 +81,7 @@ def run_command(
     given = load(scenario, changes or [])
 
     def start(on_round: OnRound) -> RunRecord:
-        return run(given, scheme, rounds, out, options, on_round, ledger, after)
+        return run(given, scheme, rounds, out, options, on_round, ledger, after, track or [])
 
     _follow(start, f"{given.name}, {scheme}", as_json)
 
@@ -84,19 +90,27 @@ def run_command(
 def resume_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a comparison's.")],
     jobs: JobsOption = 0,
+    on: OnOption = "local",
+    cpus: CpusOption = None,
+    gpus: GpusOption = None,
+    track: TrackOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Resume a run or a comparison that was stopped or killed, bit-identically.
+    """Resume a run, a comparison or a sweep that was stopped or killed, bit-identically.
 
     Example: airdistill resume runs/quick-ota_fd
     """
     from airdistill.runs.comparison import COMPARISON, resume_comparison
+    from airdistill.runs.executors import executor_for
     from airdistill.runs.runner import resume
 
+    if on != "local" and not (folder / COMPARISON).exists():
+        raise InputError("--on", on, "is for comparisons and sweeps; a single run is resumed on this machine")
     if (folder / COMPARISON).exists():
-        follow_comparison(lambda bar: resume_comparison(folder, jobs, bar), as_json)
+        executor = executor_for(on, cpus, gpus)
+        follow_comparison(lambda bar: resume_comparison(folder, jobs, bar, executor, track or []), as_json)
         return
-    _follow(lambda on_round: resume(folder, on_round), str(folder), as_json)
+    _follow(lambda on_round: resume(folder, on_round, track or []), str(folder), as_json)
 
 
 def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) -> None:

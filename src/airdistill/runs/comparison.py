@@ -21,6 +21,7 @@ from airdistill.runs.folder import SUMMARY, RunError, digest_of, locked, new_fol
 from airdistill.runs.grid import OVER, Grid, Point, at_point, label_of, overridden, said_where
 from airdistill.runs.options import RunOptions, plan
 from airdistill.runs.record import RunRecord
+from airdistill.runs.tracking import MakeTracker, Tracking, chosen_trackers
 from airdistill.scenario.loading import ScenarioLike, as_scenario, changed, validated, with_absolute_paths
 from airdistill.scenario.model import Scenario
 
@@ -213,14 +214,16 @@ def sweep(
     jobs: int = 0,
     on_progress: OnProgress | None = None,
     executor: Executor | None = None,
+    track: Sequence[str | MakeTracker] = (),
 ) -> ComparisonRecord:
     """Run several schemes at every point of a grid of scenario fields and return their records.
 
     `over` has the values of every field, as `{"privacy.epsilon": [1, 2, 4]}`. The other arguments are those of
     `compare`. All points and schemes have the same seeds: what does not depend on a field is drawn alike.
     """
+    options = (options or RunOptions()).resolved(executor is not None and executor.elsewhere)
     comparison = swept(scenario, over, schemes, seeds, rounds, options)
-    return start(comparison, out, jobs, on_progress, executor)
+    return start(comparison, out, jobs, on_progress, executor, track)
 
 
 def swept(
@@ -258,21 +261,24 @@ def compare(
     jobs: int = 0,
     on_progress: OnProgress | None = None,
     executor: Executor | None = None,
+    track: Sequence[str | MakeTracker] = (),
 ) -> ComparisonRecord:
     """Run several schemes on one scenario and return their records: a sweep whose grid has one point.
 
     `seeds` runs of each scheme start from consecutive seeds, the first of which is the scenario's. `rounds` replaces
     the number of rounds of all of them. `out` is a new folder, or that of the same comparison, which is then resumed.
     `jobs` runs are computed in parallel; 0: one for each core. `on_progress(task, news)` is called after every round.
-    `executor` computes the runs; by default in processes of this machine.
+    `executor` computes the runs; by default in processes of this machine. `track` is that of `run`, for every run.
     """
-    return sweep(scenario, {}, schemes, seeds, rounds, out, options, jobs, on_progress, executor)
+    return sweep(scenario, {}, schemes, seeds, rounds, out, options, jobs, on_progress, executor, track)
 
 
 class Executor(Protocol):
-    """What computes the runs of a comparison, here or on other machines."""
+    """What computes the runs of a comparison, here or `elsewhere`, on other machines."""
 
-    def check(self, comparison: Comparison) -> None:
+    elsewhere: bool
+
+    def check(self) -> None:
         """Raise if the runs cannot be computed; called before anything is written."""
 
     def compute(
@@ -290,19 +296,21 @@ def start(
     jobs: int = 0,
     on_progress: OnProgress | None = None,
     executor: Executor | None = None,
+    track: Sequence[str | MakeTracker] = (),
 ) -> ComparisonRecord:
     """Run a comparison in a new folder, or resume it if `out` already holds the same comparison."""
+    chosen_trackers(track)
     if out is None or not (Path(out) / COMPARISON).exists():
         comparison.check()
         if executor is not None:
-            executor.check(comparison)
+            executor.check()
         name = f"{comparison.name}-{'sweep' if comparison.fields else 'comparison'}"
         folder = new_folder(None if out is None else Path(out), name)
     else:
         folder = Path(out)
     with locked(folder):
         _write_comparison(folder, comparison)
-        _run_missing(folder, comparison, jobs, on_progress, executor)
+        _run_missing(folder, comparison, jobs, on_progress, executor, track)
     return ComparisonRecord.read(folder)
 
 
@@ -317,20 +325,38 @@ def _write_comparison(folder: Path, comparison: Comparison) -> None:
 
 
 def resume_comparison(
-    folder: str | Path, jobs: int = 0, on_progress: OnProgress | None = None, executor: Executor | None = None
+    folder: str | Path,
+    jobs: int = 0,
+    on_progress: OnProgress | None = None,
+    executor: Executor | None = None,
+    track: Sequence[str | MakeTracker] = (),
 ) -> ComparisonRecord:
     """Run what is missing in a comparison's folder; runs that failed are tried again."""
     folder = Path(folder)
     with locked(folder):
-        _run_missing(folder, Comparison.read(folder), jobs, on_progress, executor)
+        _run_missing(folder, Comparison.read(folder), jobs, on_progress, executor, track)
     return ComparisonRecord.read(folder)
 
 
 def _run_missing(
-    folder: Path, comparison: Comparison, jobs: int, on_progress: OnProgress | None, executor: Executor | None
+    folder: Path,
+    comparison: Comparison,
+    jobs: int,
+    on_progress: OnProgress | None,
+    executor: Executor | None,
+    track: Sequence[str | MakeTracker],
 ) -> None:
     from airdistill.runs.executors import LocalExecutor
 
     waiting = [task for task in comparison.tasks if not (task.folder_in(folder) / SUMMARY).exists()]
-    if waiting:
-        (executor or LocalExecutor()).compute(folder, comparison, waiting, jobs, on_progress)
+    with Tracking(chosen_trackers(track), folder) as tracking:
+
+        def update(task: Task, news: dict[str, Any]) -> None:
+            tracking.follow(task.folder_in(folder))
+            if on_progress is not None:
+                on_progress(task, news)
+
+        if waiting:
+            (executor or LocalExecutor()).compute(folder, comparison, waiting, jobs, update)
+        for task in comparison.tasks:  # those that had ended before, too
+            tracking.follow(task.folder_in(folder))

@@ -13,19 +13,22 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from airdistill.errors import InputError
 from airdistill.files import write_whole
-from airdistill.runs.comparison import Comparison, OnProgress, Task
+from airdistill.runs.comparison import Comparison, Executor, OnProgress, Task
 
 PROGRESS_MARK = "airdistill-news "  # starts those lines of a worker's output that report progress
 WORKER = [sys.executable, "-m", "airdistill.runs.worker"]
-_KEPT_LINES = 20  # of a worker's messages
+KEPT_LINES = 20  # of a worker's messages
 
 
 class LocalExecutor:
     """Worker processes, each of which computes one run. They watch a pipe to this process and end when it ends."""
 
-    def check(self, comparison: Comparison) -> None:
-        """Any comparison can be computed here."""
+    elsewhere = False
+
+    def check(self) -> None:
+        """Raise nothing: this machine is there."""
 
     def compute(
         self, folder: Path, comparison: Comparison, waiting: list[Task], jobs: int, on_progress: OnProgress | None
@@ -77,7 +80,7 @@ class _Workers:
                 if line.startswith(PROGRESS_MARK):
                     self._report(task, json.loads(line.removeprefix(PROGRESS_MARK)))
                 elif line.strip():
-                    output = [*output[1 - _KEPT_LINES :], line.strip()]
+                    output = [*output[1 - KEPT_LINES :], line.strip()]
         code = process.returncode
         with self._lock:
             self._running.discard(process)
@@ -113,6 +116,18 @@ class _Workers:
             self._stopped = True
             for process in self._running:
                 process.send_signal(signal.SIGTERM)
+
+
+def executor_for(on: str, cpus: float | None = None, gpus: float | None = None) -> Executor:
+    """Return the executor for `--on`: "local", "ray", or the address of a Ray cluster."""
+    if on != "local":
+        from airdistill.runs.cluster import RayExecutor
+
+        return RayExecutor(None if on == "ray" else on, 1.0 if cpus is None else cpus, gpus or 0.0)
+    for name, value in (("--cpus", cpus), ("--gpus", gpus)):
+        if value is not None:
+            raise InputError(name, value, "is a share of a node's resources: give --on ray, or --jobs and --device")
+    return LocalExecutor()
 
 
 def fresh_failure(task: Task, folder: Path) -> Path:

@@ -42,7 +42,8 @@ def load_results(folder: str | Path) -> pd.DataFrame:
     """
     pandas, folder = _module("pandas", "load_results returns its frames"), Path(folder)
     frame: pd.DataFrame = pandas.DataFrame(rows_in(folder), columns=_columns(folder))
-    return frame
+    empty = [name for name in frame if frame[name].isna().all()]
+    return frame.astype(dict.fromkeys(empty, float))
 
 
 def rows_in(folder: Path) -> list[Row]:
@@ -79,10 +80,11 @@ def result_rows(record: ComparisonRecord, unfinished: bool = False) -> list[Row]
 
 def _rows_of_run(arm: Arm, seed: int, run: RunRecord) -> list[Row]:
     known = dict(zip(_FIRST, (arm.label, arm.scheme, seed), strict=True)) | cells_of(arm.point)
-    return [{**known, **_of_round(record)} for record in run.rounds]
+    return [{**known, **numbers_of(record)} for record in run.rounds]
 
 
-def _of_round(record: Mapping[str, Any]) -> Row:
+def numbers_of(record: Mapping[str, Any]) -> Row:
+    """Return the numbers of a round's record, by column; lists as their median."""
     row: Row = {name: record.get(name) for name in _COPIED}
     for name in _INFINITE_IF_NULL:
         row[name] = float("inf") if row[name] is None else row[name]
