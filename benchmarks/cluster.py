@@ -1,6 +1,6 @@
-"""A Ray cluster of three nodes on this machine: equal bytes with and without killed nodes and drivers, and the overhead.
+"""A Ray cluster of three nodes on this machine: equal bytes in spite of killed nodes and drivers, and the overhead.
 
-Usage: python benchmarks/cluster.py [--seconds 5]
+Usage: python benchmarks/cluster.py [--seconds 5] [--seeds 3]
 
 Every node is a process group of its own, started one after another with one CPU, and ended by its recorded ids. The
 script prints what it finds; it needs the extra `cluster` and about 4 GB of memory.
@@ -22,8 +22,11 @@ from pathlib import Path
 
 PINNED = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 COMPARED = ("scenario.toml", "plan.json", "rounds.jsonl", "ledger.jsonl", "summary.json", "certificate.json")
-SWEEP = ["--over", "privacy.epsilon=1,2,4,8", "--over", "radio.antennas=1,2", "--schemes", "ota_fd", "--seeds", "3"]
-RUNS = 24
+GRID = ["--over", "privacy.epsilon=1,2,4,8", "--over", "learning.initial_lr=0.1,0.2", "--schemes", "ota_fd"]
+POINTS = 8
+SMALL = ["fleet.devices=4", "learning.max_rounds=2000", "learning.model=softmax_regression"]
+WORKER_PORTS = ["--min-worker-port=0", "--max-worker-port=0"]
+ENVIRONMENT = {**os.environ, **PINNED}
 
 
 class Node:
@@ -37,7 +40,7 @@ class Node:
             words,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **PINNED},
+            env=ENVIRONMENT,
             start_new_session=True,
         )
 
@@ -82,18 +85,17 @@ def alive_nodes(port: int) -> int:
         f"ray.init('127.0.0.1:{port}', log_to_driver=False, logging_level=logging.CRITICAL); "
         "print(sum(node['Alive'] for node in ray.nodes()))"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **PINNED})
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
     return int(answer.stdout.split()[-1]) if answer.returncode == 0 else 0
 
 
 def command(words: list[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, **PINNED}
     return subprocess.Popen(
         [sys.executable, "-m", "airdistill", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=ENVIRONMENT,
     )
 
 
@@ -118,15 +120,14 @@ def wait_for(folder: Path, runs: int, process: subprocess.Popen[str]) -> None:
     raise SystemExit("the sweep ended before anything was killed; give more --seconds")
 
 
-def differing(here: Path, there: Path) -> list[str]:
+def differing(here: Path, there: Path, runs: int) -> list[str]:
     """The files of runs that are not equal byte for byte."""
     names = [path.relative_to(here) for name in COMPARED for path in sorted(here.glob(f"*/seed-*/{name}"))]
-    assert len(names) == RUNS * len(COMPARED), f"{here} has {len(names)} files"
-    return [
-        str(name)
-        for name in names
-        if not (there / name).exists() or (there / name).read_bytes() != (here / name).read_bytes()
-    ]
+    assert len(names) == runs * len(COMPARED), f"{here} has {len(names)} files"
+    same = {
+        name for name in names if (there / name).exists() and (there / name).read_bytes() == (here / name).read_bytes()
+    }
+    return [str(name) for name in names if name not in same]
 
 
 def computed_rounds(folder: Path) -> int:
@@ -148,96 +149,57 @@ def rounds_for(seconds: float, scenario: list[str], folder: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each run, about")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each run's rounds, about")
+    parser.add_argument("--seeds", type=int, default=3, help=f"of each of {POINTS} points")
+    given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="airdistill-cluster-"))
-    scenario = [
-        "quick",
-        "--set",
-        "fleet.devices=4",
-        "--set",
-        "learning.max_rounds=2000",
-        "--set",
-        "learning.model=softmax_regression",
-        "--engine",
-        "torch",
-    ]
-    rounds = rounds_for(seconds, scenario, folder)
-    words = [
-        "sweep",
-        *scenario,
-        *SWEEP,
-        "--rounds",
-        str(rounds),
-        "--eval-every",
-        str(rounds),
-        "--checkpoint-every",
-        "20",
-        "--json",
-    ]
-    report("runs, rounds of each", f"{RUNS}, {rounds}")
-    nodes: list[Node] = []
-    port = free_port()
+    scenario = ["quick", *(part for change in SMALL for part in ("--set", change)), "--engine", "torch"]
+    rounds, runs = rounds_for(given.seconds, scenario, folder), POINTS * given.seeds
+    words = ["sweep", *scenario, *GRID, "--seeds", str(given.seeds), "--rounds", str(rounds), "--json"]
+    words += ["--eval-every", str(rounds), "--checkpoint-every", "20"]
+    report("runs, rounds of each", f"{runs}, {rounds}")
+    port, nodes = free_port(), []
     try:
         local = finished([*words, "--jobs", "1", "--out", str(folder / "local")])
         report("local executor, one worker: seconds", f"{local:.1f}")
-        head = started(
-            "head",
-            [
-                "--head",
-                "--node-ip-address=127.0.0.1",
-                f"--port={port}",
-                "--include-dashboard=false",
-                "--temp-dir=/tmp/ray-airdistill",
-                "--min-worker-port=0",
-                "--max-worker-port=0",
-            ],
-            port,
-            1,
-        )
-        nodes.append(head)
+        here = ["--node-ip-address=127.0.0.1", *WORKER_PORTS]
+        head = ["--head", f"--port={port}", "--include-dashboard=false", "--temp-dir=/tmp/ray-airdistill", *here]
+        nodes.append(started("head", head, port, 1))
         cluster = ["--on", f"127.0.0.1:{port}"]
         one_node = finished([*words, *cluster, "--out", str(folder / "one")])
         report("Ray, one node with one worker: seconds, overhead", f"{one_node:.1f}, {one_node / local - 1:+.1%}")
-        report("files that differ from the local executor's", differing(folder / "local", folder / "one"))
+        report("files that differ from the local executor's", differing(folder / "local", folder / "one", runs))
         for number in (2, 3):
-            address = [
-                f"--address=127.0.0.1:{port}",
-                "--node-ip-address=127.0.0.1",
-                "--min-worker-port=0",
-                "--max-worker-port=0",
-            ]
-            nodes.append(started(f"node {number}", address, port, number))
-        killed_nodes(words, cluster, nodes, folder)
-        killed_driver(words, cluster, folder)
+            nodes.append(started(f"node {number}", [f"--address=127.0.0.1:{port}", *here], port, number))
+        killed_nodes(words, cluster, nodes, folder, runs)
+        killed_driver(words, cluster, folder, runs)
     finally:
         for node in reversed(nodes):
             node.kill()
-        left = [pid for node in nodes for pid in node.members()]
-        report("processes of the nodes that are left", left)
+        report("processes of the nodes that are left", [pid for node in nodes for pid in node.members()])
         shutil.rmtree(folder)
 
 
-def killed_nodes(words: list[str], cluster: list[str], nodes: list[Node], folder: Path) -> None:
+def killed_nodes(words: list[str], cluster: list[str], nodes: list[Node], folder: Path, runs: int) -> None:
     out = folder / "node"
     began = time.perf_counter()
     process = command([*words, *cluster, "--out", str(out)])
-    wait_for(out, 3, process)
-    worker = next(pid for pid in nodes[1].members() if "NodeRun" in Path(f"/proc/{pid}/cmdline").read_text())
-    os.kill(worker, signal.SIGKILL)
-    report("killed with -9: a worker of node 2, after seconds", f"{time.perf_counter() - began:.1f}")
-    wait_for(out, 9, process)
+    wait_for(out, runs // 8, process)
+    workers = [pid for node in nodes for pid in node.members() if "NodeRun" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(workers[0], signal.SIGKILL)
+    report("killed with -9: a worker, after seconds", f"{time.perf_counter() - began:.1f}")
+    wait_for(out, runs * 3 // 8, process)
     nodes.pop().kill()
     report("killed with -9: node 3 with all its processes, after seconds", f"{time.perf_counter() - began:.1f}")
     process.communicate()
     report("exit code, seconds", f"{process.returncode}, {time.perf_counter() - began:.1f}")
-    compare(folder, out)
+    compare(folder, out, runs)
 
 
-def killed_driver(words: list[str], cluster: list[str], folder: Path) -> None:
+def killed_driver(words: list[str], cluster: list[str], folder: Path, runs: int) -> None:
     out = folder / "driver"
     process = command([*words, *cluster, "--out", str(out)])
-    wait_for(out, 6, process)
+    wait_for(out, runs // 4, process)
     process.kill()
     process.communicate()
     ended = {path: path.stat().st_mtime_ns for path in out.glob("*/seed-*/summary.json")}
@@ -245,13 +207,13 @@ def killed_driver(words: list[str], cluster: list[str], folder: Path) -> None:
     finished(["resume", str(out), *cluster, "--json"])
     again = [path for path, stamp in ended.items() if path.stat().st_mtime_ns != stamp]
     report("resumed; runs that had ended and were run again", len(again))
-    compare(folder, out)
+    compare(folder, out, runs)
 
 
-def compare(folder: Path, out: Path) -> None:
-    report("files that differ from the local executor's", differing(folder / "local", out))
-    whole = computed_rounds(folder / "local")
-    report("rounds in the times of all runs, against those of the local executor", f"{computed_rounds(out)} / {whole}")
+def compare(folder: Path, out: Path, runs: int) -> None:
+    report("files that differ from the local executor's", differing(folder / "local", out, runs))
+    computed, whole = computed_rounds(out), computed_rounds(folder / "local")
+    report("rounds in the times of all runs, against the local executor's", f"{computed} / {whole}")
 
 
 if __name__ == "__main__":

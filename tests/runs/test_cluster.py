@@ -27,8 +27,8 @@ OPTIONS = RunOptions(eval_every=2, checkpoint_every=2, threads=1)
 COMPARED = ("scenario.toml", "plan.json", "run.json", "ledger.jsonl", "ledger.head", "rounds.jsonl", "summary.json")
 COMPARED += ("certificate.json", "checkpoint-00000006.safetensors", "checkpoint-00000006.json", "digests.json")
 
-# In round 5 of its first attempt, once the driver has the checkpoint of round 4, it kills the process that started it (on
-# Ray, the actor) and itself.
+# In round 5 of its first attempt it waits until the driver has the checkpoint of round 4. Then it kills itself and the
+# process that started it: on Ray, the actor.
 MORTAL = """
 import os, signal, time
 from pathlib import Path
