@@ -46,8 +46,11 @@ class Node:
 
     def members(self) -> list[int]:
         """The ids of all processes of the node: those of its session, and their descendants."""
-        listed = subprocess.run(["ps", "-eo", "pid=,ppid=,sid="], capture_output=True, text=True, check=True).stdout
-        rows = [tuple(map(int, line.split())) for line in listed.splitlines()]
+        listed = subprocess.run(
+            ["ps", "-eo", "pid=,ppid=,sid=,stat="], capture_output=True, text=True, check=True
+        ).stdout
+        fields = [line.split() for line in listed.splitlines()]
+        rows = [(int(pid), int(parent), int(sid)) for pid, parent, sid, state in fields if not state.startswith("Z")]
         found = {pid for pid, _, sid in rows if sid == self.process.pid}
         while more := {pid for pid, parent, _ in rows if parent in found} - found:
             found |= more
@@ -60,6 +63,9 @@ class Node:
             except ProcessLookupError:
                 continue
         self.process.wait()
+        deadline = time.monotonic() + 30
+        while self.members() and time.monotonic() < deadline:
+            time.sleep(0.1)
 
 
 def free_port() -> int:

@@ -27,10 +27,10 @@ OPTIONS = RunOptions(eval_every=2, checkpoint_every=2, threads=1)
 COMPARED = ("scenario.toml", "plan.json", "run.json", "ledger.jsonl", "ledger.head", "rounds.jsonl", "summary.json")
 COMPARED += ("certificate.json", "checkpoint-00000006.safetensors", "checkpoint-00000006.json", "digests.json")
 
-# In round 5 of its first attempt it waits until the driver has the checkpoint of round 4. Then it kills itself and the
-# process that started it: on Ray, the actor.
+# In round 5 of its first attempt it waits until the driver has the checkpoint of round 4. Then it kills itself, and at
+# ε = 2 the process that started it as well: on Ray, the actor.
 MORTAL = """
-import os, signal, time
+import os, signal, sys, time
 from pathlib import Path
 from airdistill.schemes.registry import SCHEMES
 
@@ -38,13 +38,16 @@ class Mortal(SCHEMES["ota_fd"]):
     name = "mortal"
 
     def play(self, this):
-        mark = Path({mark!r})
-        if this.index == 5 and "airdistill-run-" in os.getcwd() and not mark.exists():
-            mark.write_text(os.getcwd())
-            while not list(mark.parent.glob("ray/mortal*/seed-0/checkpoint-00000004.json")):
-                time.sleep(0.05)
-            os.kill(os.getppid(), signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+        if this.index == 5 and "airdistill-run-" in os.getcwd():
+            label, folder = sys.argv[2], Path({folder!r})
+            mark = folder / f"killed {{label}}"
+            if not mark.exists():
+                mark.touch()
+                while not (folder / "ray" / label / "seed-0" / "checkpoint-00000004.json").exists():
+                    time.sleep(0.05)
+                if "epsilon=2" in label:
+                    os.kill(os.getppid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
         return super().play(this)
 """
 
@@ -74,9 +77,8 @@ def _is_alive(pid):
 
 @pytest.mark.usefixtures("ray")
 def test_a_sweep_on_ray_gives_the_bytes_of_the_local_executor(tmp_path, monkeypatch):
-    """One process is killed in the middle of its run, which another one resumes; the scheme's code travels."""
-    mark = tmp_path / "killed"
-    (tmp_path / "mortal_scheme.py").write_text(MORTAL.format(mark=str(mark)))
+    """An actor and a worker are killed in the middle, and others resume their runs; the scheme's code travels."""
+    (tmp_path / "mortal_scheme.py").write_text(MORTAL.format(folder=str(tmp_path)))
     monkeypatch.syspath_prepend(tmp_path)
     given, schemes = small_scenario(tmp_path), ["mortal_scheme:Mortal", "local_only"]
     seen = []
@@ -98,7 +100,7 @@ def test_a_sweep_on_ray_gives_the_bytes_of_the_local_executor(tmp_path, monkeypa
         for name in COMPARED:
             assert (here / name).read_bytes() == (there / name).read_bytes(), (task, name)
     # It was resumed after round 4, and not begun again: every round was computed to its end once.
-    assert mark.exists()
+    assert len(list(tmp_path.glob("killed mortal*"))) == 2
     rounds = {task: [news["round"] for who, news in seen if who == task] for task in swept_here.runs}
     assert set(map(tuple, rounds.values())) == {(1, 2, 3, 4, 5, 6)}
 
@@ -120,7 +122,7 @@ def test_what_cannot_run_on_a_cluster_is_one_line(tmp_path, monkeypatch):
 def test_a_scheme_that_fails_on_a_node_leaves_one_line(tmp_path, monkeypatch):
     failing = MORTAL.replace("mortal", "failing").replace("Mortal", "Failing")
     failing = failing.replace("if this.index", "1 / 0\n        if this.index")
-    (tmp_path / "failing_there.py").write_text(failing.format(mark=""))
+    (tmp_path / "failing_there.py").write_text(failing.format(folder=""))
     monkeypatch.syspath_prepend(tmp_path)
     schemes = ["failing_there:Failing", "local_only"]
     record = ad.compare(
@@ -264,7 +266,7 @@ def test_a_driver_that_dies_while_it_writes_leaves_a_run_that_resumes(states, tm
 
 
 def test_code_that_travels(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(MORTAL.format(mark="x"))
+    (tmp_path / "mine.py").write_text(MORTAL.format(folder=""))
     package = tmp_path / "ours"
     package.mkdir()
     (package / "__init__.py").write_text("")

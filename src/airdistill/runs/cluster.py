@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -103,6 +104,8 @@ def _connected(address: str | None) -> tuple[Any, bool]:
     if address is not None:
         _check_reachable(address)
     quiet = {"logging_level": logging.CRITICAL, "log_to_driver": False}
+    logging.getLogger("ray.util.client").setLevel(logging.CRITICAL)  # the client has a level of its own
+    logging.getLogger("ray.client_builder").setLevel(logging.CRITICAL)
     is_client = address is not None and address.startswith("ray://")
     started = {} if address is not None else {"include_dashboard": False}
     try:
@@ -199,20 +202,25 @@ class _Runs:
     def run(self, task: Task) -> None:
         """Compute one run, on another node if its own ends; a failure is written next to the run's folder."""
         failure = fresh_failure(task, self._folder)
-        losses, reached, ended = 0, self._state_of(task), None
-        while not self._stopped and ended is None:
+        losses, reached = 0, self._state_of(task)
+        while not self._stopped:
+            lost, ended = "", None
             try:
                 ended = self._attempt(task)
-            except self._ray.exceptions.RayError as lost:
-                before, reached = reached, self._state_of(task)
-                losses = 1 if reached != before else losses + 1
-                if losses >= _MOST_LOSSES:
-                    self._fail(task, failure, f"its process or node ended {losses} times: {_first_line(lost)}")
-                    return
-                logger.info("%s, seed %d: resumed elsewhere: %s", task.label, task.seed, _first_line(lost))
-        if ended is not None and ended.code != 0 and not self._stopped:
-            assert ended.code is not None
-            self._fail(task, failure, f"{reason_of(ended.code, ended.output)} (on {ended.host})")
+            except self._ray.exceptions.RayError as error:
+                lost = _first_line(error)
+            if ended is not None and ended.code == -signal.SIGKILL:  # also by the system, for want of memory
+                lost = f"{reason_of(ended.code, ended.output)} (on {ended.host})"
+            if not lost:
+                if ended is not None and ended.code and not self._stopped:
+                    self._fail(task, failure, f"{reason_of(ended.code, ended.output)} (on {ended.host})")
+                return
+            before, reached = reached, self._state_of(task)
+            losses = 1 if reached != before else losses + 1
+            if losses >= _MOST_LOSSES:
+                self._fail(task, failure, f"its process or node ended {losses} times without a new checkpoint: {lost}")
+                return
+            logger.info("%s, seed %d: resumed elsewhere: %s", task.label, task.seed, lost)
 
     def _fail(self, task: Task, failure: Path, reason: str) -> None:
         write_whole(failure, f"{reason}\n".encode())
