@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from airdistill.cli import main
-from airdistill.runs import comparison
+from airdistill.runs.comparison import Comparison
+from airdistill.runs.executors import LocalExecutor
 from airdistill.runs.runner import run
 
 
@@ -29,12 +30,12 @@ def exit_code(*arguments):
 def runs_in_this_process():
     """Compute the runs of comparisons one by one in this process, from the files that a worker would read."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "_run_all", _run_one_by_one)
+        patch.setattr(LocalExecutor, "compute", _run_one_by_one)
         yield
 
 
-def _run_one_by_one(folder, _given, waiting, _jobs, _on_progress):
-    stored = comparison.Comparison.read(folder)
+def _run_one_by_one(_executor, folder, _given, waiting, _jobs, _on_progress):
+    stored = Comparison.read(folder)
     for task in waiting:
         arm, options = stored.arm(task.label), replace(stored.options, threads=1)
         run(arm.with_seed(task.seed), arm.scheme, arm.rounds, task.folder_in(folder), options)

@@ -26,7 +26,7 @@ LESS = {
     "reproduce": ["--quick", "--scenarios=paper"],
 }
 SMALL = ["fleet.devices=4", "data.samples_per_device=60"]
-TRAINING = ("run", "compare", "bench", "pilot", "audit")
+TRAINING = ("run", "compare", "sweep", "bench", "pilot", "audit")
 
 
 def write_scenarios(page: Path) -> list[str]:

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from airdistill.privacy.certificate import Certificate
     from airdistill.privacy.ledger import BudgetExceeded
     from airdistill.runs.accounts import certify
-    from airdistill.runs.comparison import ComparisonRecord, compare
+    from airdistill.runs.comparison import ComparisonRecord, compare, sweep
     from airdistill.runs.options import RunOptions, plan
     from airdistill.runs.piloting import PilotRecord, pilot
+    from airdistill.runs.planned import PlannedSweep, sweep_plans
     from airdistill.runs.record import RunRecord
     from airdistill.runs.results import RoundRecord, RunSummary
     from airdistill.runs.runner import resume, run
+    from airdistill.runs.tables import load_results
     from airdistill.scenario.loading import as_scenario, load
     from airdistill.scenario.model import Scenario
 
@@ -50,6 +52,7 @@ __all__ = [
     "ComparisonRecord",
     "PilotRecord",
     "Plan",
+    "PlannedSweep",
     "RoundRecord",
     "RunOptions",
     "RunRecord",
@@ -62,10 +65,13 @@ __all__ = [
     "certify",
     "compare",
     "load",
+    "load_results",
     "pilot",
     "plan",
     "resume",
     "run",
+    "sweep",
+    "sweep_plans",
     "what_if",
 ]
 
@@ -79,6 +85,7 @@ _HOMES = {
     "ComparisonRecord": "airdistill.runs.comparison",
     "PilotRecord": "airdistill.runs.piloting",
     "Plan": "airdistill.planning.plan",
+    "PlannedSweep": "airdistill.runs.planned",
     "RoundRecord": "airdistill.runs.results",
     "RunOptions": "airdistill.runs.options",
     "RunRecord": "airdistill.runs.record",
@@ -90,10 +97,13 @@ _HOMES = {
     "certify": "airdistill.runs.accounts",
     "compare": "airdistill.runs.comparison",
     "load": "airdistill.scenario.loading",
+    "load_results": "airdistill.runs.tables",
     "pilot": "airdistill.runs.piloting",
     "plan": "airdistill.runs.options",
     "resume": "airdistill.runs.runner",
     "run": "airdistill.runs.runner",
+    "sweep": "airdistill.runs.comparison",
+    "sweep_plans": "airdistill.runs.planned",
     "what_if": "airdistill.planning.what_if.steps",
 }
 

@@ -12,6 +12,14 @@ from typing import Any
 
 import numpy as np
 
+COPIES = "AIRDISTILL_COPIES"  # an environment variable: JSON, from the names of files to where their copies are
+
+
+def place_of(source: str | Path) -> Path:
+    """Return where a file that a scenario names is on this machine; a node of a cluster has a copy of the driver's."""
+    copies: dict[str, str] = json.loads(os.environ.get(COPIES, "{}"))
+    return Path(copies.get(str(source), source))
+
 
 def write_whole(target: Path, content: bytes | memoryview, secret: bool = False) -> None:
     """Write a file atomically: a crash or a second writer never leaves a partial file.

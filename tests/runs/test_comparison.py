@@ -21,11 +21,11 @@ from airdistill.runs.comparison import (
     Comparison,
     ComparisonRecord,
     Task,
-    _reason,
     _write_comparison,
     resume_comparison,
     start,
 )
+from airdistill.runs.executors import reason_of
 from airdistill.runs.options import RunOptions
 from airdistill.runs.results import Interval, accuracy_at, accuracy_curve, arm_results, mean_curve, runs_of
 
@@ -165,7 +165,7 @@ def test_what_a_run_prints_is_not_taken_for_progress(tmp_path, monkeypatch):
     ],
 )
 def test_the_reason_of_a_failed_worker(code, output, reason):
-    assert _reason(code, output) == reason
+    assert reason_of(code, output) == reason
 
 
 def test_a_folder_keeps_its_comparison(record):

@@ -23,6 +23,7 @@ from airdistill.channel.selective import DrawPaths, WideChannel, constant_paths,
 from airdistill.channel.threegpp import threegpp_channel, threegpp_paths
 from airdistill.data.formats import read_npz
 from airdistill.errors import Described, InputError
+from airdistill.files import place_of
 from airdistill.scenario.bands import has_given_channels
 from airdistill.scenario.cells import CELLS, is_threegpp
 from airdistill.scenario.model import Scenario
@@ -163,7 +164,7 @@ def load_trace(source: str, num_devices: int) -> ComplexArray:
     An .npz file holds them as `channel`, or as its only array. A CSV file has one round per line and entries like
     `1.2e-6-3e-7j`.
     """
-    path = Path(source)
+    path = place_of(source)
     if not path.is_file():
         raise InputError(_FIELD, source, "no such file")
     if path.suffix not in (".npz", ".csv"):

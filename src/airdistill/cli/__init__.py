@@ -16,8 +16,8 @@ from airdistill.cli.app import app, main
 
 # `--help` lists them in the order in which a newcomer needs them, not in that of the imports.
 _ORDER = (
-    "plan", "pilot", "run", "resume", "compare", "leaderboard", "reproduce", "certify", "verify", "audit", "report",
-    "serve", "schemes",
+    "plan", "pilot", "run", "resume", "compare", "sweep", "leaderboard", "reproduce", "certify", "verify", "audit",
+    "report", "serve", "schemes",
 )  # fmt: skip
 app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))
 

@@ -119,6 +119,13 @@ def print_text(text: str) -> None:
     typer.echo(text)
 
 
+def show_log_lines() -> None:
+    """Let warnings that the package logs appear on standard error, each as its message."""
+    import logging
+
+    logging.basicConfig(format="%(message)s")
+
+
 def print_warnings(lines: Iterable[str]) -> None:
     """Print a line on standard error for each warning."""
     for line in lines:
@@ -151,4 +158,15 @@ Tf32Option = Annotated[
 ThreadsOption = Annotated[int, typer.Option("--threads", help="Devices trained in parallel; 0: one per core.")]
 EvalEveryOption = Annotated[int, typer.Option("--eval-every", help="Rounds between evaluations.")]
 CheckpointEveryOption = Annotated[int, typer.Option("--checkpoint-every", help="Rounds between checkpoints.")]
-JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Runs in parallel; 0: one per core.")]
+JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Runs in parallel; 0: one per core, or as many as fit.")]
+OnOption = Annotated[
+    str, typer.Option("--on", metavar="WHERE", help="local; ray; or a Ray cluster as host:port or ray://host:port.")
+]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track", metavar="NAME", help="csv, tensorboard, mlflow, or your own as package.module:function. Repeatable."
+    ),
+]
+CpusOption = Annotated[float | None, typer.Option("--cpus", help="On Ray: CPUs of each run; 1 by default.")]
+GpusOption = Annotated[float | None, typer.Option("--gpus", help="On Ray: share of a GPU of each run, as 0.25.")]

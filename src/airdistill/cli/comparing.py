@@ -13,43 +13,60 @@ import typer
 from airdistill import DEFAULT_SCHEME
 from airdistill.cli.app import (
     CheckpointEveryOption,
+    CpusOption,
     DeviceOption,
     EngineOption,
     EvalEveryOption,
+    GpusOption,
     JobsOption,
     JsonOption,
+    OnOption,
     ScenarioArgument,
     SetOption,
     Tf32Option,
+    TrackOption,
     app,
     print_json,
     print_text,
+    print_warnings,
+    show_log_lines,
 )
+from airdistill.errors import NOT_GIVEN, InputError
 
 if TYPE_CHECKING:
     from airdistill.reproduce.leaderboard import Question
     from airdistill.runs.comparison import ComparisonRecord, OnProgress
+    from airdistill.runs.planned import PlannedSweep
+
+SchemesOption = Annotated[str, typer.Option("--schemes", metavar="A,B", help="Schemes, separated by commas.")]
+SeedsOption = Annotated[
+    int, typer.Option("--seeds", min=1, help="Number of seeds, starting with the scenario's; the same for all runs.")
+]
+RoundsOption = Annotated[
+    int | None, typer.Option("--rounds", min=1, help="Plan and run so many rounds of each scheme.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="An empty folder, or that of the same comparison, which is resumed."),
+]
 
 
 @app.command("compare")
 def compare_command(
     scenario: ScenarioArgument,
-    schemes: Annotated[
-        str, typer.Option("--schemes", metavar="A,B", help="Schemes, separated by commas.")
-    ] = f"{DEFAULT_SCHEME},ota_fd,local_only",
+    schemes: SchemesOption = f"{DEFAULT_SCHEME},ota_fd,local_only",
     changes: SetOption = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, starting with the scenario's.")] = 1,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Plan and run so many rounds of each scheme.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="An empty folder, or that of the same comparison, which is resumed."),
-    ] = None,
+    seeds: SeedsOption = 1,
+    rounds: RoundsOption = None,
+    out: OutOption = None,
     device: DeviceOption = "cpu",
     engine: EngineOption = "auto",
     tf32: Tf32Option = False,
     jobs: JobsOption = 0,
+    on: OnOption = "local",
+    cpus: CpusOption = None,
+    gpus: GpusOption = None,
+    track: TrackOption = None,
     eval_every: EvalEveryOption = 20,
     checkpoint_every: CheckpointEveryOption = 5,
     as_json: JsonOption = False,
@@ -59,12 +76,86 @@ def compare_command(
     Example: airdistill compare quick --schemes ota_fd,local_only --seeds 3 --rounds 10
     """
     from airdistill.runs.comparison import compare
+    from airdistill.runs.executors import executor_for
     from airdistill.runs.options import RunOptions
     from airdistill.scenario.loading import load
 
     options = RunOptions(device, engine, tf32=tf32, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    executor = executor_for(on, cpus, gpus)
     given, names = load(scenario, changes or []), [name.strip() for name in schemes.split(",")]
-    follow_comparison(lambda bar: compare(given, names, seeds, rounds, out, options, jobs, bar), as_json)
+    follow_comparison(
+        lambda bar: compare(given, names, seeds, rounds, out, options, jobs, bar, executor, track or []), as_json
+    )
+
+
+@app.command("sweep")
+def sweep_command(
+    scenario: ScenarioArgument,
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", metavar="FIELD=A,B", help="A field and its values: privacy.epsilon=1,2,4. Repeatable."),
+    ] = None,
+    over_file: Annotated[
+        Path | None,
+        typer.Option("--over-file", metavar="FILE", help="A TOML file of fields, each with the list of its values."),
+    ] = None,
+    schemes: SchemesOption = DEFAULT_SCHEME,
+    changes: SetOption = None,
+    seeds: SeedsOption = 1,
+    rounds: RoundsOption = None,
+    out: OutOption = None,
+    plans: Annotated[bool, typer.Option("--plans", help="Only plan every point; nothing is trained.")] = False,
+    device: DeviceOption = "cpu",
+    engine: EngineOption = "auto",
+    tf32: Tf32Option = False,
+    jobs: JobsOption = 0,
+    on: OnOption = "local",
+    cpus: CpusOption = None,
+    gpus: GpusOption = None,
+    track: TrackOption = None,
+    eval_every: EvalEveryOption = 20,
+    checkpoint_every: CheckpointEveryOption = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Run schemes at every point of a grid of scenario fields: tables, figures by facet and a report.
+
+    Example: airdistill sweep quick --over privacy.epsilon=1,4 --over fleet.devices=10,20 --plans
+    """
+    from airdistill.runs.comparison import sweep
+    from airdistill.runs.executors import executor_for
+    from airdistill.runs.grid import parsed_grid
+    from airdistill.runs.options import RunOptions
+    from airdistill.scenario.loading import load
+
+    grid = parsed_grid(over or [], over_file)
+    if not grid.axes:
+        raise InputError("--over", NOT_GIVEN, "is required, or --over-file; without a grid use airdistill compare")
+    given, names = load(scenario, changes or []), [name.strip() for name in schemes.split(",")]
+    show_log_lines()
+    if plans:
+        from airdistill.runs.planned import sweep_plans
+
+        _show_plans(sweep_plans(given, grid, names, seeds, rounds, out), as_json)
+        return
+    options = RunOptions(device, engine, tf32=tf32, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    executor = executor_for(on, cpus, gpus)
+    follow_comparison(
+        lambda bar: sweep(given, grid, names, seeds, rounds, out, options, jobs, bar, executor, track or []), as_json
+    )
+
+
+def _show_plans(planned: PlannedSweep, as_json: bool) -> None:
+    from airdistill.report.comparison import terminal_table
+    from airdistill.report.sweep import plan_cells, plans_to_dict, problems_of, write_plans_page
+    from airdistill.report.terminal import Terminal
+
+    page = write_plans_page(planned)
+    if as_json:
+        print_json(plans_to_dict(planned))
+        return
+    Terminal().print(terminal_table(*plan_cells(planned)))
+    print_warnings(problems_of(planned))
+    print_text(f"Report: {page}")
 
 
 def follow_comparison(start: Callable[[OnProgress], ComparisonRecord], as_json: bool) -> None:

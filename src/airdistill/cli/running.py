@@ -12,28 +12,34 @@ import typer
 from airdistill import DEFAULT_SCHEME
 from airdistill.cli.app import (
     CheckpointEveryOption,
+    CpusOption,
     DeviceOption,
     EngineOption,
     EvalEveryOption,
+    GpusOption,
     JobsOption,
     JsonOption,
     LedgerOption,
+    OnOption,
     ScenarioArgument,
     SchemeOption,
     SetOption,
     Tf32Option,
     ThreadsOption,
+    TrackOption,
     app,
     print_json,
     print_summaries,
     print_text,
     print_warnings,
+    show_log_lines,
 )
 from airdistill.cli.comparing import follow_comparison, follow_leaderboard
+from airdistill.errors import InputError
 
 if TYPE_CHECKING:
     from airdistill.runs.record import RunRecord
-    from airdistill.runs.runner import OnRound
+    from airdistill.runs.tracking import OnRound
 
 
 @app.command("run")
@@ -60,6 +66,7 @@ def run_command(
     threads: ThreadsOption = 0,
     eval_every: EvalEveryOption = 20,
     checkpoint_every: CheckpointEveryOption = 5,
+    track: TrackOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a fleet, and write a record that can be resumed, certified and plotted.
@@ -74,7 +81,7 @@ def run_command(
     given = load(scenario, changes or [])
 
     def start(on_round: OnRound) -> RunRecord:
-        return run(given, scheme, rounds, out, options, on_round, ledger, after)
+        return run(given, scheme, rounds, out, options, on_round, ledger, after, track or [])
 
     _follow(start, f"{given.name}, {scheme}", as_json)
 
@@ -83,34 +90,40 @@ def run_command(
 def resume_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, a comparison's, or a leaderboard's.")],
     jobs: JobsOption = 0,
+    on: OnOption = "local",
+    cpus: CpusOption = None,
+    gpus: GpusOption = None,
+    track: TrackOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Resume a run, a comparison or a leaderboard that was stopped or killed, bit-identically.
+    """Resume a run, a comparison, a sweep or a leaderboard that was stopped or killed, bit-identically.
 
     Example: airdistill resume runs/quick-ota_fd
     """
     from airdistill.reproduce.leaderboard import LEADERBOARD, Question
     from airdistill.runs.comparison import COMPARISON, resume_comparison
+    from airdistill.runs.executors import executor_for
     from airdistill.runs.runner import resume
 
+    if on != "local" and not (folder / COMPARISON).exists():
+        raise InputError("--on", on, "is for comparisons and sweeps; all others are resumed on this machine")
     if (folder / LEADERBOARD).exists():
         follow_leaderboard(Question.read(folder), folder, jobs, as_json)
         return
     if (folder / COMPARISON).exists():
-        follow_comparison(lambda bar: resume_comparison(folder, jobs, bar), as_json)
+        executor = executor_for(on, cpus, gpus)
+        follow_comparison(lambda bar: resume_comparison(folder, jobs, bar, executor, track or []), as_json)
         return
-    _follow(lambda on_round: resume(folder, on_round), str(folder), as_json)
+    _follow(lambda on_round: resume(folder, on_round, track or []), str(folder), as_json)
 
 
 def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) -> None:
     """Run with a progress bar on standard error; Ctrl-C saves the finished rounds and exits with code 130."""
-    import logging
-
     from airdistill.report.progress import round_bar
     from airdistill.report.run import print_run, write_run_page
     from airdistill.report.terminal import Terminal
 
-    logging.basicConfig(format="%(message)s")
+    show_log_lines()
     try:
         with round_bar(Terminal(stderr=True), label) as on_round:
             record = start(on_round)

@@ -26,7 +26,7 @@ from airdistill.data.cifar import TAR_SUFFIXES, read_folder, read_tar
 from airdistill.data.formats import Arrays, decompress, parse_idx, read_csv, read_file, read_npy, read_npz
 from airdistill.data.labels import Label, as_classes, as_labels, label_map
 from airdistill.errors import DataError, InputError, described
-from airdistill.files import write_whole
+from airdistill.files import place_of, write_whole
 from airdistill.plugins import load_object
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def _arrays_of(source: str) -> Arrays:
     """The four arrays of a dataset as they are stored, by name."""
     if source == "mnist":
         return dict(zip(_NAMES, map(_embedded, _MNIST_MD5), strict=True))
-    path = Path(source)
+    path = place_of(source)
     if path.is_dir():
         return _from_folder(path)
     if path.is_file() and path.suffix == ".npz":
@@ -108,7 +108,7 @@ def load_train_labels(source: str) -> IntArray:
 def read_samples(source: str) -> NDArray[np.generic]:
     """Load public samples without labels: `x_public` of an .npz file or a folder, the training images of a folder or
     archive of images, or the samples of a .npy or .csv file."""
-    path = Path(source)
+    path = place_of(source)
     if path.is_dir():
         samples = _public_of_folder(path)
     elif path.name.endswith(TAR_SUFFIXES):

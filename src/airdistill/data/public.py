@@ -10,7 +10,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from airdistill.arrays import BoolArray, IntArray
 from airdistill.data.datasets import Dataset, load_dataset, load_train_labels, read_samples
 from airdistill.data.normalization import Normalization
 from airdistill.errors import InputError
+from airdistill.files import place_of
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.sections import Public
 
@@ -142,7 +142,7 @@ def _check_enough(requested: int, available: int, name: str, least_left: int = 0
 
 
 def _from_file(public: Public, dataset: Dataset) -> PublicSet:
-    if not Path(public.source).exists():
+    if not place_of(public.source).exists():
         rule = (
             'must be "test", "train", an existing folder of IDX or CIFAR files or with x_public.npy, an .npz, .npy or '
             ".csv file, or an archive of CIFAR (.tar.gz)"

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from airdistill.data.datasets import cache_folder, caching_is_off
 from airdistill.errors import InputError
-from airdistill.files import write_whole
+from airdistill.files import place_of, write_whole
 from airdistill.learning.base_features import SIZE, Joined, PatchFeatures, RandomFeatures, Scale
 from airdistill.learning.contrastive import Encoder, Recipe, train_encoder
 from airdistill.learning.fleet import CPU, Engine
@@ -129,8 +129,8 @@ def own_networks_digest(name: str, samples: Tensor, seed: int) -> str:
     found, shape = hashlib.sha256(), torch.Size((len(samples), *Scale.of(samples)(samples[:1]).shape[1:]))
     own = [part for part in _parts_of(name) if part not in _BUILT_IN]
     for part in own:
-        if Path(part).is_file():
-            found.update(hashlib.sha256(Path(part).read_bytes()).digest())
+        if place_of(part).is_file():
+            found.update(hashlib.sha256(place_of(part).read_bytes()).digest())
         else:
             found.update(digest_of(load_network(part, shape, seed).state_dict()).encode())
     return found.hexdigest() if own else ""
@@ -200,7 +200,7 @@ def _check_variances(name: str, width: int, variances: Tensor, sum_of_widths: in
 
 def _parts_of(name: str) -> list[str]:
     """The names of the parts of a sum, each of which could be an embedding."""
-    parts = [name] if Path(name).is_file() else name.split("+")
+    parts = [name] if place_of(name).is_file() else name.split("+")
     for part in parts:
         if part not in _BUILT_IN and ":" not in part and not Path(part).suffix:
             rule = (

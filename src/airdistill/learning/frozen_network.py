@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from airdistill.errors import InputError, described
+from airdistill.files import place_of
 from airdistill.learning.models import accepted_arguments
 from airdistill.plugins import load_object
 
@@ -30,7 +31,7 @@ def load_network(name: str, shape: torch.Size, seed: int) -> nn.Module:
         torch.default_generator.manual_seed(seed)
         network = _built(name, reference, tuple(shape[1:])) if ":" in reference else _scripted(name)
     if weights:
-        _load_weights(name, network, Path(weights))
+        _load_weights(name, network, place_of(weights))
     for parameter in network.parameters():  # a scripted network has no requires_grad_ of its own
         parameter.requires_grad_(False)
     return network.eval()
@@ -40,7 +41,7 @@ def _scripted(name: str) -> nn.Module:
     try:
         with warnings.catch_warnings():  # PyTorch advises the authors of such files, not their readers
             warnings.simplefilter("ignore", DeprecationWarning)
-            network: nn.Module = torch.jit.load(name, map_location="cpu")  # type: ignore[no-untyped-call]
+            network: nn.Module = torch.jit.load(place_of(name), map_location="cpu")  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError, ValueError) as error:
         way_out = "give a TorchScript file (torch.jit.save), or package.module:function for a network in code"
         raise InputError(FIELD, name, f"cannot be loaded: {str(error).splitlines()[0]}; {way_out}") from error

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray, divide_or
 from airdistill.errors import InputError
+from airdistill.files import place_of
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.payload import OneVector, declared_public
 from airdistill.planning.transceiver.required_noise import VectorRequiredNoise
@@ -297,7 +297,7 @@ def _check_embedding(name: str, part: str, shape: tuple[int, ...]) -> None:
         raise InputError("public.embedding", name, rule)
     if part == CLUSTERS and name != CLUSTERS:
         raise InputError("public.embedding", name, f"{CLUSTERS} cannot be part of a sum: use {CLUSTERS} alone")
-    if part in EMBEDDINGS or part == "auto" or ":" in part or Path(name).is_file():
+    if part in EMBEDDINGS or part == "auto" or ":" in part or place_of(name).is_file():
         return
     rule = (
         f"must be one of {', '.join(EMBEDDINGS)}, an existing TorchScript file (net.pt), package.module:function, "

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airdistill.arrays import ComplexArray
+from airdistill.channel.link_budget import noise_power_w
 from airdistill.errors import AirDistillError, InputError
 from airdistill.radio import loopback
 from airdistill.radio.modem import Modem
@@ -211,7 +212,7 @@ class FrontEnd(loopback.FrontEnd):
             raise InputError("radio.noise", scenario.radio.noise, 'GNU Radio adds noise on both axes; use "complex"')
         super().__init__(scenario)
         self._modem, self._frames = Modem(scenario), dict[int, ComplexArray]()
-        self._noise_power_w = scenario.radio.noise_power / self._modem.grid.tones
+        self._noise_power_w = noise_power_w(scenario) / self._modem.grid.tones
 
     def listen(self, round_index: int, shape: tuple[int, int]) -> None:
         super().listen(round_index, shape)

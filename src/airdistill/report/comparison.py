@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from airdistill.report.drawing import count_rounds, legend_below, looks_for, new
 from airdistill.report.page import Block, Bullets, Command, DataTable, Drawing, Page, Paragraph, Section, render
 from airdistill.report.plan import plan_section, privacy_section
 from airdistill.report.run import REPORT, plan_of
+from airdistill.report.sweep import drawings_of, sweep_figures
 from airdistill.report.wording import (
     antennas_in_words,
     extent,
@@ -36,7 +38,9 @@ from airdistill.report.wording import (
     span,
 )
 from airdistill.runs.comparison import Comparison, ComparisonRecord, Task
+from airdistill.runs.grid import over_options
 from airdistill.runs.results import ArmResult, Curve, arm_results, mean_curve, received_noise, runs_of
+from airdistill.runs.tables import write_results
 from airdistill.schemes.registry import load_scheme
 from airdistill.units import rounded_up
 
@@ -120,21 +124,22 @@ def print_comparison(record: ComparisonRecord, console: Console) -> None:
     """Print the table in parts that fit a terminal, and the failures."""
     results, link, privacy = parts_of_table(record, COLUMNS, LINK_COLUMNS, EPSILON_COLUMNS)
     console.print(f"[bold]{escape(record.comparison.name)}[/bold], seeds {_seeds(record)}")
-    console.print(_terminal_table(*results))
+    console.print(terminal_table(*results))
     console.print("[bold]Over the air[/bold]")
-    console.print(_terminal_table(*link))
+    console.print(terminal_table(*link))
     console.print("[bold]Privacy[/bold]: ε of the worst device under each sensitivity model")
-    console.print(_terminal_table(*privacy))
+    console.print(terminal_table(*privacy))
     for note in notes_of(record):
         console.print(f"[dim]{escape(note)}[/dim]", highlight=False)
     for problem in record.problems:
         console.print(escape(problem))
 
 
-def _terminal_table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
+def terminal_table(columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table for a terminal, with the schemes first."""
     table = Table(box=SIMPLE_HEAD)
     for column in columns:
-        first = column == "scheme"
+        first = column == COLUMNS[0]
         widest_word = max(map(len, column.split()))
         table.add_column(column, justify="left" if first else "right", no_wrap=first, min_width=widest_word)
     for row in rows:
@@ -260,14 +265,22 @@ def draw_against_time(axes: Axes, curves: dict[str, Curve]) -> None:
 
 
 def write_comparison_page(record: ComparisonRecord) -> Path:
-    """Write `report.html`, the curves as PNG and SVG and the numbers as CSV; return the page's path."""
+    """Write `report.html`, the figures as PNG and SVG and the numbers as tables; return the page's path."""
     folder = record.folder
     write_whole(folder / "runs.csv", runs_csv(record).encode())
     write_whole(folder / "curves.csv", curves_csv(record).encode())
-    if record.runs:
-        save(accuracy_figure(record), folder, "accuracy")
+    write_results(record)
+    for name, (figure, _) in figures_of(record).items():
+        save(figure, folder, name)
     write_whole(folder / REPORT, render(comparison_page(record)).encode())
     return folder / REPORT
+
+
+def figures_of(record: ComparisonRecord) -> dict[str, tuple[Figure, str]]:
+    """Return the figures that are saved, with their captions: of a sweep, by facet."""
+    if record.comparison.fields:
+        return sweep_figures(record)
+    return {"accuracy": (accuracy_figure(record), _CURVES_CAPTION)} if record.runs else {}
 
 
 def comparison_page(record: ComparisonRecord) -> Page:
@@ -278,7 +291,7 @@ def comparison_page(record: ComparisonRecord) -> Page:
         plan, of = plan_of(record.runs[task]), f" of {task.label}, seed {task.seed}"
         planned = [plan_section(plan, of), privacy_section(plan, of)]
     return Page(
-        title=f"{comparison.name}: {len(comparison.arms)} schemes compared",
+        title=f"{comparison.name}: {_compared(comparison)}",
         subtitle=f"seeds {_seeds(record)}; {len(record.runs)} of {len(comparison.tasks)} runs ended",
         sections=(
             Section("Results", (*results_blocks(record), *_drawings(record))),
@@ -290,12 +303,20 @@ def comparison_page(record: ComparisonRecord) -> Page:
     )
 
 
+def _compared(comparison: Comparison) -> str:
+    if comparison.fields:
+        return f"a sweep over {', '.join(comparison.fields)}"
+    return f"{len(comparison.arms)} schemes compared"
+
+
 def _first_private(record: ComparisonRecord) -> Task | None:
     schemes = {task: record.comparison.arm(task.label).scheme for task in record.runs}
     return next((task for task, scheme in schemes.items() if load_scheme(scheme).releases == "private"), None)
 
 
 def _drawings(record: ComparisonRecord) -> list[Drawing]:
+    if record.comparison.fields:
+        return drawings_of(sweep_figures(record))
     if not record.runs:
         return []
     against = ("rounds", "uplink time")
@@ -345,9 +366,12 @@ def _settings(plans: list[Plan]) -> tuple[str, ...]:
 
 
 def _commands(comparison: Comparison) -> tuple[Block, ...]:
-    schemes = ",".join(arm.scheme for arm in comparison.arms)
+    schemes = ",".join(dict.fromkeys(arm.scheme for arm in comparison.arms))
     rounds = comparison.arms[0].rounds
     command = f"airdistill compare scenario.toml --schemes {schemes} --seeds {len(comparison.seeds)}"
+    if comparison.fields:
+        over = "".join(f"--over {shlex.quote(text)} " for text in over_options(arm.point for arm in comparison.arms))
+        command = command.replace("compare scenario.toml ", f"sweep scenario.toml {over}")
     given = comparison.arms[0].with_seed(comparison.seeds[0]).model_dump(mode="json", exclude_none=True)
     return (
         Paragraph("The same command gives the same numbers on the same machine. The full scenario:"),

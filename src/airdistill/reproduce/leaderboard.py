@@ -188,7 +188,7 @@ def run_leaderboard(question: Question, out: Path, jobs: int, on_progress: OnPro
         _write_question(folder, question)
         for setting, labels in asked.items():
             told = _naming(setting, on_progress)
-            start(comparison_of(question, setting), folder / setting.name, jobs, told, labels)
+            start(comparison_of(question, setting), folder / setting.name, jobs, told, labels=labels)
 
 
 def _naming(setting: Setting, on_progress: OnProgress) -> OnProgress:

@@ -16,7 +16,7 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
-from airdistill.files import json_value
+from airdistill.files import json_value, place_of
 from airdistill.planning.feature_means import FeatureMeans, has_own_embedding
 from airdistill.planning.fleet import reserved_delta
 from airdistill.planning.payloads import PAYLOADS
@@ -101,10 +101,10 @@ def _noise_key(scenario: Scenario, scheme: str, data_digest: str) -> str:
     fields.pop("name", None)
     for section, field in (("data", "dataset"), ("public", "source"), ("radio", "trace")):
         fields.get(section, {}).pop(field, None)
-    if scenario.public is not None and Path(scenario.public.embedding).is_file():
+    if scenario.public is not None and place_of(scenario.public.embedding).is_file():
         fields["public"].pop("embedding", None)
     trace = scenario.radio.trace
-    contents = [data_digest, digest_of(Path(trace).read_bytes()) if trace else ""]
+    contents = [data_digest, digest_of(place_of(trace).read_bytes()) if trace else ""]
     return digest_of(json.dumps([scheme, fields, contents], sort_keys=True).encode())
 
 

@@ -1,53 +1,54 @@
-"""Comparisons: runs of several schemes and seeds, each in its own process, in one folder that can be resumed.
+"""Comparisons and sweeps: runs of schemes, seeds and points of a grid, in one folder that can be resumed.
 
 Each of them is an ordinary run, so a comparison that is killed loses nothing and resumes bit-identically. A run that
-fails leaves one line with the reason, and the others continue.
+fails leaves one line with the reason, and the others continue. An executor computes the runs.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from airdistill import DEFAULT_SCHEME, __version__
 from airdistill.errors import AirDistillError, InputError
-from airdistill.files import json_text, write_whole
+from airdistill.files import json_text
 from airdistill.runs.folder import SUMMARY, RunError, digest_of, locked, new_folder, simulated, write_json, writing
+from airdistill.runs.grid import OVER, Grid, Point, at_point, label_of, overridden, said_where
 from airdistill.runs.options import RunOptions, plan
 from airdistill.runs.record import RunRecord
+from airdistill.runs.tracking import MakeTracker, Tracking, chosen_trackers
 from airdistill.scenario.loading import ScenarioLike, as_scenario, changed, validated, with_absolute_paths
 from airdistill.scenario.model import Scenario
 
 COMPARISON = "comparison.json"
 COMPARED_SCHEMES = (DEFAULT_SCHEME, "ota_fd", "local_only")  # by default: ours, the paper's, and no federation
-PROGRESS_MARK = "airdistill-news "  # starts those lines of a worker's output that report progress
 OnProgress = Callable[["Task", dict[str, Any]], None]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A scheme on a scenario, under a label that also names its folder."""
+    """A scheme on a scenario, under a label that also names its folder; in a sweep, at a point of its grid."""
 
     label: str
     scheme: str
     scenario: Scenario
     rounds: int | None = None
+    point: Point = field(default_factory=dict)
 
     @classmethod
-    def of(cls, scheme: str, scenario: Scenario, rounds: int | None = None) -> Arm:
-        """Return an arm whose label is the scheme's own name."""
+    def of(cls, scheme: str, scenario: Scenario, rounds: int | None = None, point: Point | None = None) -> Arm:
+        """Return an arm whose label is the scheme's own name and the point, with the scenario at that point."""
         from airdistill.schemes.registry import load_scheme
 
-        return cls(load_scheme(scheme).name, scheme, scenario, rounds)
+        point = point or {}
+        label = ",".join(filter(None, (load_scheme(scheme).name, label_of(point))))
+        return cls(label, scheme, at_point(scenario, point), rounds, point)
 
     def with_seed(self, seed: int) -> Scenario:
         """Return the arm's scenario with another seed."""
@@ -79,11 +80,16 @@ class Comparison:
 
     def __post_init__(self) -> None:
         labels = [arm.label for arm in self.arms]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise InputError("--schemes", label, "is listed twice")
+        if len(set(labels)) < len(labels):
+            twice = next(label for label in labels if labels.count(label) > 1)
+            raise InputError("--schemes", twice, "is listed twice")
         if not labels or not self.seeds:
             raise InputError("--schemes", ",".join(labels), "at least one scheme and one seed are needed")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a sweep's grid; none of a comparison."""
+        return tuple(self.arms[0].point)
 
     @property
     def tasks(self) -> list[Task]:
@@ -98,8 +104,9 @@ class Comparison:
         from airdistill.runs.simulation import check_has_data
 
         for arm in (arm for arm in self.arms if labels is None or arm.label in labels):
-            check_has_data(arm.scenario)
-            plan(arm.with_seed(self.seeds[0]), arm.scheme, arm.rounds)
+            with said_where(arm.label) if arm.point else nullcontext():
+                check_has_data(arm.scenario)
+                plan(arm.with_seed(self.seeds[0]), arm.scheme, arm.rounds)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -113,6 +120,7 @@ class Comparison:
                     "scheme": arm.scheme,
                     "rounds": arm.rounds,
                     "scenario": arm.scenario.model_dump(mode="json", exclude_none=True),
+                    **({"point": arm.point} if arm.point else {}),
                 }
                 for arm in self.arms
             ],
@@ -121,7 +129,7 @@ class Comparison:
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Comparison:
         arms = [
-            Arm(given["label"], given["scheme"], validated(given["scenario"]), given["rounds"])
+            Arm(given["label"], given["scheme"], validated(given["scenario"]), given["rounds"], given.get("point", {}))
             for given in stored["arms"]
         ]
         return cls(stored["name"], tuple(arms), tuple(stored["seeds"]), RunOptions.from_dict(stored["options"]))
@@ -173,6 +181,76 @@ class ComparisonRecord:
         return failed + damaged
 
 
+def _check_points_differ(arms: Sequence[Arm]) -> None:
+    """Raise if two points of a grid mean the same for every scheme; warn if they do for some, which set fields."""
+    from airdistill.schemes.planning import as_run_by
+    from airdistill.schemes.registry import load_scheme
+
+    schemes: dict[str, dict[str, list[Arm]]] = {}
+    for arm in arms:
+        with said_where(arm.label):
+            adapted = as_run_by(load_scheme(arm.scheme), arm.scenario)
+        same = adapted.model_dump_json(exclude={"name", "overrides"})
+        schemes.setdefault(arm.scheme, {}).setdefault(same, []).append(arm)
+    repeated = {scheme: [each for each in found.values() if len(each) > 1] for scheme, found in schemes.items()}
+    for groups in repeated.values():
+        for first, second, *_ in groups:
+            if all(repeated.values()):
+                values = f"{label_of(first.point)} and {label_of(second.point)}"
+                raise InputError(
+                    OVER, values, "are the same scenario: the values are equal, or the scheme sets the field"
+                )
+            logger.warning("%s and %s are the same: the scheme sets the field itself", first.label, second.label)
+
+
+def sweep(
+    scenario: ScenarioLike,
+    over: Mapping[str, Sequence[Any]] | Grid,
+    schemes: Sequence[str] = COMPARED_SCHEMES,
+    seeds: int = 1,
+    rounds: int | None = None,
+    out: str | Path | None = None,
+    options: RunOptions | None = None,
+    jobs: int = 0,
+    on_progress: OnProgress | None = None,
+    executor: Executor | None = None,
+    track: Sequence[str | MakeTracker] = (),
+) -> ComparisonRecord:
+    """Run several schemes at every point of a grid of scenario fields and return their records.
+
+    `over` has the values of every field, as `{"privacy.epsilon": [1, 2, 4]}`. The other arguments are those of
+    `compare`. All points and schemes have the same seeds: what does not depend on a field is drawn alike.
+    """
+    options = (options or RunOptions()).resolved(executor is not None and executor.elsewhere)
+    comparison = swept(scenario, over, schemes, seeds, rounds, options)
+    return start(comparison, out, jobs, on_progress, executor, track)
+
+
+def swept(
+    scenario: ScenarioLike,
+    over: Mapping[str, Sequence[Any]] | Grid,
+    schemes: Sequence[str],
+    seeds: int,
+    rounds: int | None = None,
+    options: RunOptions | None = None,
+) -> Comparison:
+    """Return what `sweep` with the same arguments runs: point by point, the schemes in their order."""
+    if seeds < 1:
+        raise InputError("--seeds", seeds, "must be at least 1")
+    if not all(schemes):
+        raise InputError("--schemes", ",".join(schemes), "contains an empty name")
+    grid, scenario = over if isinstance(over, Grid) else Grid.of(over), as_scenario(scenario)
+    points = list(grid.points())
+    for name in overridden(scenario, points[0]):
+        logger.warning("%s is left out: the grid sets this field for every scheme", name)
+    placed = with_absolute_paths(scenario)
+    arms = tuple(Arm.of(scheme, placed, rounds, point) for point in points for scheme in schemes)
+    if grid.axes:
+        _check_points_differ(arms)
+    numbers = tuple(range(scenario.seed, scenario.seed + seeds))
+    return Comparison(scenario.name, arms, numbers, (options or RunOptions()).resolved())
+
+
 def compare(
     scenario: ScenarioLike,
     schemes: Sequence[str] = COMPARED_SCHEMES,
@@ -182,22 +260,34 @@ def compare(
     options: RunOptions | None = None,
     jobs: int = 0,
     on_progress: OnProgress | None = None,
+    executor: Executor | None = None,
+    track: Sequence[str | MakeTracker] = (),
 ) -> ComparisonRecord:
-    """Run several schemes on one scenario and return their records.
+    """Run several schemes on one scenario and return their records: a sweep whose grid has one point.
 
     `seeds` runs of each scheme start from consecutive seeds, the first of which is the scenario's. `rounds` replaces
     the number of rounds of all of them. `out` is a new folder, or that of the same comparison, which is then resumed.
     `jobs` runs are computed in parallel; 0: one for each core. `on_progress(task, news)` is called after every round.
+    `executor` computes the runs; by default in processes of this machine. `track` is that of `run`, for every run.
     """
-    if seeds < 1:
-        raise InputError("--seeds", seeds, "must be at least 1")
-    if not all(schemes):
-        raise InputError("--schemes", ",".join(schemes), "contains an empty name")
-    scenario = as_scenario(scenario)
-    arms = tuple(Arm.of(scheme, with_absolute_paths(scenario), rounds) for scheme in schemes)
-    numbers = tuple(range(scenario.seed, scenario.seed + seeds))
-    comparison = Comparison(scenario.name, arms, numbers, (options or RunOptions()).resolved())
-    return start(comparison, out, jobs, on_progress)
+    return sweep(scenario, {}, schemes, seeds, rounds, out, options, jobs, on_progress, executor, track)
+
+
+class Executor(Protocol):
+    """What computes the runs of a comparison, here or `elsewhere`, on other machines."""
+
+    elsewhere: bool
+
+    def check(self) -> None:
+        """Raise if the runs cannot be computed; called before anything is written."""
+
+    def compute(
+        self, folder: Path, comparison: Comparison, waiting: list[Task], jobs: int, on_progress: OnProgress | None
+    ) -> None:
+        """Start or resume the runs, at most `jobs` at once, and leave a line next to the folder of one that fails.
+
+        When interrupted, stop the runs with their rounds saved, and raise.
+        """
 
 
 def start(
@@ -205,20 +295,26 @@ def start(
     out: str | Path | None,
     jobs: int = 0,
     on_progress: OnProgress | None = None,
+    executor: Executor | None = None,
+    track: Sequence[str | MakeTracker] = (),
     labels: Collection[str] | None = None,
 ) -> ComparisonRecord:
     """Run a comparison in a new folder, or resume it if `out` already holds the same comparison.
 
     With `labels` only these arms are run; a later call may run the others.
     """
+    chosen_trackers(track)
     if out is None or not (Path(out) / COMPARISON).exists():
         comparison.check(labels)
-        folder = new_folder(None if out is None else Path(out), f"{comparison.name}-comparison")
+        if executor is not None:
+            executor.check()
+        name = f"{comparison.name}-{'sweep' if comparison.fields else 'comparison'}"
+        folder = new_folder(None if out is None else Path(out), name)
     else:
         folder = Path(out)
     with locked(folder):
         _write_comparison(folder, comparison)
-        _run_missing(folder, comparison, jobs, on_progress, labels)
+        _run_missing(folder, comparison, jobs, on_progress, executor, track, labels)
     return ComparisonRecord.read(folder)
 
 
@@ -232,11 +328,17 @@ def _write_comparison(folder: Path, comparison: Comparison) -> None:
         raise InputError("--out", str(folder), "holds another comparison; choose another folder")
 
 
-def resume_comparison(folder: str | Path, jobs: int = 0, on_progress: OnProgress | None = None) -> ComparisonRecord:
+def resume_comparison(
+    folder: str | Path,
+    jobs: int = 0,
+    on_progress: OnProgress | None = None,
+    executor: Executor | None = None,
+    track: Sequence[str | MakeTracker] = (),
+) -> ComparisonRecord:
     """Run what is missing in a comparison's folder; runs that failed are tried again."""
     folder = Path(folder)
     with locked(folder):
-        _run_missing(folder, Comparison.read(folder), jobs, on_progress)
+        _run_missing(folder, Comparison.read(folder), jobs, on_progress, executor, track)
     return ComparisonRecord.read(folder)
 
 
@@ -245,100 +347,22 @@ def _run_missing(
     comparison: Comparison,
     jobs: int,
     on_progress: OnProgress | None,
+    executor: Executor | None,
+    track: Sequence[str | MakeTracker],
     labels: Collection[str] | None = None,
 ) -> None:
+    from airdistill.runs.executors import LocalExecutor
+
     asked = [task for task in comparison.tasks if labels is None or task.label in labels]
     waiting = [task for task in asked if not (task.folder_in(folder) / SUMMARY).exists()]
-    if waiting:
-        _run_all(folder, comparison, waiting, jobs, on_progress)
+    with Tracking(chosen_trackers(track), folder) as tracking:
 
+        def update(task: Task, news: dict[str, Any]) -> None:
+            tracking.follow(task.folder_in(folder))
+            if on_progress is not None:
+                on_progress(task, news)
 
-def _run_all(
-    folder: Path, comparison: Comparison, waiting: list[Task], jobs: int, on_progress: OnProgress | None
-) -> None:
-    cores = len(os.sched_getaffinity(0))
-    jobs = min(jobs or cores, len(waiting))
-    threads = comparison.options.threads or max(1, cores // jobs)
-    workers = _Workers(folder, threads, on_progress)
-    with ThreadPoolExecutor(jobs) as pool:
-        futures: list[Future[None]] = [pool.submit(workers.run, task) for task in waiting]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        except BaseException:
-            # Ctrl-C or a full disk: the workers finish and save the round in progress, and no new run starts.
-            for future in futures:
-                future.cancel()
-            workers.stop()
-            raise
-
-
-class _Workers:
-    """Worker processes, each of which computes one run. They watch a pipe to this process and end when it ends."""
-
-    def __init__(self, folder: Path, threads: int, on_progress: OnProgress | None) -> None:
-        self._folder, self._threads, self._on_progress = folder, threads, on_progress
-        self._running: set[subprocess.Popen[str]] = set()
-        self._stopped = False
-        self._lock = threading.Lock()
-
-    def run(self, task: Task) -> None:
-        """Compute one run in a worker and wait for it; a failure is written next to the run's folder."""
-        failure = task.failure_in(self._folder)
-        failure.parent.mkdir(exist_ok=True)
-        failure.unlink(missing_ok=True)
-        process = self._launch(task)
-        if process is None:
-            return
-        output: list[str] = []
-        with process:  # closes the pipes and waits for the process
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith(PROGRESS_MARK):
-                    self._report(task, json.loads(line.removeprefix(PROGRESS_MARK)))
-                elif line.strip():
-                    output = [*output[-20:], line.strip()]
-        code = process.returncode
-        with self._lock:
-            self._running.discard(process)
-        if code != 0 and not self._stopped:
-            reason = _reason(code, output)
-            write_whole(failure, f"{reason}\n".encode())
-            self._report(task, {"failed": reason})
-
-    def _report(self, task: Task, news: dict[str, Any]) -> None:
-        if self._on_progress is not None:
-            self._on_progress(task, news)
-
-    def _launch(self, task: Task) -> subprocess.Popen[str] | None:
-        arguments = [str(self._folder), task.label, str(task.seed), str(self._threads)]
-        with self._lock:
-            if self._stopped:
-                return None
-            process = subprocess.Popen(
-                [sys.executable, "-m", "airdistill.runs.worker", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,  # Ctrl-C in a terminal reaches only this process, which then stops the workers
-            )
-            self._running.add(process)
-            return process
-
-    def stop(self) -> None:
-        """Ask all workers to save their round in progress and to end."""
-        with self._lock:
-            self._stopped = True
-            for process in self._running:
-                process.send_signal(signal.SIGTERM)
-
-
-def _reason(code: int, output: list[str]) -> str:
-    """Return why a worker failed, in one line."""
-    if code < 0:
-        return f"ended by {signal.Signals(-code).name}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
-    if code == 130:
-        return "was stopped by a signal from another process"
-    return output[-1] if output else f"ended with exit code {code}"
+        if waiting:
+            (executor or LocalExecutor()).compute(folder, comparison, waiting, jobs, update)
+        for task in asked:  # those that had ended before, too
+            tracking.follow(task.folder_in(folder))

@@ -31,7 +31,7 @@ from airdistill.runs.earlier import AFTER
 from airdistill.runs.folder import RunError, read_sealed, simulated
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import undamaged_run
-from airdistill.runs.simulation import Simulation, check_unchanged
+from airdistill.runs.simulation import Simulation, check_unchanged, own_code
 from airdistill.schemes.base import Round
 from airdistill.schemes.registry import load_scheme
 from airdistill.streams import noise_seed
@@ -178,8 +178,9 @@ def _observed(simulation: Simulation, round_index: int, on_replayed: OnReplayed)
 
 def _restored(folder: Path, plan: Plan, stored: dict[str, Any], round_index: int) -> Simulation:
     """The run as it was before the round, or at a checkpoint before, with a ledger that cannot be written."""
-    simulation = Simulation(plan, load_scheme(stored["scheme"]), RunOptions.from_dict(stored["options"]))
-    check_unchanged(folder, simulation.inputs_digest, stored, "exported")
+    scheme = load_scheme(stored["scheme"])
+    simulation = Simulation(plan, scheme, RunOptions.from_dict(stored["options"]))
+    check_unchanged(folder, simulation.inputs_digest, own_code(plan, scheme), stored, "exported")
     checkpoint = newest_checkpoint(folder, before=round_index)
     if checkpoint is None and AFTER in stored:
         rule = "began with the models of another run, and has no checkpoint before the round"

@@ -116,9 +116,12 @@ class RunOptions:
         if self.engine not in ENGINES:
             raise InputError("--engine", self.engine, f"must be one of {', '.join(ENGINES)}")
 
-    def resolved(self) -> RunOptions:
-        """Return a copy with every automatic choice made, so that a resumed run does not choose differently."""
-        device = self._device().type
+    def resolved(self, elsewhere: bool = False) -> RunOptions:
+        """Return a copy with every automatic choice made, so that a resumed run does not choose differently.
+
+        A run that is computed `elsewhere` may have a GPU that this machine has not.
+        """
+        device = self.device if elsewhere and self.device == "cuda" else self._device().type
         return replace(self, device=device, chunk_samples=self.chunk_samples or _CHUNK_SAMPLES[device])
 
     def learning_engine(self) -> Engine:

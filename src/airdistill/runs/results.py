@@ -213,7 +213,7 @@ def _result(record: ComparisonRecord, label: str, scheme: str, runs: dict[int, R
         num_seeds=len(runs),
         accuracy=Interval.of([summary["accuracy"]["mean"] for summary in summaries]),
         worst_device=Interval.of([summary["accuracy"]["worst"] for summary in summaries]),
-        gain=gain_over_local(record, runs) if scheme != LOCAL else None,
+        gain=gain_over_local(record, label, runs) if scheme != LOCAL else None,
         rounds=(min(rounds), max(rounds)),
         uplink_seconds=Interval.of([summary["uplink_seconds"] for summary in summaries]),
         joules=Interval.of([summary["measured_joules"] for summary in summaries]),
@@ -243,9 +243,12 @@ def _infinite(value: float | None) -> float:
     return float("inf") if value is None else value
 
 
-def gain_over_local(record: ComparisonRecord, runs: dict[int, RunRecord]) -> Interval | None:
-    """Return the gain in accuracy over `local_only`, for the seeds for which that has finished as well."""
-    local_label = next((arm.label for arm in record.comparison.arms if arm.scheme == LOCAL), None)
+def gain_over_local(record: ComparisonRecord, label: str, runs: dict[int, RunRecord]) -> Interval | None:
+    """Return the gain in accuracy over `local_only` at the same point, for the seeds that have finished there too."""
+    points = [arm.point for arm in record.comparison.arms if arm.label == label]
+    local_label = next(
+        (arm.label for arm in record.comparison.arms if arm.scheme == LOCAL and arm.point in points), None
+    )
     local = {} if local_label is None else runs_of(record, local_label)
     pairs = [
         (run.summary["accuracy"]["mean"], accuracy_at(local[seed], run.summary["rounds"]))

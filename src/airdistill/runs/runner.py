@@ -6,7 +6,7 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -53,13 +53,13 @@ from airdistill.runs.folder import (
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord, damage_in
 from airdistill.runs.simulation import OWN_CODE, Simulation, check_unchanged, own_code, repeats_charged_rounds
+from airdistill.runs.tracking import MakeTracker, OnRound, Tracking, chosen_trackers
 from airdistill.scenario.loading import ScenarioLike, as_scenario, as_toml, with_absolute_paths
 from airdistill.scenario.model import Scenario
 from airdistill.schemes.planning import as_run_by, plan_scheme
 from airdistill.schemes.registry import load_scheme
 
 logger = logging.getLogger(__name__)
-OnRound = Callable[[dict[str, Any], int], None]
 _OTHER_PROGRAM = (
     "started by airdistill %s and resumed by %s, or with own code that cannot be compared: rounds that were charged "
     "after round %d stay counted, and are charged again with new noise"
@@ -75,14 +75,17 @@ def run(
     on_round: OnRound | None = None,
     ledger: str | PathLike[str] | None = None,
     after: str | PathLike[str] | None = None,
+    track: Sequence[str | MakeTracker] = (),
 ) -> RunRecord:
     """Train the fleet of a scenario with a scheme, following the plan that `airdistill.plan` returns.
 
     `rounds` replaces the scenario's number of rounds. `out` is an empty folder; by default a new one under `runs/`.
     `on_round(record, num_rounds)` is called after every round. `ledger` is the folder of an earlier run of the same
     devices, or its ledger: the privacy budget that they spent there is not available to this run. `after` is the folder
-    of an ended run: its ledger is continued, and every device starts with the model that it had there.
+    of an ended run: its ledger is continued, and every device starts with the model that it had there. `track` names
+    trackers ("csv", "tensorboard", "mlflow"), or has functions that make them (`airdistill.runs.tracking`).
     """
+    trackers = chosen_trackers(track)
     scenario, chosen = as_scenario(scenario), load_scheme(scheme)
     before = _continued(ledger, after)
     adapted = with_absolute_paths(as_run_by(chosen, scenario, rounds))
@@ -105,15 +108,18 @@ def run(
             _checkpoint(folder, simulation, RoundFile(folder / ROUNDS, 0, None))
             how[AFTER] = {"run": str(models.folder.resolve()), "models": models.digest}
         seal(folder, {**how, "inputs": simulation.inputs_digest, "ledger": mark_of(simulation.ledger)})
-        return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
+        with Tracking(trackers, folder) as tracking:
+            return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), tracking.also(on_round, folder))
 
 
-def resume(folder: str | PathLike[str], on_round: OnRound | None = None) -> RunRecord:
+def resume(
+    folder: str | PathLike[str], on_round: OnRound | None = None, track: Sequence[str | MakeTracker] = ()
+) -> RunRecord:
     """Resume a run that was stopped or killed; the result is bit-identical to that of an uninterrupted run.
 
     A run that has ended is returned as it is. Raise `RunError` if rounds would be lost.
     """
-    folder = simulated(Path(folder))
+    folder, trackers = simulated(Path(folder)), chosen_trackers(track)
     with locked(folder):
         if (folder / SUMMARY).exists():
             return RunRecord.read(folder)
@@ -134,7 +140,8 @@ def resume(folder: str | PathLike[str], on_round: OnRound | None = None) -> RunR
         simulation.ledger = trusted_ledger(folder, reached if repeats else None)
         if not repeats and simulation.ledger.last_round > reached:
             logger.warning(_OTHER_PROGRAM, stored["airdistill"], __version__, reached)
-        with writing(folder):
+        with writing(folder), Tracking(trackers, folder) as tracking:
+            on_round = tracking.also(on_round, folder)
             if checkpoint is None:
                 return _play(folder, simulation, RoundFile(folder / ROUNDS, 0, None), on_round)
             simulation.restore(checkpoint.round_index, checkpoint.tensors, checkpoint.numbers)

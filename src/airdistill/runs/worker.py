@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from airdistill.errors import AirDistillError
-from airdistill.runs.comparison import PROGRESS_MARK, Comparison, Task
+from airdistill.runs.comparison import Comparison, Task
+from airdistill.runs.executors import PROGRESS_MARK
 from airdistill.runs.folder import RUN
 from airdistill.runs.runner import resume, run
 

@@ -121,6 +121,14 @@ def with_absolute_paths(scenario: Scenario) -> Scenario:
     return changed(scenario, changes)
 
 
+def files_named(scenario: Scenario) -> list[str]:
+    """Return the files and folders that a scenario names and that exist, with those of weights for own networks."""
+    names = [getattr(getattr(scenario, section), field, None) for section, field in _PATH_FIELDS]
+    parts = [part for name in names if name is not None for part in (name, name.partition("@")[2])]
+    ordinary = {value for values in _PATH_FIELDS.values() for value in values}
+    return [part for part in dict.fromkeys(parts) if part and part not in ordinary and Path(part).exists()]
+
+
 def as_toml(scenario: Scenario) -> str:
     """Return the whole scenario as TOML that can be loaded from any folder."""
     import tomli_w
