@@ -326,10 +326,7 @@ class Released:
         return np.where(self.sent, self._of_rows(arriving) + added * (artificial + share), np.inf)
 
     def noise_var(self) -> FloatArray:
-        """The variance of the noise that is really received, `[row]`, without any error of misaligned signals.
-
-        Through a waveform the least of it that is certain.
-        """
+        """The variance of the noise that is received, `[row]`, without misaligned signals; what is certain of it."""
         uplink = self.plan.uplink
         if isinstance(uplink, TrustedUplink):  # of a mean vote
             return np.array([(uplink.payload.settings.vote_noise / self.plan.fleet.num_devices) ** 2])

@@ -323,8 +323,7 @@ def _deltas(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> tuple[FloatAr
     The header's δ is that of the noise. A plan reserves a part of the target for channel errors beyond their limit;
     such errors are independent of the noise, and so their probability adds to δ.
     """
-    part = header.terms.get("waveform", header.terms.get("csi_error", {}))
-    reserved = float(part.get("reserved_delta", 0.0))
+    reserved = float(header.terms.get("waveform", header.terms.get("csi_error", {})).get("reserved_delta", 0.0))
     excess = sum(run.excess_delta or 0.0 for run in runs)
     # Adding what was subtracted leaves a rounding error, which must not be rounded up.
     asked = np.array([float(f"{delta + reserved:.12g}") for delta in header.delta]) if reserved else header.delta
