@@ -1,9 +1,10 @@
 """The interface to a radio: what a device and the server need of their hardware.
 
-A driver of your own is a class with these methods; `loopback` is an example without hardware. Symbols are complex
-baseband, `[row, slot]`, with their power in watts at the antenna: the driver applies its own calibration. The driver
-synchronises the devices, so that their first symbols arrive at the same time. The channel that it reports to the
-scenario (a trace) must be the channel that it transmits through, because AirDistill inverts it.
+A driver of your own is a class with these methods; `loopback` is an example without hardware; `gnu_radio`, `soapy` and
+`file_replay` send samples. Symbols are complex baseband, `[row, slot]`, with their power in watts at the antenna: the
+driver applies its own calibration. The driver synchronises the devices, so that their first symbols arrive at the same
+time. The channel that it reports to the scenario (a trace) must be the channel that it transmits through, because
+AirDistill inverts it.
 """
 
 from __future__ import annotations
