@@ -77,8 +77,8 @@ def sounded(graph: FlowGraph, num_devices: int, rng: np.random.Generator) -> Wid
     """What devices know of their channels from a downlink pilot of 0.1 W in all tones, over a reciprocal channel."""
     amplitude = np.sqrt(WAVE.pilot_power / GRID.tones)
     pilot = modulate(GRID, amplitude * known_elements(GRID)[1:])
-    heard, _ = graph.carry(np.broadcast_to(pilot, (num_devices, len(pilot))))
-    window = heard[:, 64 - EARLY :][:, : GRID.symbol_samples]
+    received, _ = graph.carry(np.broadcast_to(pilot, (num_devices, len(pilot))))
+    window = received[:, 64 - EARLY :][:, : GRID.symbol_samples]
     shape = window.shape
     noise = np.sqrt(NOISE_POWER_W / 2) * (rng.standard_normal(shape) + 1j * rng.standard_normal(shape))
     known = demodulate(GRID, window + noise)[:, 0] / (amplitude * known_elements(GRID)[1])

@@ -44,9 +44,9 @@ def test_plan_prints_json_and_nothing_else(run):
 
 def test_a_plan_for_feature_means_has_the_evidence_in_json(run):
     made = json.loads(run("plan", "skewed-50", "--scheme", "airdistill_features", "--json")[1])
-    assert made["feature_outlook"]["verdict"] == "enough"
-    assert made["feature_outlook"]["hard"]["evidence"] > 5
-    assert json.loads(run("plan", "quick", "--json")[1])["feature_outlook"] is None
+    assert made["evidence_forecast"]["verdict"] == "enough"
+    assert made["evidence_forecast"]["hard"]["evidence"] > 5
+    assert json.loads(run("plan", "quick", "--json")[1])["evidence_forecast"] is None
 
 
 def test_plan_draws_the_gap(run, tmp_path):

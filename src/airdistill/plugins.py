@@ -71,7 +71,7 @@ def load_object(reference: str, field: str) -> Any:
 def source_digests(names: Iterable[str]) -> dict[str, str | None]:
     """The digests of the files of these modules and of the user's own modules that they import, by module.
 
-    None stands for a module without a file, as in an interactive session: nobody can tell whether it has changed. What
+    None stands for a module without a file, as in an interactive session: whether it has changed cannot be known. What
     a function imports when it is called is not followed, nor is what code reads from other files, nor an edit that a
     process made after it had imported the module.
     """

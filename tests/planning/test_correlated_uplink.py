@@ -81,7 +81,7 @@ def test_buffered_matrix_is_the_optimum_of_a_dense_search(cycle):
     assert found < best + 1e-6  # more buffers are allowed
 
 
-def test_with_everybody_in_every_round_the_best_toeplitz_matrix_is_the_identity():
+def test_with_all_devices_in_every_round_the_best_toeplitz_matrix_is_the_identity():
     for kind in ("banded", "blt"):
         assert best_correlation(kind, 30).weights == ()
     tried = np.abs(np.random.default_rng(1).standard_normal((50, 3))) * 0.2
@@ -93,7 +93,7 @@ def test_with_everybody_in_every_round_the_best_toeplitz_matrix_is_the_identity(
 
 
 @pytest.mark.parametrize("num_rounds", [2, 4, 6])
-def test_with_everybody_in_every_round_any_lower_triangular_matrix_gains_little(num_rounds):
+def test_with_all_devices_in_every_round_any_lower_triangular_matrix_gains_little(num_rounds):
     """The best found has no correlation at all: less noise in early rounds, 1/d_t² with d_t² ∝ √(T − t + 1)."""
     places = np.tril_indices(num_rounds)
 
@@ -112,7 +112,7 @@ def test_with_everybody_in_every_round_any_lower_triangular_matrix_gains_little(
         assert best > np.log(loss_of(diagonal, 1)) - 1e-6
 
 
-def test_square_root_matrix_loses_with_everybody_in_every_round():
+def test_square_root_matrix_loses_with_all_devices_in_every_round():
     for num_rounds, factor in [(8, 1.76), (50, 2.53)]:
         later = np.arange(1, num_rounds)
         column = np.append(1.0, np.cumprod((2 * later - 1) / (2 * later)))
@@ -139,7 +139,7 @@ def test_every_round_has_the_same_shares_whatever_the_channel(kind, more):
         drawn = planned.design(channel, index)
         received = np.abs(channel * drawn.noise_gain[:, 0]) ** 2 / drawn.rx_scale[0] ** 2
         assert received == pytest.approx(shares * variance[index - 1], rel=1e-10)
-        # Somebody sends with all power, and nobody with more.
+        # At least one device sends with full power, and no device with more.
         assert drawn.power_slack(POWER).min() == pytest.approx(0, abs=1e-9)
         expected = received.sum() + 0.5e-12 / drawn.rx_scale[0] ** 2
         assert drawn.effective_noise_var[0] == pytest.approx(expected, rel=1e-10)
@@ -171,7 +171,7 @@ def test_noise_follows_from_the_joint_sensitivity(more):
 
 @pytest.mark.parametrize("trust", ["own_noise", "fleet_noise"])
 @pytest.mark.parametrize("matrix", [Correlation("blt", (0.4,), (0.7,)), Correlation("banded", (0.5, 0.2))])
-def test_everybody_in_every_round_with_a_matrix_of_their_own(trust, matrix):
+def test_all_devices_in_every_round_with_a_matrix_of_their_own(trust, matrix):
     """No planner would choose it; it is counted like any other, under each trust model with its noise."""
     planned = made(f"privacy.trust={trust}")
     uplink, source = replace(planned.uplink, matrix=matrix), channel_source(planned.scenario)
@@ -230,7 +230,7 @@ def test_the_receivers_part_is_that_of_the_rounds():
     assert quiet.gain == pytest.approx(quiet.devices_gain)
 
 
-def test_nothing_is_gained_with_everybody_and_the_plan_says_so():
+def test_nothing_is_gained_with_all_devices_and_the_plan_says_so():
     planned = made()
     assert planned.correlation.devices_gain == pytest.approx(1.0)
     assert any("gains nothing" in warning for warning in planned.warnings)

@@ -67,10 +67,10 @@ def test_a_plan_states_the_size(capsys):
     own = ("--set", "public.embedding=torch.nn:Flatten", "--set", "public.features=4")
     for changes in ((), own):
         assert exit_code("plan", "quick", *public, *changes, "--json") == 0
-        stated = json.loads(capsys.readouterr().out)["embedding_outlook"]
+        stated = json.loads(capsys.readouterr().out)["embedding_cost"]
         assert stated["cpu_bytes"] == (None if changes else stated["cuda_bytes"])
         assert exit_code("plan", "quick", *public, *changes) == 0
         words = "the size of your own network" if changes else f"{with_prefix(stated['cpu_bytes'], 'B')}, sent to the"
         assert words in " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert exit_code("plan", "quick", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["embedding_outlook"] is None
+    assert json.loads(capsys.readouterr().out)["embedding_cost"] is None

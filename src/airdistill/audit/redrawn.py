@@ -38,7 +38,7 @@ def entry_keys(ledger: Ledger) -> list[str]:
 
 
 class RedrawnNoise:
-    """The noise of recorded rounds, one after the other: correlated noise depends on that of the rounds before."""
+    """The noise of recorded rounds, in order: correlated noise depends on that of the rounds before."""
 
     def __init__(self) -> None:
         self._of_devices: dict[int, FloatArray] = {}  # by round, in units of the estimate

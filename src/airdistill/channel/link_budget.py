@@ -72,7 +72,7 @@ def antenna_gain(radio: Radio) -> float:
 def largest_power_w(scenario: Scenario, antenna_dbi: float) -> float:
     """The largest transmit power of a station with this antenna gain; infinite without a limit.
 
-    Losses between the transmitter and its antenna do not raise it, because nobody has measured them for this station.
+    Losses between the transmitter and its antenna do not raise it, because they have not been measured for it.
     """
     radio, gain = scenario.radio, power_ratio(antenna_dbi)
     if radio.band is not None:

@@ -72,7 +72,7 @@ def plan_command(
     ablation, public = what_if(made, with_steps=ledger is None), public_set_what_if(made)
     if as_json:
         what_ifs: dict[str, Any] = {"outlook": ablation, "public_outlook": public}
-        what_ifs |= {"feature_outlook": feature_evidence(made), "embedding_outlook": embedding_cost(made)}
+        what_ifs |= {"evidence_forecast": feature_evidence(made), "embedding_cost": embedding_cost(made)}
         found = {name: None if each is None else jsonable(asdict(each)) for name, each in what_ifs.items()}
         if devices:
             from airdistill.report.links import links_json

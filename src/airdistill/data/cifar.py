@@ -48,7 +48,7 @@ class _Layout:
 
 
 def find_layout(names: Mapping[str, Any]) -> _Layout | None:
-    """The layout of an archive with files of these names; None if it is none of CIFAR's."""
+    """The layout of an archive with files of these names; None if CIFAR has no such archive."""
     return next((layout for layout in _LAYOUTS if layout.fits(names)), None)
 
 

@@ -54,7 +54,7 @@ class AnsweredStudent:
     def taught(self, labels: IntArray) -> tuple[nn.Module, FloatArray]:
         """The model, and the class probabilities `[sample, class]` that it learned, from labels `[sample]`.
 
-        A label below 0 is none. There must be an answer.
+        A label below 0 means that the sample has no answer. At least one sample must have one.
         """
         answers = np.where(labels[:, None] >= 0, np.eye(self.student.num_classes)[labels], 0.0)
         probabilities = spread(answers, self._graph)

@@ -70,9 +70,9 @@ def _with_buffers(joined: FloatArray, count: int) -> tuple[float, FloatArray]:
         weights, decays = np.split(x, 2)
         powers = decays[:, None] ** power
         value, gradient = _log_loss(np.append(1.0, weights @ powers), joined)
-        slopes = np.zeros_like(powers)
-        slopes[:, 1:] = power[1:] * powers[:, :-1]
-        return value, np.append(powers @ gradient, weights * (slopes @ gradient))
+        by_decay = np.zeros_like(powers)  # of the powers
+        by_decay[:, 1:] = power[1:] * powers[:, :-1]
+        return value, np.append(powers @ gradient, weights * (by_decay @ gradient))
 
     slowest = min(1 - 1 / num_rounds, _LARGEST_DECAY)
     start = np.append(np.full(count, 0.5 / count), 1 - np.geomspace(0.5, 1 - slowest, count))
@@ -101,8 +101,8 @@ def _log_loss(coefficients: FloatArray, joined: FloatArray) -> tuple[float, Floa
     revealed = np.convolve(coefficients, joined)[:num_rounds]
     squared = float(revealed @ revealed)
     by_lag = [(back[k:] @ sums[: num_rounds - k], revealed[k:] @ joined[: num_rounds - k]) for k in range(1, bands)]
-    slopes = np.array(by_lag).reshape(-1, 2)
-    return float(np.log(error) + np.log(squared)), -slopes[:, 0] / error + 2 * slopes[:, 1] / squared
+    gradients = np.array(by_lag).reshape(-1, 2)
+    return float(np.log(error) + np.log(squared)), -gradients[:, 0] / error + 2 * gradients[:, 1] / squared
 
 
 def prefix_variance(correlation: Correlation, step_sizes: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ query by at most √2. The guarantee needs nothing else:
     μ² = N/σ1² + A·2/σ2²  for N queries of which at most A are answered.
 
 Which queries are answered depends on earlier noise, but the sum of squared shifts over variances never exceeds μ².
-With the rest filled up by noise that nobody looks at, the privacy loss is that of one Gaussian mechanism: a martingale
+With the rest filled up by noise that is not used, the privacy loss is that of one Gaussian mechanism: a martingale
 whose quadratic variation is fixed. The exact Gaussian curve therefore holds. It is never above the paper's, which
 composes Rényi divergences.
 

@@ -77,7 +77,7 @@ _MAKE = "openssl genpkey -algorithm ed25519 -out private.pem"
 
 
 def _cryptography() -> tuple[Any, Any, tuple[type[Exception], ...]]:
-    """The modules of keys, and what they raise for a file that is none."""
+    """The modules of keys, and what they raise for a file that is not a key."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization

@@ -2,7 +2,7 @@
 
 1. Find the preamble; correct carrier offset, delay, phase and level, where they differ from zero by more than noise.
 2. Demodulate, despread, and divide by the scale λ.
-3. Estimate the noise twice: from tones that nobody uses, and from the difference of the two pilots.
+3. Estimate the noise twice: from unused tones, and from the difference of the two pilots.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def decode_file(path: Path, start: int | None = None) -> Decoded:
 
 
 def decode(recording: Recording, name: str = "recording", start: int | None = None) -> Decoded:
-    """Decode a recording of a reception. Raise `RecordingError` if it is none, or if no preamble is found in it.
+    """Decode a recording of a reception. Raise `RecordingError` if it is not one, or has no preamble.
 
     With `start` the frame begins at this sample, and nothing is searched or corrected: for recordings by the clock and
     oscillator of the transmitters, and pilots below the noise.
@@ -100,9 +100,9 @@ def decode(recording: Recording, name: str = "recording", start: int | None = No
     if contents.device is not None:
         rule = f"is what device {contents.device} sent; decode a recording of a reception"
         raise RecordingError(f"{name}: airdistill:kind", "transmission", rule)
-    found, heard = _frame(recording, name, start)
-    elements = elements_in(grid, heard, found) if start is None else demodulate(grid, heard)
-    noise_power = _unused_tone_power(grid, heard)
+    found, received = _frame(recording, name, start)
+    elements = elements_in(grid, received, found) if start is None else demodulate(grid, received)
+    noise_power = _unused_tone_power(grid, received)
     data = elements[BEFORE : BEFORE + contents.num_symbols]
     numbers = _numbers(contents, data)
     filled = numbers.size / (grid.numbers_per_symbol * contents.num_symbols)
@@ -136,9 +136,9 @@ def _numbers(contents: Contents, data: ComplexArray) -> FloatArray:
     return numbers_of(grid, slots, contents.num_numbers).reshape(contents.rows, contents.entries)
 
 
-def _unused_tone_power(grid: Grid, heard: ComplexArray) -> float:
-    """Mean power of the elements that nobody uses, without the one at the carrier, where receivers leak."""
-    symbols = heard.reshape(-1, grid.symbol_samples)[:, grid.prefix_samples :]
+def _unused_tone_power(grid: Grid, received: ComplexArray) -> float:
+    """Mean power of the unused elements, without the one at the carrier, where receivers leak."""
+    symbols = received.reshape(-1, grid.symbol_samples)[:, grid.prefix_samples :]
     unused = np.setdiff1d(np.arange(1, grid.fft_size), grid.bins)
     return float(np.mean(np.abs(np.fft.fft(symbols, axis=1, norm="ortho")[:, unused]) ** 2))
 

@@ -1,7 +1,7 @@
 """Recordings played as the server's receiver: `air.medium = "radio"` without devices on the air.
 
 AIRDISTILL_RECORDINGS names a folder with `round-0001/reception.sigmf-meta` and so on, as `airdistill radio export`
-writes it. The server decodes what was recorded; what devices send meanwhile is not heard.
+writes it. The server decodes what was recorded; what devices send meanwhile is not received.
 """
 
 from __future__ import annotations

@@ -222,13 +222,13 @@ class FrontEnd(loopback.FrontEnd):
         shape = super().received(round_index).shape  # which checks the round
         gains = self._modem.source.round_channel(round_index)
         frames = [self._frames.get(device) for device in range(len(gains))]
-        silence = np.zeros(self._modem.frame_samples((shape[0], shape[1])), np.complex128)
+        no_signal = np.zeros(self._modem.frame_samples((shape[0], shape[1])), np.complex128)
         unit = np.sqrt(self._noise_power_w) or float(np.abs(gains).max())  # single precision has its own smallest
         devices = [{"taps": [[(gain / unit).real, (gain / unit).imag]], "offset": 0.0} for gain in gains]
         noise = float(np.sqrt(self._noise_power_w) / unit)
         options = FlowGraphOptions("channel_model", devices, noise, secrets.randbits(31))
         with FlowGraph(options) as graph:
-            _, summed = graph.carry(np.stack([silence if frame is None else frame for frame in frames]))
+            _, summed = graph.carry(np.stack([no_signal if frame is None else frame for frame in frames]))
         return self._modem.symbols(round_index, summed * unit, (shape[0], shape[1]))
 
     def _add(self, device: int, round_index: int, symbols: ComplexArray) -> bool:

@@ -62,8 +62,8 @@ class Modem:
             found = synchronise(self.grid, samples, num_symbols)
         except NotSynchronised as reason:
             raise AirDistillError(f"round {round_index}: the recording of {len(samples)} samples: {reason}") from None
-        heard = aligned(self.grid, samples, found, level)[: self.frame_samples(shape)]
-        data = elements_in(self.grid, heard, found)[BEFORE : BEFORE + num_symbols]
+        received = aligned(self.grid, samples, found, level)[: self.frame_samples(shape)]
+        data = elements_in(self.grid, received, found)[BEFORE : BEFORE + num_symbols]
         slots = despread(data, self._phases(round_index, shape)) * np.sqrt(self.grid.tones)
         pairs = numbers_of(self.grid, slots, _BOTH_AXES * shape[0] * shape[1]).reshape(*shape, 2)
         return np.asarray(pairs[..., 0] + 1j * pairs[..., 1])

@@ -175,8 +175,8 @@ def _normalised(window: ComplexArray, known: ComplexArray, energy: FloatArray) -
 def _refined(grid: Grid, samples: ComplexArray, start: int, offset_hz: float) -> float:
     """The carrier offset from the phase between preamble and pilot, over twice the lag of the coarse one."""
     length = grid.symbol_samples
-    heard = _turned(samples[start : start + BEFORE * length], -offset_hz / grid.sample_rate_hz)
-    elements = demodulate(grid, heard) * known_elements(grid).conj()
+    received = _turned(samples[start : start + BEFORE * length], -offset_hz / grid.sample_rate_hz)
+    elements = demodulate(grid, received) * known_elements(grid).conj()
     return float(offset_hz + np.angle(elements[1].sum() * elements[0].sum().conj()) / (2 * np.pi * grid.symbol_s))
 
 
@@ -190,8 +190,8 @@ def _pilots_at(grid: Grid, samples: ComplexArray, start: int, num_symbols: int, 
     length, pilots = grid.symbol_samples, []
     for symbol in (1, BEFORE + num_symbols):
         first = start + symbol * length
-        heard = _turned(samples[first : first + length], -offset_hz / grid.sample_rate_hz, -symbol * length)
-        pilots.append(demodulate(grid, heard)[0])
+        received = _turned(samples[first : first + length], -offset_hz / grid.sample_rate_hz, -symbol * length)
+        pilots.append(demodulate(grid, received)[0])
     return np.asarray(np.stack(pilots) * known_elements(grid)[1].conj())
 
 
@@ -203,11 +203,11 @@ def _measured(
     noise = max(difference, float(_ROUNDING * np.abs(pilots).max()) ** 2)
     mean, tones = pilots.mean(axis=0), grid.offsets
     delay = 0.0
-    for _ in range(_STEPS):  # weighted least squares of the phase, which a large slope would wrap
+    for _ in range(_STEPS):  # weighted least squares of the phase, which a large delay would wrap
         level = mean * np.exp(2j * np.pi * tones * delay / grid.fft_size)
         phase = np.angle(level * np.mean(level).conj())
-        slope = np.sum((tones - tones.mean()) * phase) / np.sum((tones - tones.mean()) ** 2)
-        delay -= float(slope * grid.fft_size / (2 * np.pi))
+        per_tone = np.sum((tones - tones.mean()) * phase) / np.sum((tones - tones.mean()) ** 2)
+        delay -= float(per_tone * grid.fft_size / (2 * np.pi))
     flat = mean * np.exp(2j * np.pi * tones * delay / grid.fft_size)
     gain = complex(flat.mean())
     of_mean = noise / (2 * len(tones))  # of a complex mean over both pilots
@@ -234,24 +234,24 @@ def aligned(grid: Grid, samples: ComplexArray, found: Synchronised, amplitude: f
     A correction below four standard deviations of its own estimate is left out: it would add noise, and a recording
     whose oscillator and level are right is decoded as it is.
     """
-    heard, factor, turn = samples[found.start :], 1.0 + 0.0j, np.angle(found.gain)
+    received, factor, turn = samples[found.start :], 1.0 + 0.0j, np.angle(found.gain)
     if abs(turn) > _SIGNIFICANT * found.gain_std:
         factor *= np.exp(-1j * turn)
     if abs(abs(found.gain) / amplitude - 1) > _SIGNIFICANT * found.gain_std:
         factor *= amplitude / abs(found.gain)
     if abs(found.offset_hz) > _SIGNIFICANT * found.offset_std_hz:
-        heard = _turned(heard, -found.offset_hz / grid.sample_rate_hz)
-    return np.asarray(heard if factor == 1 else heard * factor)
+        received = _turned(received, -found.offset_hz / grid.sample_rate_hz)
+    return np.asarray(received if factor == 1 else received * factor)
 
 
-def elements_in(grid: Grid, heard: ComplexArray, found: Synchronised) -> ComplexArray:
+def elements_in(grid: Grid, received: ComplexArray, found: Synchronised) -> ComplexArray:
     """The elements of aligned samples, `[symbol, tone]`, without the fraction of a sample by which they are late.
 
     A fraction mixes neighbouring samples, of the next symbol too: the window then begins a little earlier, in the
     prefix. Without one it stays where it is, because paths may fill the prefix.
     """
     if abs(found.delay) <= _SIGNIFICANT * found.delay_std:
-        return demodulate(grid, heard)
+        return demodulate(grid, received)
     early = grid.prefix_samples // 4
-    elements = demodulate(grid, np.concatenate([np.zeros(early), heard])[: len(heard)])
+    elements = demodulate(grid, np.concatenate([np.zeros(early), received])[: len(received)])
     return np.asarray(elements * np.exp(2j * np.pi * grid.offsets * (found.delay + early) / grid.fft_size))
