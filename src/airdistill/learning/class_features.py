@@ -39,8 +39,8 @@ _ITERATIONS, _WEIGHT = 5, 0.05  # of EM; of a public sample, because features of
 _BALANCE = 0.1  # weight of the given class shares, in public samples per public sample
 _STEP = 0.5  # towards the class shares, in each pass of the coupling
 _LEAST_PROBABILITY = 1e-6  # so that no single reading rules a class out
-# Evidence at which clusters have half the weight, and how fast it falls beyond: docs/feature-means.md. A smaller weight
-# than the least one is 0, and many classes would take the chains minutes.
+# Evidence at which clusters have half the weight, and how fast it falls beyond: docs/feature-reading.md. A smaller
+# weight than the least one is 0, and many classes would take the chains minutes.
 _HALF_EVIDENCE, _SHARPNESS, _LEAST_WEIGHT, _MOST_CLASSES = 3.3, 6, 0.05, 32
 
 

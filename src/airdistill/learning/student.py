@@ -27,7 +27,7 @@ from airdistill.learning.samples import channels_last, input_shape, shifted, to_
 from airdistill.stages import report_stage
 from airdistill.streams import stream
 
-# Chosen on seeds from 100 on, docs/feature-means.md.
+# Chosen on seeds from 100 on, docs/feature-reading.md.
 _EPOCHS, _BATCH, _MOMENTUM, _DECAY = 30, 100, 0.9, 5e-4
 _LR, _LR_SMALL = 0.2, 0.05  # peak; of networks with and without normalisation layers
 _RISE = 0.3  # fraction of the steps in which the learning rate rises

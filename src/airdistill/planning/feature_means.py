@@ -30,12 +30,12 @@ CLUSTERS = "clusters"
 EMBEDDINGS = ("raw", "random", *IMAGE_EMBEDDINGS, CLUSTERS)
 # Candidates of "auto". More than 256 add noise faster than they tell classes apart.
 _WIDTHS = (256, 192, 128, 96, 64, 48, 32, 24, 16)
-_LEAST_SNR = 0.08  # of an entry of a class sum; chosen on seeds from 100 on, docs/feature-means.md
+_LEAST_SNR = 0.08  # of an entry of a class sum; chosen on seeds from 100 on, docs/feature-reading.md
 _SAMPLES_PER_FEATURE = 4  # public samples: a covariance of fewer is mostly noise
 _COUNT_SHARE = 0.5  # τ/ρ of private counts: costs 6 % more noise (theory section 10)
 # Clusters for each class: fewer mix classes, and more leave too little of a signal in each. The clip makes the vectors
 # of all devices equally long, however many clusters their classes have. Below the evidence public labels are read
-# better from clusters, which fewer samples of each hardly show. Chosen on seeds 100 to 105: docs/feature-means.md.
+# better from clusters, which fewer samples of each hardly show. Chosen on seeds 100 to 105: docs/feature-embeddings.md.
 _CLUSTERS_OF_CLASS, _CLUSTER_CLIP = 2, math.sqrt(1 / 2)
 _CLUSTER_EVIDENCE, _SAMPLES_OF_CLUSTER, _MOST_CLASSES = 4.0, 10, 32
 # Whitened class means have Σ_k π_k ‖m_k‖² ≤ K − 1; features of images reach a quarter (CIFAR-10) to two thirds of it

@@ -20,7 +20,7 @@ from airdistill.planning.feature_means import (
 )
 from airdistill.planning.plan import Plan
 
-# Measured, 12 runs each with 3000 public samples of ten classes (docs/feature-means.md): evidence, and the share of
+# Measured, 12 runs each with 3000 public samples of ten classes (docs/feature-reading.md): evidence, and the share of
 # public labels read rightly, mean, least and most. Beyond the first value hardly any classes are confused; below the
 # second whole classes are, and which ones is chance.
 _PLENTY, _TOO_LITTLE = 5.0, 2.5
