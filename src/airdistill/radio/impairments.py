@@ -11,7 +11,6 @@ from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from scipy.stats import norm
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.waveform import Grid
@@ -116,6 +115,8 @@ def load_factor(bits: int) -> float:
     Max (IRE Trans. Inf. Theory 6, 1960) tabulates it. The error is a twelfth of the squared step in scale, and the
     distance to the outermost level out of scale.
     """
+
+    from scipy.stats import norm  # imported here because it takes a third of a second, and planning does not need it
 
     def error(scale: float) -> float:
         step = 2 * scale / 2**bits
