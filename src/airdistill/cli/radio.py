@@ -9,10 +9,16 @@ import typer
 
 from airdistill.cli.app import JsonOption, app, print_json, print_text, print_warnings
 
-radio_app = typer.Typer(
-    help="Baseband samples of a round: recordings in the SigMF format.", rich_markup_mode=None, no_args_is_help=True
-)
+radio_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(radio_app, name="radio")
+
+
+@radio_app.callback()
+def _radio() -> None:
+    """Baseband samples of a round: recordings in the SigMF format.
+
+    Example: airdistill radio export runs/quick-ota_fd --round 3 --devices 0,1
+    """
 
 
 @radio_app.command("export")
