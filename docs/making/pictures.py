@@ -19,7 +19,7 @@ IMAGES = DOCS / "images"
 class Picture:
     """A picture and its commands. Run in an empty folder, they write `made` there; a script writes it into docs/images.
 
-    Pictures that are not `quick` need a GPU or hours.
+    Pictures that are not `quick` need a GPU, hours, or a table that is printed first.
     """
 
     name: str
@@ -78,6 +78,15 @@ PICTURES = (
             "python benchmarks/public_map.py draw map public-map.png",
         ),
         "public-map.png",
+        quick=False,
+    ),
+    Picture(
+        "waveform-impairments.png",
+        (
+            "python benchmarks/waveform_sweep.py > table.md",
+            "python benchmarks/waveform_sweep.py --draw table.md",
+        ),
+        "docs/images/waveform-impairments.png",
         quick=False,
     ),
 )
