@@ -19,7 +19,7 @@ IMAGES = DOCS / "images"
 class Picture:
     """A picture and its commands. Run in an empty folder, they write `made` there; a script writes it into docs/images.
 
-    Pictures that are not `quick` need a GPU or hours.
+    Pictures that are not `quick` need a GPU, hours, or a table that is printed first.
     """
 
     name: str
@@ -45,6 +45,7 @@ PICTURES = (
     ),
     Picture("system.svg", ("python docs/making/system_picture.py",), "docs/images/system.svg"),
     Picture("feature-means.svg", ("python docs/making/feature_means_picture.py",), "docs/images/feature-means.svg"),
+    Picture("waveform.png", ("python docs/making/waveform_picture.py",), "docs/images/waveform.png"),
     Picture("accuracy.png", ("python docs/making/accuracy_picture.py",), "docs/images/accuracy.png"),
     *(
         Picture(name, ("python docs/making/page_pictures.py docs/images",), f"docs/images/{name}")
@@ -78,6 +79,15 @@ PICTURES = (
             "python benchmarks/public_map.py draw map public-map.png",
         ),
         "public-map.png",
+        quick=False,
+    ),
+    Picture(
+        "waveform-impairments.png",
+        (
+            "python benchmarks/waveform_sweep.py > table.md",
+            "python benchmarks/waveform_sweep.py --draw table.md",
+        ),
+        "docs/images/waveform-impairments.png",
         quick=False,
     ),
 )

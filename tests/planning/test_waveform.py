@@ -10,12 +10,13 @@ import pytest
 import airdistill as ad
 from airdistill.channel.selective import WideLink, aging
 from airdistill.channel.sources import channel_source
-from airdistill.channel.waveform import Grid
+from airdistill.channel.waveform import Grid, air_time
 from airdistill.errors import InputError
 from airdistill.planning.waveform import (
     Observation,
     backed_off,
     coherence_db,
+    drift_misalignment,
     error_limits,
     error_probability,
     kept_noise,
@@ -23,6 +24,7 @@ from airdistill.planning.waveform import (
     observed,
 )
 from airdistill.privacy.trust import trust_statement
+from airdistill.scenario.loading import changed
 from airdistill.scenario.sections import Waveform
 
 WAVE = ["waveform.kind=ofdm", "waveform.observed=elements"]
@@ -173,6 +175,28 @@ def test_what_a_waveform_does_not_carry_is_refused(changes, field):
     with pytest.raises(InputError) as refused:
         ad.load("quick", [*WAVE, *changes])
     assert refused.value.field == field
+
+
+def test_drift_is_that_of_the_drawn_phases():
+    """E|1 − e^{jφ}|² over draws of offsets, of Wiener steps and of delays, where they are small."""
+    fields = ["carrier_offset=20 Hz", "phase_noise=2 Hz", "timing_error=2 ns"]
+    scenario = ad.load("quick", [*WAVE, "privacy.trust=own_noise", *(f"waveform.{field}" for field in fields)])
+    found, rng, draws = drift_misalignment(scenario, 100), np.random.default_rng(0), 100_000
+    end_s = air_time(scenario, 100).total_s
+    steps = rng.standard_normal((draws, 50)) * np.sqrt(2 * np.pi * 2 * end_s / 50)
+    tones = rng.choice(np.r_[-306:0, 1:307], draws) * 30e3
+    phases = {
+        "carrier_offset": 2 * np.pi * rng.uniform(-20, 20, draws) * end_s,
+        "phase_noise": steps.sum(axis=1),
+        "timing_error": 2 * np.pi * tones * rng.uniform(0, 2e-9, draws),
+    }
+    for field, phase in phases.items():
+        squared = np.abs(1 - np.exp(1j * phase)) ** 2
+        assert found[field] == pytest.approx(squared.mean(), rel=0.05)
+    warned = ad.plan(
+        changed(scenario, {"waveform": {"timing_error": 2e-8, "phase_noise": 300.0}}), scheme="ota_fd"
+    ).warnings
+    assert sum("misaligns signals by up to" in each for each in warned) == 2
 
 
 def test_a_speed_at_which_nothing_is_certain_of_the_noise_is_refused():

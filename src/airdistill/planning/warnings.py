@@ -20,7 +20,7 @@ from airdistill.planning.fleet import (
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.slips import slips_of
 from airdistill.planning.uplink import Uplink
-from airdistill.planning.waveform import coherence_db, waveform_facts
+from airdistill.planning.waveform import coherence_db, drift_misalignment, waveform_facts
 from airdistill.privacy.assumptions import (
     ANTENNAS,
     NOISE,
@@ -39,7 +39,7 @@ from airdistill.scenario.model import Scenario
 from airdistill.units import rounded_up
 
 _COHERENT_DB = -20.0  # of misalignment at the end of a round
-_MUCH_NOISE, _MUCH_MISALIGNED, _OFFSET_SHARE, _CLIPPING_DB = 3.0, 0.1, 0.02, 6.0
+_MUCH_NOISE, _MUCH_MISALIGNED, _CLIPPING_DB, _FEWEST_BITS = 3.0, 0.1, 6.0, 4
 _MANY_MISSING = 0.3  # of the classes, on average
 
 
@@ -221,10 +221,10 @@ def _about_channel(scenario: Scenario, uplink: Uplink, forecast: RoundForecast) 
 
 def _about_waveform(scenario: Scenario, uplink: Uplink) -> Iterator[str]:
     wave = scenario.waveform
-    if wave.kind == "single_tone" or wave.csi == "perfect":
+    if wave.kind == "single_tone":
         return
     aged = coherence_db(scenario, uplink.num_slots)
-    if aged > _COHERENT_DB:
+    if aged > _COHERENT_DB and wave.csi == "pilot":
         fastest = wave.speed * 10 ** ((_COHERENT_DB - aged) / 20)
         yield (
             f"The channel changes by {aged:.1f} dB between the pilot and the end of a round at waveform.speed = "
@@ -244,22 +244,31 @@ def _about_waveform(scenario: Scenario, uplink: Uplink) -> Iterator[str]:
             f"On average {lost:.0%} of a signal's energy is not received where it belongs: for errors of the pilot, "
             "deep fades (waveform.fade_floor_db), and devices that send less because they know their channel badly."
         )
-    grid = Grid.of(scenario)
-    assert grid is not None
-    if wave.timing_error > 0 and wave.timing_error + 5 * scenario.radio.delay_spread > grid.prefix_s:
-        yield (
-            f"Devices may be {wave.timing_error * 1e6:.3g} us late, and with the channel's delays this is close to or "
-            f"beyond the cyclic prefix of {grid.prefix_s * 1e6:.3g} us: symbols interfere."
-        )
-    if wave.carrier_offset > _OFFSET_SHARE * grid.spacing_hz:
-        yield (
-            f"A carrier offset of {wave.carrier_offset:g} Hz is {wave.carrier_offset / grid.spacing_hz:.1%} of the "
-            "tone spacing: tones interfere, and phases turn during the round."
-        )
+    yield from _about_oscillators(scenario, uplink)
+    if wave.adc_bits is not None and wave.adc_bits < _FEWEST_BITS:
+        yield f"A converter of {wave.adc_bits} bits adds more than 1 % of the received power as quantisation noise."
     if wave.amplifier != "linear" and wave.backoff_db < _CLIPPING_DB:
         yield (
             f"waveform.backoff_db = {wave.backoff_db:g}: OFDM has peaks of 8 dB and more over its mean, which the "
             "amplifier cuts off."
+        )
+
+
+def _about_oscillators(scenario: Scenario, uplink: Uplink) -> Iterator[str]:
+    """Misalignment by clocks and oscillators, which a plan takes to be ideal."""
+    for field, misaligned in drift_misalignment(scenario, uplink.num_slots).items():
+        level = 10 * np.log10(misaligned) if misaligned > 0 else -np.inf
+        if level > _COHERENT_DB:
+            yield (
+                f"waveform.{field} = {getattr(scenario.waveform, field):g} misaligns signals by up to "
+                f"{min(level, 3.0):.1f} dB, and the plan takes clocks and oscillators to be ideal: choose a smaller "
+                f"value for {_COHERENT_DB:g} dB, or send fewer numbers in a round."
+            )
+    grid, wave = Grid.of(scenario), scenario.waveform
+    if grid is not None and wave.timing_error > 0.5 * grid.prefix_s:
+        yield (
+            f"Devices may be {wave.timing_error * 1e6:.3g} us late: with the channel's delays this may exceed the "
+            f"cyclic prefix of {grid.prefix_s * 1e6:.3g} us, and symbols interfere."
         )
 
 

@@ -140,6 +140,22 @@ def coherence_db(scenario: Scenario, num_numbers: int) -> float:
         return float(10 * np.log10(2 * (1 - j0(phase))))
 
 
+def drift_misalignment(scenario: Scenario, num_numbers: int) -> dict[str, float]:
+    """E|1 − e^{jφ}|² ≈ E φ² when a round ends, by the field that causes it: of a uniform offset ±f, 2πft from the pilot
+    on; of Wiener phase noise, 2πβt; of a delay of 0 to τ, 2πντ over the band's tones ν.
+    """
+    wave, grid = scenario.waveform, Grid.of(scenario)
+    if grid is None:
+        return {}
+    timing = air_time(scenario, num_numbers)
+    tones_hz = grid.offsets * grid.spacing_hz
+    return {
+        "carrier_offset": (2 * np.pi * wave.carrier_offset * timing.total_s) ** 2 / 3,
+        "phase_noise": 2 * np.pi * wave.phase_noise * timing.total_s,
+        "timing_error": (2 * np.pi * wave.timing_error) ** 2 / 3 * float(np.mean(tones_hz**2)),
+    }
+
+
 def waveform_facts(scenario: Scenario, uplink: Uplink) -> dict[str, Any]:
     """What certificates and plans state of a waveform: `limit` is that of a signal's strength, 1 and more."""
     wave, seen = scenario.waveform, uplink.observation
