@@ -18,6 +18,7 @@ pytest.importorskip("opendp")
 
 from airdistill.flower.coordinator import Coordinator
 from airdistill.flower.demo import PRELOAD, follow_rounds, node_settings, prepare
+from airdistill.flower.endpoint import SESSION
 from airdistill.flower.machine.cluster import Cluster
 from airdistill.flower.records import packed
 from airdistill.runs.accounts import certify
@@ -58,9 +59,12 @@ def wait_for_files(paths):
         time.sleep(0.05)
 
 
-def without_network(folder, scenario, scheme, invalid):
-    """The records of the same run in one process: device 1 does not reply from round 2 on, `invalid` has the rest."""
-    server, devices = federation(folder, scenario, scheme)
+def without_network(folder, scenario, scheme, invalid, of):
+    """The records of the same run in one process, with the noise of the federation whose server's folder is `of`.
+
+    Device 1 does not reply from round 2 on, `invalid` has the rest.
+    """
+    server, devices = federation(folder, scenario, scheme, session=(of / SESSION).read_text())
 
     def tamper(step, round_index, device, real):
         if device == 1 and round_index >= 2:
@@ -87,7 +91,8 @@ def test_a_killed_device_an_invalid_signal_and_a_killed_server(tmp_path):
     )
     folders = with_two_kills(tmp_path / "run", scenario, "ota_fd")
     seen = records(folders.server)
-    expected = without_network(tmp_path / "near", scenario, "ota_fd", {("signal", 2, 2): NOT_FINITE})
+    invalid = {("signal", 2, 2): NOT_FINITE}
+    expected = without_network(tmp_path / "near", scenario, "ota_fd", invalid, folders.server)
     check_same(seen, expected)
     assert "not finite" in seen[1]["without_signal"]["2"]
     for mine, theirs in zip(seen, expected, strict=True):
@@ -113,6 +118,6 @@ def test_a_secure_sum_continues_without_a_killed_device_and_after_its_server_was
     )  # fmt: skip
     folders = with_two_kills(tmp_path / "run", scenario, "ota_fd")
     seen = records(folders.server)
-    check_same(seen, without_network(tmp_path / "near", scenario, "ota_fd", {}))
+    check_same(seen, without_network(tmp_path / "near", scenario, "ota_fd", {}, folders.server))
     assert all(record["loss"] is None for record in seen)
     assert [certify(folder).num_releases for folder in folders.devices] == [3, 2, 3]
