@@ -1,7 +1,9 @@
 """Federated averaging of small softmax regressions, and their training written out without PyTorch."""
 
 import numpy as np
+import torch
 from small_worlds import small_scenario
+from torch import nn
 
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
@@ -42,3 +44,15 @@ def trained(theta, x, y, lr, orders, batch):
             chosen = order[start : start + batch]
             theta = theta - lr * gradient(theta, x[chosen], y[chosen])
     return theta
+
+
+class Normalised(nn.Module):
+    """A network with state beside its weights, and with randomness of its own."""
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.first, self.norm = nn.Linear(input_shape[0], 8), nn.BatchNorm1d(8)
+        self.dropout, self.last = nn.Dropout(0.3), nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.last(self.dropout(torch.relu(self.norm(self.first(x)))))

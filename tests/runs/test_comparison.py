@@ -136,11 +136,11 @@ def test_a_failing_scheme_does_not_affect_the_others(tmp_path, monkeypatch):
     assert set(record.failures) == {Task("failing", 0)}
     assert "round 3: your own code failed: ArithmeticError: no more" in record.failures[Task("failing", 0)]
     assert table_rows(record)[0][:2] == ["failing", "failed"]
-    # Corrected, it resumes from its last checkpoint, and the other runs are not repeated.
+    # Corrected, it would send other vectors with the noise of a round that was charged: it must begin anew.
     (tmp_path / "failing_scheme.py").write_text(FAILING.replace("this.index == 3", "False"))
     corrected = resume_comparison(tmp_path / "out")
-    assert not corrected.failures
-    assert len(corrected.runs) == 2
+    assert "your own code has changed since it began: failing_scheme" in corrected.failures[Task("failing", 0)]
+    assert list(runs_of(corrected, "local_only")) == [0]
 
 
 def test_what_a_run_prints_is_not_taken_for_progress(tmp_path, monkeypatch):

@@ -5,10 +5,8 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from feature_worlds import epsilon_of_gaussian, plan_of, played, weights_of
 from small_worlds import small_scenario
-from torch import nn
 from update_worlds import FLOAT64, linear_weights, planned, simulation_of, trained
 
 import airdistill as ad
@@ -265,7 +263,7 @@ def test_certificates_say_what_was_clipped(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [(), ADAPTIVE])
-@pytest.mark.parametrize("model", ["mlp-8", "test_updates:Normalised"])
+@pytest.mark.parametrize("model", ["mlp-8", "update_worlds:Normalised"])
 def test_no_devices_data_reach_what_another_one_sends_but_through_broadcasts(tmp_path, model, changes):
     """Not through a clip, an optimiser, running means of batch normalisation or the generator of dropout: with the same
     broadcasts, only the device whose data differ sends other vectors."""
@@ -288,15 +286,3 @@ def test_no_devices_data_reach_what_another_one_sends_but_through_broadcasts(tmp
     moved = np.abs(sent[0] - sent[1]).max(axis=(2, 3))
     assert (moved[:, 0] > 0).all()
     assert (moved[:, 1:] == 0).all()
-
-
-class Normalised(nn.Module):
-    """A network with state beside its weights, and with randomness of its own."""
-
-    def __init__(self, input_shape, num_classes):
-        super().__init__()
-        self.first, self.norm = nn.Linear(input_shape[0], 8), nn.BatchNorm1d(8)
-        self.dropout, self.last = nn.Dropout(0.3), nn.Linear(8, num_classes)
-
-    def forward(self, x):
-        return self.last(self.dropout(torch.relu(self.norm(self.first(x)))))
