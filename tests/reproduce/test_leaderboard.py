@@ -23,7 +23,7 @@ from airdistill.reproduce.leaderboard import (
 )
 from airdistill.reproduce.standings import OURS, against, read_board
 from airdistill.reproduce.tuning import FIRST_TUNING_SEED, Setting, all_tuned, ranked_schemes, tuned_for
-from airdistill.runs import comparison
+from airdistill.runs.executors import LocalExecutor
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord
 from airdistill.scenario.loading import for_scheme, load
@@ -254,19 +254,19 @@ def test_an_interrupted_leaderboard_has_the_same_bytes(board_folder, tmp_path, m
     folder = tmp_path / "board"
     shutil.copy(board_folder.parent / "blobs.npz", tmp_path / "blobs.npz")
     with runs_in_this_process():
-        real, count = comparison._run_all, [0]
+        real, count = LocalExecutor.compute, [0]
 
-        def failing(where, given, waiting, jobs, on_progress):
+        def failing(executor, where, given, waiting, jobs, on_progress):
             for task in waiting:
                 if count[0] == 4:
                     raise KeyboardInterrupt
                 count[0] += 1
-                real(where, given, [task], jobs, on_progress)
+                real(executor, where, given, [task], jobs, on_progress)
 
-        monkeypatch.setattr(comparison, "_run_all", failing)
+        monkeypatch.setattr(LocalExecutor, "compute", failing)
         assert exit_code(*command_in(folder)) == 130
         assert len(list(folder.glob("*/*/*/summary.json"))) == 4
-        monkeypatch.setattr(comparison, "_run_all", real)
+        monkeypatch.setattr(LocalExecutor, "compute", real)
         assert exit_code("resume", folder) == 0
     # The folders of the data differ, and with them the command on the page.
     plain = {

@@ -134,11 +134,11 @@ class TrainsFirst(AirDistillFeatures):
 
 def test_a_model_that_mixes_samples_has_no_features_of_single_records(tmp_path, monkeypatch):
     """A record's certified ε was 4.4 for it, and one record changed the features of all."""
-    (tmp_path / "mixing.py").write_text(MIXES_SAMPLES)
+    (tmp_path / "mixing_samples.py").write_text(MIXES_SAMPLES)
     monkeypatch.syspath_prepend(tmp_path)
     words = 'public.later = "features": Mixing gives a sample features that depend on the other samples'
     with pytest.raises(InputError, match=re.escape(words)):
-        own_features_run(tmp_path, "learning.model=mixing:Mixing")
+        own_features_run(tmp_path, "learning.model=mixing_samples:Mixing")
     assert not (tmp_path / "run" / "ledger.jsonl").exists()  # before anything is charged
 
 
