@@ -125,6 +125,18 @@ def test_a_round_with_less_noise_than_planned_is_counted_with_less():
     assert weak.observation.kept == pytest.approx(found.observation.kept / 4, rel=0.05)
 
 
+@pytest.mark.filterwarnings("error")
+def test_rows_that_are_not_sent_reveal_nothing_where_no_noise_is_certain():
+    plan = planned("data.partition=shards", "data.classes_per_device=1", "data.samples_per_device=40")
+    channel = channel_source(plan.scenario).round_channel(1)
+    design = plan.design(channel)
+    design = replace(design, rx_scale=np.where(np.arange(10) == 3, 0.0, design.rx_scale))
+    none = replace(plan.uplink, observation=Observation(limit=0.1, kept=0.0))
+    counted = none.noise_by_trust(design, channel)["fleet_noise"]
+    assert np.isinf(counted[:, 3]).all()
+    assert (counted[:, np.arange(10) != 3] == 0).all()
+
+
 def test_own_noise_needs_no_margin():
     plan = planned("privacy.trust=own_noise", "waveform.observed=samples")
     assert plan.uplink.observation.factor(trust_statement("own_noise")) == 1
