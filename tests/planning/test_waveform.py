@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import airdistill as ad
-from airdistill.channel.selective import WideLink, aging
+from airdistill.channel.selective import WideLink, aging, tone_gains
 from airdistill.channel.sources import channel_source
 from airdistill.channel.waveform import Grid
 from airdistill.errors import InputError
@@ -21,6 +21,7 @@ from airdistill.planning.waveform import (
     kept_noise,
     log_inverse_tail,
     observed,
+    round_link,
 )
 from airdistill.privacy.trust import trust_statement
 from airdistill.scenario.sections import Waveform
@@ -39,7 +40,7 @@ def a_link(devices=5, tones=16, error=0.01, seed=0):
     taps = (rng.standard_normal((devices, 4)) + 1j * rng.standard_normal((devices, 4))) / np.sqrt(8)
     grid = Grid(tones, 30e3, 10e-6, 2)
     known = np.fft.fft(taps, grid.fft_size)[:, grid.bins]
-    return WideLink(grid, Waveform(kind="ofdm"), taps, known, np.full(known.shape, error))
+    return WideLink(grid, Waveform(kind="ofdm"), taps, known, np.full(known.shape, error), np.ones(devices))
 
 
 def test_factors_by_trust_model():
@@ -67,6 +68,25 @@ def test_limits_hold_for_drawn_errors_as_often_as_they_say(monkeypatch):
     noise = np.einsum("i,tin->tn", shares, arriving**2)
     assert ((noise < least).mean(axis=0) <= 1 / 200 + 4 * np.sqrt(1 / 200 / draws)).all()
     assert least > 0.3
+
+
+@pytest.mark.parametrize("fading", ["rayleigh", "tdl-a"])
+def test_limits_hold_for_channels_that_change_after_they_have_faded(fading, monkeypatch):
+    """The change of a channel in a deep fade is as strong as that of any other: the source's own channels show it."""
+    monkeypatch.setattr("airdistill.planning.waveform.log_inverse_tail", lambda *_: np.log(100.0))
+    fleet = ["fleet.devices=10", "waveform.tones=16", "waveform.speed=14", f"radio.fading={fading}"]
+    plan = planned(*fleet, "learning.rounds=3")
+    source, num_numbers, limit = channel_source(plan.scenario), plan.uplink.num_slots, plan.uplink.observation.limit
+    shares, beyond, below = np.full(10, 0.1), [], []
+    for round_index in range(1, 201):
+        link = round_link(plan.scenario, plan.uplink, source, round_index)
+        last = tone_gains(source.grid, source.taps_of_symbols(round_index, num_numbers)[:, -1])
+        arriving = np.abs(last * link.equaliser)
+        beyond.append((arriving - 1 > limit).mean())
+        below.append((shares @ arriving**2 < kept_noise(plan.scenario, link, num_numbers, shares)).mean())
+    assert aging(plan.scenario, num_numbers) > 0.03
+    assert np.mean(beyond) < 0.01  # it was 0.05, and signals arrived up to nine times as strong as designed
+    assert np.mean(below) < 0.01
 
 
 def test_the_probability_is_divided_among_all_errors_of_a_run():

@@ -102,11 +102,12 @@ def error_limits(scenario: Scenario, link: WideLink, num_numbers: int) -> FloatA
 def kept_noise(scenario: Scenario, link: WideLink, num_numbers: int, shares: FloatArray) -> float:
     """V: the least share of the designed noise that arrives on any tone, for devices' `shares` `[device]` of it.
 
-    Re(a² e) has variance a⁴E|e|²/2 = a² E|ae|²/2; the quantile of a standard Gaussian is below √(2 ln(1/p)).
+    Re(a² e) has variance a⁴E|e|²/2 = a² E|ae|²/2; the quantile of a standard Gaussian is below √(2 ln(1/p)). What is
+    left of a channel at the end is J0 of it.
     """
-    amplitude = link.attenuation
-    error = amplitude**2 * link.relative_error(aging(scenario, num_numbers))
-    mean, deviation = shares @ amplitude**2, 2 * np.sqrt((shares**2) @ (0.5 * error))
+    amplitude, change = link.attenuation, aging(scenario, num_numbers)
+    error = amplitude**2 * link.relative_error(change)
+    mean, deviation = (1 - change) * (shares @ amplitude**2), 2 * np.sqrt((shares**2) @ (0.5 * error))
     least = mean - np.sqrt(2 * log_inverse_tail(scenario, num_numbers)) * deviation
     return float(max(least.min(), 0.0))
 
