@@ -194,6 +194,8 @@ def test_misalignment_grows_with_the_square_of_the_speed_until_the_plan_warns():
         (["air.medium=secure_sum"], "air.medium"),
         (["waveform.observed=samples"], "waveform.observed"),
         (["waveform.axes=1"], "waveform.axes"),
+        # Up to 57 times what the ledger is charged: a fade turns a part of a signal to the axis without noise.
+        (["waveform.axes=1", "privacy.trust=receiver_noise", "radio.noise_power=0 W"], "waveform.axes"),
         (["waveform.amplifier=rapp"], "waveform.amplifier"),
         (["waveform.carrier_offset=10 Hz"], "waveform.carrier_offset"),
         (["waveform.phase_noise=1 Hz"], "waveform.phase_noise"),

@@ -189,7 +189,7 @@ def check_waveform(scenario: Scenario) -> None:
 
 def _check_observed(scenario: Scenario) -> None:
     """Under a trust model that counts others' noise, reject what no proof covers: see docs/waveform-privacy.md."""
-    wave, trust = scenario.waveform, scenario.privacy.trust
+    wave, radio, trust = scenario.waveform, scenario.radio, scenario.privacy.trust
     if trust == "own_noise" or math.isinf(min(scenario.privacy.epsilon.numbers)):
         return
     if wave.observed == "samples":
@@ -200,7 +200,8 @@ def _check_observed(scenario: Scenario) -> None:
         raise InputError("waveform.observed", "samples", rule)
     only_own = f"with privacy.trust = {trust} no noise is proven to count through it but a device's own; use own_noise"
     rejected: list[tuple[bool, str, Any]] = [
-        (wave.axes == 1 and trust != "receiver_noise", "waveform.axes", 1),
+        # To a receiver without noise the devices add their own, on one axis.
+        (wave.axes == 1 and (trust != "receiver_noise" or radio.noise_power == 0), "waveform.axes", 1),
         (wave.amplifier != "linear", "waveform.amplifier", wave.amplifier),
         (wave.carrier_offset > 0, "waveform.carrier_offset", wave.carrier_offset),
         (wave.phase_noise > 0, "waveform.phase_noise", wave.phase_noise),
