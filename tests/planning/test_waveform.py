@@ -11,11 +11,12 @@ import airdistill as ad
 from airdistill.channel.selective import WideLink, aging, tone_gains
 from airdistill.channel.sources import channel_source
 from airdistill.channel.waveform import Grid
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.planning.waveform import (
     Observation,
     backed_off,
     coherence_db,
+    design_of_round,
     error_limits,
     error_probability,
     kept_noise,
@@ -157,6 +158,14 @@ def test_rows_that_are_not_sent_reveal_nothing_where_no_noise_is_certain():
     assert (counted[:, np.arange(10) != 3] == 0).all()
 
 
+def test_a_round_in_which_no_noise_is_certain_is_refused(monkeypatch):
+    plan = planned()
+    source = channel_source(plan.scenario)
+    monkeypatch.setattr("airdistill.planning.waveform.certain_noise", lambda *_: 0.0)
+    with pytest.raises(AirDistillError, match="round 1: nothing was sent: channel errors may remove all"):
+        design_of_round(plan, source, source.round_channel(1), 1, None)
+
+
 def test_own_noise_needs_no_margin():
     plan = planned("privacy.trust=own_noise", "waveform.observed=samples")
     assert plan.uplink.observation.factor(trust_statement("own_noise")) == 1
@@ -196,6 +205,9 @@ def test_misalignment_grows_with_the_square_of_the_speed_until_the_plan_warns():
         (["waveform.axes=1"], "waveform.axes"),
         # Up to 57 times what the ledger is charged: a fade turns a part of a signal to the axis without noise.
         (["waveform.axes=1", "privacy.trust=receiver_noise", "radio.noise_power=0 W"], "waveform.axes"),
+        (["waveform.cyclic_prefix=34 us"], "waveform.cyclic_prefix"),  # a symbol has 33.3 µs
+        (["waveform.spacing=1 GHz"], "waveform.cyclic_prefix"),  # 24 million samples
+        (["waveform.pilot_power=0 W"], "waveform.pilot_power"),
         (["waveform.amplifier=rapp"], "waveform.amplifier"),
         (["waveform.carrier_offset=10 Hz"], "waveform.carrier_offset"),
         (["waveform.phase_noise=1 Hz"], "waveform.phase_noise"),

@@ -83,7 +83,7 @@ def cell_paths(scenario: Scenario, distance_m: FloatArray) -> tuple[DrawPaths, F
         return amplitude * coefficients[0, 0, 0, :, 0].numpy().transpose(0, 2, 1), delays[0, 0].numpy()
 
     # Sionna keeps these for the topology, and has no public way to read them (`sample_lsp` draws new ones).
-    large_scale = model._lsp  # noqa: SLF001
+    large_scale = model._lsp
     loss_db, shadowing = (part.numpy().reshape(-1) for part in (large_scale.pathloss, large_scale.sf))
     return draw, np.asarray(amplitude**2 * 10.0 ** (-loss_db / 10.0) * shadowing)
 

@@ -26,7 +26,7 @@ from scipy.special import j0
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz
 from airdistill.channel.waveform import Grid, air_time
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.privacy.trust import ReceiverNoise, TrustStatement, trust_statement
 from airdistill.scenario.model import Scenario
 
@@ -40,6 +40,10 @@ _RESERVED = 0.1  # share of δ that is kept for channel errors
 _PLANNING_LINKS = 8
 _PLANNED_DEVICES = 0.5  # quantile of the devices' error limits that the plan allows without a weaker signal
 _ROOM = 0.98  # of V, for rounds that are worse than those planned with
+_NOTHING_CERTAIN = (
+    "channel errors may remove all of the other devices' noise from a tone: more pilot_symbols or pilot_power, "
+    'fewer tones, slower devices or fewer numbers help; or use privacy.trust = "own_noise"'
+)
 
 
 @dataclass(frozen=True)
@@ -125,11 +129,7 @@ def planned_observation(scenario: Scenario, source: WideChannel, sent: Uplink) -
     weaker = [backed_off(link, error_limits(scenario, link, num_numbers), limit) for link in links]
     kept = _ROOM * min(_kept_by_design(scenario, link, sent) for link in weaker)
     if kept <= 0 and trust.counts_others and not trust.counts_receiver:
-        rule = (
-            "channel errors may remove all of the other devices' noise from a tone: more pilot_symbols or pilot_power, "
-            'fewer tones, slower devices or fewer numbers help; or use privacy.trust = "own_noise"'
-        )
-        raise InputError("waveform.csi", "pilot", rule)
+        raise InputError("waveform.csi", "pilot", _NOTHING_CERTAIN)
     change = aging(scenario, num_numbers)
     return Observation(limit, min(kept, 1.0), float(np.mean([link.misalignment(change) for link in weaker])))
 
@@ -167,6 +167,8 @@ def design_of_round(
     uplink = observed(plan.scenario, plan.uplink, source, design, known, round_index)
     if uplink is plan.uplink:
         return design, uplink
+    if np.isinf(uplink.observation.factor(uplink.trust_model)):
+        raise AirDistillError(f"round {round_index}: nothing was sent: {_NOTHING_CERTAIN}")
     design = uplink.design(known, plan.num_rounds, round_index, spent)
     return design, observed(plan.scenario, uplink, source, design, known, round_index)
 

@@ -157,6 +157,12 @@ def check_waveform(scenario: Scenario) -> None:
             rule = 'samples are simulated for OFDM: set waveform.kind = "ofdm", or air.medium = "emulated"'
             raise InputError("air.medium", "waveform", rule)
         return
+    if wave.cyclic_prefix * wave.spacing > 1:
+        rule = f"repeats the end of a symbol, and is at most as long: 1/waveform.spacing = {1 / wave.spacing:g} s"
+        raise InputError("waveform.cyclic_prefix", wave.cyclic_prefix, rule)
+    if wave.csi == "pilot" and wave.pilot == "downlink" and wave.pilot_power == 0:
+        rule = 'without a pilot nothing is known of the channels; give it power, or set waveform.csi = "perfect"'
+        raise InputError("waveform.pilot_power", 0, rule)
     aligned = (
         "misaligned signals leave the common grid of secure noise; use seeded noise, trust own_noise, or csi perfect"
     )
