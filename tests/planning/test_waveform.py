@@ -207,6 +207,7 @@ def test_misalignment_grows_with_the_square_of_the_speed_until_the_plan_warns():
         (["waveform.axes=1", "privacy.trust=receiver_noise", "radio.noise_power=0 W"], "waveform.axes"),
         (["waveform.cyclic_prefix=34 us"], "waveform.cyclic_prefix"),  # a symbol has 33.3 µs
         (["waveform.spacing=1 GHz"], "waveform.cyclic_prefix"),  # 24 million samples
+        (["radio.fading=tdl-e", "radio.delay_spread=120 ns"], "radio.delay_spread"),  # its last path: 2.48 µs
         (["waveform.pilot_power=0 W"], "waveform.pilot_power"),
         (["waveform.amplifier=rapp"], "waveform.amplifier"),
         (["waveform.carrier_offset=10 Hz"], "waveform.carrier_offset"),
@@ -219,6 +220,11 @@ def test_what_a_waveform_does_not_carry_is_refused(changes, field):
     with pytest.raises(InputError) as refused:
         ad.load("quick", [*WAVE, *changes])
     assert refused.value.field == field
+
+
+def test_delays_need_a_prefix_and_not_a_long_slot():
+    wide = ["radio.fading=tdl-a", "radio.delay_spread=1 us", "radio.slot=3.6 us"]
+    assert ad.load("quick", [*WAVE, *wide, "waveform.cyclic_prefix=10 us"]).radio.delay_spread == 1e-6
 
 
 def test_a_speed_at_which_nothing_is_certain_of_the_noise_is_refused():

@@ -17,7 +17,7 @@ from airdistill.radio.iq import elements_of, spread
 
 WAVE = ["waveform.kind=ofdm", "waveform.observed=elements", "waveform.tones=16", "air.medium=waveform"]
 FLEET = ["fleet.devices=6", "radio.distance=100 m", "waveform.pilot_symbols=20", "learning.rounds=3"]
-FADES = ["radio.fading=tdl-a", "radio.delay_spread=300 ns"]  # across 16 tones of 30 kHz
+FADES = ["radio.fading=tdl-a", "radio.delay_spread=300 ns", "waveform.cyclic_prefix=3 us"]  # across 16 tones of 30 kHz
 ONE_CLASS = ["data.partition=shards", "data.classes_per_device=1", "data.samples_per_device=40"]
 DRAWS = 400
 
