@@ -12,8 +12,10 @@ from airdistill.channel.link_budget import noise_power_w
 from airdistill.channel.selective import tone_gains
 from airdistill.channel.sources import channel_source
 from airdistill.planning.waveform import design_of_round
+from airdistill.privacy.statements import CertifiedRun
 from airdistill.radio.charged_round import filled_symbols, waveform_round
 from airdistill.radio.iq import elements_of, spread
+from airdistill.runs.accounts import ledger_header
 
 WAVE = ["waveform.kind=ofdm", "waveform.observed=elements", "waveform.tones=16", "air.medium=waveform"]
 FLEET = ["fleet.devices=6", "radio.distance=100 m", "waveform.pilot_symbols=20", "learning.rounds=3"]
@@ -79,3 +81,11 @@ def test_rows_that_are_not_sent_hide_what_leaks_into_them(csi):
     found, design = exact_over_charged(2, *ONE_CLASS, f"waveform.csi={csi}")
     assert (design.rx_scale == 0).any()
     assert 0 < found.max() <= 1
+
+
+@pytest.mark.parametrize(("releases", "excess"), [(0, 1e-6), (2, 1e-6), (3, 1e-6), (6, 2e-6)])
+def test_rounds_beyond_the_plan_have_channel_errors_of_their_own(releases, excess):
+    """The plan divides a tenth of δ over its three rounds; rounds are charged again after some interruptions."""
+    plan = ad.plan(ad.load("quick", [*WAVE, *FLEET, "privacy.delta=1e-5"]), scheme="airdistill")
+    header = ledger_header(plan, "airdistill", "private")
+    assert CertifiedRun(header, releases).excess_delta == pytest.approx(excess)

@@ -79,6 +79,12 @@ def error_probability(scenario: Scenario) -> float:
     return _RESERVED * float(min(scenario.privacy.delta.numbers))
 
 
+def most_rounds(scenario: Scenario) -> int:
+    """The number of rounds over which the probability of a channel error is divided."""
+    rounds = scenario.learning.rounds
+    return rounds if isinstance(rounds, int) else scenario.learning.max_rounds
+
+
 def log_inverse_tail(scenario: Scenario, num_numbers: int) -> float:
     """ln(1/p) for one error: the probability for a run is divided among devices, tones, symbols and rounds.
 
@@ -87,9 +93,7 @@ def log_inverse_tail(scenario: Scenario, num_numbers: int) -> float:
     probability, grid = error_probability(scenario), Grid.of(scenario)
     if probability == 0 or grid is None:
         return 0.0
-    rounds = scenario.learning.rounds
-    most_rounds = rounds if isinstance(rounds, int) else scenario.learning.max_rounds
-    events = (scenario.num_devices + 1) * grid.tones * grid.num_symbols(num_numbers) * most_rounds
+    events = (scenario.num_devices + 1) * grid.tones * grid.num_symbols(num_numbers) * most_rounds(scenario)
     return float(np.log(events / probability))
 
 
@@ -145,7 +149,7 @@ def waveform_facts(scenario: Scenario, uplink: Uplink) -> dict[str, Any]:
     """What certificates and plans state of a waveform: `limit` is that of a signal's strength, 1 and more."""
     wave, seen = scenario.waveform, uplink.observation
     stated = {"observed": wave.observed, "csi": wave.csi, "limit": 1 + seen.limit, "kept": seen.kept}
-    return {**stated, "excess": error_probability(scenario)}
+    return {**stated, "excess": error_probability(scenario), "rounds": most_rounds(scenario)}
 
 
 def round_link(scenario: Scenario, uplink: Uplink, source: WideChannel, round_index: int) -> WideLink:

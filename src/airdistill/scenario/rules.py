@@ -201,7 +201,8 @@ def _check_observed(scenario: Scenario) -> None:
     if wave.observed == "samples":
         rule = (
             f"with privacy.trust = {trust} a server that keeps every sample, cyclic prefixes included, sees more than "
-            'is counted: use privacy.trust = "own_noise", or declare that it keeps "elements" only'
+            'is counted: set privacy.trust = "own_noise", or declare with waveform.observed = "elements" that it keeps '
+            "demodulated elements only"
         )
         raise InputError("waveform.observed", "samples", rule)
     only_own = f"with privacy.trust = {trust} no noise is proven to count through it but a device's own; use own_noise"
