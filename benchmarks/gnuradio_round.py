@@ -83,7 +83,7 @@ def sounded(graph: FlowGraph, num_devices: int, rng: np.random.Generator) -> Wid
     noise = np.sqrt(NOISE_POWER_W / 2) * (rng.standard_normal(shape) + 1j * rng.standard_normal(shape))
     known = demodulate(GRID, window + noise)[:, 0] / (amplitude * known_elements(GRID)[1])
     variance = np.full(known.shape, NOISE_POWER_W / amplitude**2)
-    return WideLink(GRID, WAVE, np.zeros((num_devices, 1), np.complex128), known, variance)
+    return WideLink(GRID, WAVE, np.zeros((num_devices, 1), np.complex128), known, variance, np.ones(num_devices))
 
 
 def played(

@@ -43,7 +43,7 @@ def a_round(num_devices: int, num_numbers: int) -> tuple[WaveformRound, FloatArr
     links = [(1, device) for device in range(num_devices)]
     known = [estimate_channel(grid, wave, taps[link[1], 0], NOISE_W, wave.pilot_power, 0, link) for link in links]
     error_var = np.tile(pilot_error_var(grid, wave, NOISE_W, wave.pilot_power), (num_devices, 1))
-    link = WideLink(grid, wave, taps[:, 0], np.stack(known), error_var)
+    link = WideLink(grid, wave, taps[:, 0], np.stack(known), error_var, np.full(num_devices, (profile**2).sum() * 2))
     this = WaveformRound(grid, wave, taps, link.known, link.gain, power, NOISE_W, 1, 0, 0)
     return this, np.sqrt(1e-3) * rng.standard_normal((num_devices, num_numbers))
 

@@ -8,20 +8,22 @@ import numpy as np
 import pytest
 
 import airdistill as ad
-from airdistill.channel.selective import WideLink, aging
+from airdistill.channel.selective import WideLink, aging, tone_gains
 from airdistill.channel.sources import channel_source
 from airdistill.channel.waveform import Grid, air_time
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.planning.waveform import (
     Observation,
     backed_off,
     coherence_db,
+    design_of_round,
     drift_misalignment,
     error_limits,
     error_probability,
     kept_noise,
     log_inverse_tail,
     observed,
+    round_link,
 )
 from airdistill.privacy.trust import trust_statement
 from airdistill.scenario.loading import changed
@@ -41,7 +43,7 @@ def a_link(devices=5, tones=16, error=0.01, seed=0):
     taps = (rng.standard_normal((devices, 4)) + 1j * rng.standard_normal((devices, 4))) / np.sqrt(8)
     grid = Grid(tones, 30e3, 10e-6, 2)
     known = np.fft.fft(taps, grid.fft_size)[:, grid.bins]
-    return WideLink(grid, Waveform(kind="ofdm"), taps, known, np.full(known.shape, error))
+    return WideLink(grid, Waveform(kind="ofdm"), taps, known, np.full(known.shape, error), np.ones(devices))
 
 
 def test_factors_by_trust_model():
@@ -69,6 +71,25 @@ def test_limits_hold_for_drawn_errors_as_often_as_they_say(monkeypatch):
     noise = np.einsum("i,tin->tn", shares, arriving**2)
     assert ((noise < least).mean(axis=0) <= 1 / 200 + 4 * np.sqrt(1 / 200 / draws)).all()
     assert least > 0.3
+
+
+@pytest.mark.parametrize("fading", ["rayleigh", "tdl-a"])
+def test_limits_hold_for_channels_that_change_after_they_have_faded(fading, monkeypatch):
+    """The change of a channel in a deep fade is as strong as that of any other: the source's own channels show it."""
+    monkeypatch.setattr("airdistill.planning.waveform.log_inverse_tail", lambda *_: np.log(100.0))
+    fleet = ["fleet.devices=10", "waveform.tones=16", "waveform.speed=14", f"radio.fading={fading}"]
+    plan = planned(*fleet, "learning.rounds=3")
+    source, num_numbers, limit = channel_source(plan.scenario), plan.uplink.num_slots, plan.uplink.observation.limit
+    shares, beyond, below = np.full(10, 0.1), [], []
+    for round_index in range(1, 201):
+        link = round_link(plan.scenario, plan.uplink, source, round_index)
+        last = tone_gains(source.grid, source.taps_of_symbols(round_index, num_numbers)[:, -1])
+        arriving = np.abs(last * link.equaliser)
+        beyond.append((arriving - 1 > limit).mean())
+        below.append((shares @ arriving**2 < kept_noise(plan.scenario, link, num_numbers, shares)).mean())
+    assert aging(plan.scenario, num_numbers) > 0.03
+    assert np.mean(beyond) < 0.01  # it was 0.05, and signals arrived up to nine times as strong as designed
+    assert np.mean(below) < 0.01
 
 
 def test_the_probability_is_divided_among_all_errors_of_a_run():
@@ -127,6 +148,26 @@ def test_a_round_with_less_noise_than_planned_is_counted_with_less():
     assert weak.observation.kept == pytest.approx(found.observation.kept / 4, rel=0.05)
 
 
+@pytest.mark.filterwarnings("error")
+def test_rows_that_are_not_sent_reveal_nothing_where_no_noise_is_certain():
+    plan = planned("data.partition=shards", "data.classes_per_device=1", "data.samples_per_device=40")
+    channel = channel_source(plan.scenario).round_channel(1)
+    design = plan.design(channel)
+    design = replace(design, rx_scale=np.where(np.arange(10) == 3, 0.0, design.rx_scale))
+    none = replace(plan.uplink, observation=Observation(limit=0.1, kept=0.0))
+    counted = none.noise_by_trust(design, channel)["fleet_noise"]
+    assert np.isinf(counted[:, 3]).all()
+    assert (counted[:, np.arange(10) != 3] == 0).all()
+
+
+def test_a_round_in_which_no_noise_is_certain_is_refused(monkeypatch):
+    plan = planned()
+    source = channel_source(plan.scenario)
+    monkeypatch.setattr("airdistill.planning.waveform.certain_noise", lambda *_: 0.0)
+    with pytest.raises(AirDistillError, match="round 1: nothing was sent: channel errors may remove all"):
+        design_of_round(plan, source, source.round_channel(1), 1, None)
+
+
 def test_own_noise_needs_no_margin():
     plan = planned("privacy.trust=own_noise", "waveform.observed=samples")
     assert plan.uplink.observation.factor(trust_statement("own_noise")) == 1
@@ -164,6 +205,12 @@ def test_misalignment_grows_with_the_square_of_the_speed_until_the_plan_warns():
         (["air.medium=secure_sum"], "air.medium"),
         (["waveform.observed=samples"], "waveform.observed"),
         (["waveform.axes=1"], "waveform.axes"),
+        # Up to 57 times what the ledger is charged: a fade turns a part of a signal to the axis without noise.
+        (["waveform.axes=1", "privacy.trust=receiver_noise", "radio.noise_power=0 W"], "waveform.axes"),
+        (["waveform.cyclic_prefix=34 us"], "waveform.cyclic_prefix"),  # a symbol has 33.3 µs
+        (["waveform.spacing=1 GHz"], "waveform.cyclic_prefix"),  # 24 million samples
+        (["radio.fading=tdl-e", "radio.delay_spread=120 ns"], "radio.delay_spread"),  # its last path: 2.48 µs
+        (["waveform.pilot_power=0 W"], "waveform.pilot_power"),
         (["waveform.amplifier=rapp"], "waveform.amplifier"),
         (["waveform.carrier_offset=10 Hz"], "waveform.carrier_offset"),
         (["waveform.phase_noise=1 Hz"], "waveform.phase_noise"),
@@ -197,6 +244,11 @@ def test_drift_is_that_of_the_drawn_phases():
         changed(scenario, {"waveform": {"timing_error": 2e-8, "phase_noise": 300.0}}), scheme="ota_fd"
     ).warnings
     assert sum("misaligns signals by up to" in each for each in warned) == 2
+
+
+def test_delays_need_a_prefix_and_not_a_long_slot():
+    wide = ["radio.fading=tdl-a", "radio.delay_spread=1 us", "radio.slot=3.6 us"]
+    assert ad.load("quick", [*WAVE, *wide, "waveform.cyclic_prefix=10 us"]).radio.delay_spread == 1e-6
 
 
 def test_a_speed_at_which_nothing_is_certain_of_the_noise_is_refused():

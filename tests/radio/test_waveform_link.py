@@ -202,7 +202,7 @@ def test_the_error_through_pilots_and_a_floor_is_the_planned_one(floor_db, sprea
     grid, wave, measured, planned = ideal.grid, ideal.wave, [], []
     for round_index in range(800):
         known = estimate_channel(grid, wave, taps[0, 0], 1e-4, 1.0, 0, (round_index, 0))[None]
-        link = WideLink(grid, wave, taps[0], known, pilot_error_var(grid, wave, 1e-4, 1.0)[None])
+        link = WideLink(grid, wave, taps[0], known, pilot_error_var(grid, wave, 1e-4, 1.0)[None], np.ones(1))
         this = dataclasses.replace(ideal, tone_gains=known, gains=link.gain, round_index=round_index)
         signals = rng.choice([-1.0, 1.0], (1, 20 * axes))
         measured.append(((superpose_waveform(this, signals).numbers / link.gain[0] - signals[0]) ** 2).mean())

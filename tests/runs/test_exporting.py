@@ -11,6 +11,7 @@ pytest.importorskip("sigmf")
 
 from airdistill.errors import AirDistillError
 from airdistill.radio.decoding import decode_file
+from airdistill.radio.waveform_link import superpose_waveform
 from airdistill.runs.exporting import export_round
 from airdistill.runs.options import RunOptions
 from airdistill.runs.runner import run
@@ -54,6 +55,27 @@ def test_every_round_decodes_to_what_the_run_received(folder, round_index, tmp_p
         received = np.array(line["knowledge"]["received"], dtype=float)
         np.testing.assert_allclose(decoded.knowledge, received, rtol=1e-4, atol=1e-4 * np.abs(received).max())
     assert sorted(exported.transmissions) == [0, 1, 2]
+
+
+def test_all_numbers_of_the_symbols_are_those_of_the_run(few_digits, tmp_path, monkeypatch):
+    """Also where no number of the payload is sent: a recording without that noise would show what leaks there."""
+    sent = []
+
+    def watched(this, signals):
+        sent.append(signals)
+        return superpose_waveform(this, signals)
+
+    monkeypatch.setattr("airdistill.radio.charged_round.superpose_waveform", watched)
+    monkeypatch.setattr("airdistill.radio.frames.superpose_waveform", watched)
+    one_class = ("data.partition=shards", "data.classes_per_device=1")  # seven rows are not sent
+    fleet = ("privacy.trust=fleet_noise", "waveform.observed=elements", "waveform.csi=perfect", "waveform.tones=64")
+    run(small(few_digits, *one_class, *fleet), "ota_fd", 1, tmp_path / "run", RunOptions(threads=1))
+    export_round(tmp_path / "run", 1, tmp_path / "out")
+    in_run, exported = sent[0], sent[-1]
+    assert len(sent) == 3  # the round is replayed once
+    assert np.array_equal(in_run, exported)
+    assert in_run.shape == (3, 128)
+    assert in_run.all()
 
 
 def test_files_are_the_same_again_and_hold_no_seed(folder, tmp_path):

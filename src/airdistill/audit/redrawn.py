@@ -15,7 +15,7 @@ from airdistill.arrays import FloatArray
 from airdistill.audit.released import Released
 from airdistill.channel.link_budget import noise_power_w
 from airdistill.privacy.ledger import Ledger
-from airdistill.radio.charged_round import padding_noise, waveform_round
+from airdistill.radio.charged_round import filled_symbols, waveform_round
 from airdistill.radio.waveform_link import superpose_waveform
 
 _ARTIFICIAL, _IMAGINARY, _RECEIVER = "artificial-noise", "imaginary-noise", "receiver-noise"
@@ -88,9 +88,8 @@ def _through_samples(this: Released) -> FloatArray:
         )
     seed = f"{this.plan.scenario.seed}/{this.entry_key}"
     air = waveform_round(this.plan, this.source, this.index, seed)
-    flat = signals.reshape(len(signals), -1)
-    filled = np.concatenate([flat, padding_noise(air, this.design, flat.shape[1])], axis=1)
-    received = superpose_waveform(air, filled).numbers[: flat.shape[1]].reshape(shape)
+    received = superpose_waveform(air, filled_symbols(air, this.design, signals)).numbers
+    received = received[: signals[0].size].reshape(shape)
     return np.where(this.sent[:, None], received / np.where(this.sent, this.design.rx_scale, 1.0)[:, None], np.nan)
 
 

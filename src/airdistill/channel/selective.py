@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
-from scipy.special import j0
+from scipy.special import j0, jn_zeros
 
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.propagation import SPEED_OF_LIGHT_M_S
@@ -36,7 +36,8 @@ _LEAST_SINGULAR = 1e-3  # of the delays that a pilot on the used tones can tell 
 class WideLink:
     """The links of a round when it begins: taps at the pilot `[device, tap]`, and its estimate Ĥ `[device, tone]`.
 
-    `pilot_var` `[device, tone]` is the variance of Ĥ − H. A device may send less than it could, by its `scale`
+    `pilot_var` `[device, tone]` is the variance of Ĥ − H, and `mean_gain` `[device]` is E|H|² over fading: what changes
+    of a channel has a share of this, also when it has faded. A device may send less than it could, by its `scale`
     `[device]`.
     """
 
@@ -45,12 +46,8 @@ class WideLink:
     taps: ComplexArray
     known: ComplexArray
     pilot_var: FloatArray
+    mean_gain: FloatArray
     scale: FloatArray | None = None
-
-    @cached_property
-    def mean_gain(self) -> FloatArray:
-        """Mean |Ĥ|² over tones, `[device]`."""
-        return np.asarray((np.abs(self.known) ** 2).mean(axis=1))
 
     @cached_property
     def inverse(self) -> ComplexArray:
@@ -96,13 +93,23 @@ class WideLink:
 
 
 class WideChannel:
-    """A source of links for the rounds of a run, and of scalar channels for its planner."""
+    """A source of links for the rounds of a run, and of scalar channels for its planner.
 
-    def __init__(self, scenario: Scenario, draw_paths: DrawPaths, noise_power_w: float, pilot_power_w: FloatArray):
+    `mean_gain` `[device]` is E|H|² over the fading that `draw_paths` draws.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        draw_paths: DrawPaths,
+        mean_gain: FloatArray,
+        noise_power_w: float,
+        pilot_power_w: FloatArray,
+    ):
         grid = Grid.of(scenario)
         assert grid is not None  # numbers sent one at a time have a scalar channel
         self.grid, self._scenario, self._wave = grid, scenario, scenario.waveform
-        self._draw_paths = draw_paths
+        self._draw_paths, self._mean_gain = draw_paths, mean_gain
         # Of a least-squares estimate tone by tone: the pilot's power is shared by all tones.
         with np.errstate(divide="ignore"):
             self._tone_var = noise_power_w * grid.tones / (pilot_power_w * self._wave.pilot_symbols)
@@ -140,12 +147,13 @@ class WideChannel:
         taps = self._taps(purpose, index, 1)[:, 0]
         response = tone_gains(self.grid, taps)
         if self._wave.csi == "perfect":
-            return WideLink(self.grid, self._wave, taps, response, np.zeros(response.shape))
+            return WideLink(self.grid, self._wave, taps, response, np.zeros(response.shape), self._mean_gain)
         basis = delays_basis(self.grid)
         parts = stream(self._scenario.seed, f"{purpose}-pilot-noise", index).standard_normal((2, *response.shape))
         white = np.sqrt(self._tone_var / 2)[:, None] * (parts[0] + 1j * parts[1])
         known = (response + white) @ basis.conj() @ basis.T
-        return WideLink(self.grid, self._wave, taps, known, self._tone_var[:, None] * (np.abs(basis) ** 2).sum(axis=1))
+        pilot_var = self._tone_var[:, None] * (np.abs(basis) ** 2).sum(axis=1)
+        return WideLink(self.grid, self._wave, taps, known, pilot_var, self._mean_gain)
 
     def _taps(self, purpose: str, index: int, num_symbols: int) -> ComplexArray:
         rng = stream(self._scenario.seed, purpose, index)
@@ -205,11 +213,12 @@ def aging(scenario: Scenario, num_numbers: int) -> float:
     """1 − J0²(2πf_Dτ): the share of a Rayleigh channel's power that is new when a round of that size ends.
 
     τ is the time from the pilot to the end of the data. Given the channel at the pilot, the later one is J0 of it, and
-    an independent part of this power.
+    an independent part of this power. From the first zero of J0 on, all of it has been new at some time of the round.
     """
     if scenario.waveform.csi == "perfect":
         return 0.0
-    return float(1 - j0(2 * np.pi * doppler_hz(scenario) * air_time(scenario, num_numbers).total_s) ** 2)
+    phase = 2 * np.pi * doppler_hz(scenario) * air_time(scenario, num_numbers).total_s
+    return float(1 - j0(min(phase, jn_zeros(0, 1)[0])) ** 2)
 
 
 def constant_paths(gains: ComplexArray) -> DrawPaths:

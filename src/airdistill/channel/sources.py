@@ -58,20 +58,21 @@ def wide_channel(scenario: Scenario) -> WideChannel:
     radio, wave = scenario.radio, scenario.waveform
     draw: DrawPaths
     if radio.gains is not None:
-        draw = constant_paths(given_gains(scenario)[0])
+        gains = given_gains(scenario)[0]
+        draw, mean_gain = constant_paths(gains), np.abs(gains) ** 2
     else:
         distance_m = drawn_distances_m(scenario)
         if is_threegpp(radio.fading):
-            draw = threegpp_paths(scenario, distance_m)
+            draw, mean_gain = threegpp_paths(scenario, distance_m)
         else:
-            gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent) * antenna_gain(radio)
-            draw = flat_paths(gain, radio.fading, radio.rician_k_db, doppler_hz(scenario))
+            mean_gain = path_gain(distance_m, radio.carrier, radio.path_loss_exponent) * antenna_gain(radio)
+            draw = flat_paths(mean_gain, radio.fading, radio.rician_k_db, doppler_hz(scenario))
     own = radio.peak_power.draw(scenario.num_devices, stream(scenario.seed, "radio.peak_power"))
     if wave.pilot == "uplink":
         own_w = np.minimum(own, largest_power_w(scenario, radio.device_antenna_dbi))
-        return WideChannel(scenario, draw, noise_power_w(scenario), own_w)
+        return WideChannel(scenario, draw, mean_gain, noise_power_w(scenario), own_w)
     power_w = np.full(scenario.num_devices, pilot_power_w(scenario))
-    return WideChannel(scenario, draw, device_noise_power_w(scenario), power_w)
+    return WideChannel(scenario, draw, mean_gain, device_noise_power_w(scenario), power_w)
 
 
 def _scalar_source(scenario: Scenario) -> ChannelSource:

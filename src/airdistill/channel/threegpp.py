@@ -62,14 +62,17 @@ def threegpp_channel(scenario: Scenario, distance_m: FloatArray) -> ThreeGppChan
     return ThreeGppChannel(scenario.seed, draw(scenario, distance_m))
 
 
-def threegpp_paths(scenario: Scenario, distance_m: FloatArray) -> DrawPaths:
-    """The paths of the scenario's 3GPP channel with their delays, for devices that move at the waveform's speed."""
+def threegpp_paths(scenario: Scenario, distance_m: FloatArray) -> tuple[DrawPaths, FloatArray]:
+    """The paths of the scenario's 3GPP channel with their delays, for devices that move at the waveform's speed.
+
+    With them the mean of |H|² over small-scale fading, `[device]`.
+    """
     if scenario.radio.fading in CELLS:
         return cell_paths(scenario, distance_m)
     return tapped_delay_line_paths(scenario, distance_m)
 
 
-def cell_paths(scenario: Scenario, distance_m: FloatArray) -> DrawPaths:
+def cell_paths(scenario: Scenario, distance_m: FloatArray) -> tuple[DrawPaths, FloatArray]:
     """Positions and large-scale parameters are drawn once; every call draws new clusters and rays."""
     model = _cell(scenario, distance_m, np.full(len(distance_m), scenario.waveform.speed))
     amplitude = np.sqrt(antenna_gain(scenario.radio))
@@ -79,10 +82,13 @@ def cell_paths(scenario: Scenario, distance_m: FloatArray) -> DrawPaths:
             coefficients, delays = model(num_times, 1 / step_s)
         return amplitude * coefficients[0, 0, 0, :, 0].numpy().transpose(0, 2, 1), delays[0, 0].numpy()
 
-    return draw
+    # Sionna keeps these for the topology, and has no public way to read them (`sample_lsp` draws new ones).
+    large_scale = model._lsp
+    loss_db, shadowing = (part.numpy().reshape(-1) for part in (large_scale.pathloss, large_scale.sf))
+    return draw, np.asarray(amplitude**2 * 10.0 ** (-loss_db / 10.0) * shadowing)
 
 
-def tapped_delay_line_paths(scenario: Scenario, distance_m: FloatArray) -> DrawPaths:
+def tapped_delay_line_paths(scenario: Scenario, distance_m: FloatArray) -> tuple[DrawPaths, FloatArray]:
     """A TDL profile of the standard with the scenario's path loss, independent for every device and call."""
     radio, num_devices, speed = scenario.radio, len(distance_m), scenario.waveform.speed
     profile = radio.fading.removeprefix("tdl-").upper()
@@ -98,7 +104,7 @@ def tapped_delay_line_paths(scenario: Scenario, distance_m: FloatArray) -> DrawP
         paths = coefficients.numpy().reshape(num_devices, -1, num_times).transpose(0, 2, 1)
         return amplitude * paths, delays.numpy().reshape(num_devices, -1)
 
-    return draw
+    return draw, gain
 
 
 def cell_draws(scenario: Scenario, distance_m: FloatArray, shadowing: bool = True) -> DrawBlock:

@@ -26,7 +26,7 @@ from scipy.special import j0
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz
 from airdistill.channel.waveform import Grid, air_time
-from airdistill.errors import InputError
+from airdistill.errors import AirDistillError, InputError
 from airdistill.privacy.trust import ReceiverNoise, TrustStatement, trust_statement
 from airdistill.scenario.model import Scenario
 
@@ -40,6 +40,10 @@ _RESERVED = 0.1  # share of δ that is kept for channel errors
 _PLANNING_LINKS = 8
 _PLANNED_DEVICES = 0.5  # quantile of the devices' error limits that the plan allows without a weaker signal
 _ROOM = 0.98  # of V, for rounds that are worse than those planned with
+_NOTHING_CERTAIN = (
+    "channel errors may remove all of the other devices' noise from a tone: more pilot_symbols or pilot_power, "
+    'fewer tones, slower devices or fewer numbers help; or use privacy.trust = "own_noise"'
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,12 @@ def error_probability(scenario: Scenario) -> float:
     return _RESERVED * float(min(scenario.privacy.delta.numbers))
 
 
+def most_rounds(scenario: Scenario) -> int:
+    """The number of rounds over which the probability of a channel error is divided."""
+    rounds = scenario.learning.rounds
+    return rounds if isinstance(rounds, int) else scenario.learning.max_rounds
+
+
 def log_inverse_tail(scenario: Scenario, num_numbers: int) -> float:
     """ln(1/p) for one error: the probability for a run is divided among devices, tones, symbols and rounds.
 
@@ -83,9 +93,7 @@ def log_inverse_tail(scenario: Scenario, num_numbers: int) -> float:
     probability, grid = error_probability(scenario), Grid.of(scenario)
     if probability == 0 or grid is None:
         return 0.0
-    rounds = scenario.learning.rounds
-    most_rounds = rounds if isinstance(rounds, int) else scenario.learning.max_rounds
-    events = (scenario.num_devices + 1) * grid.tones * grid.num_symbols(num_numbers) * most_rounds
+    events = (scenario.num_devices + 1) * grid.tones * grid.num_symbols(num_numbers) * most_rounds(scenario)
     return float(np.log(events / probability))
 
 
@@ -102,11 +110,12 @@ def error_limits(scenario: Scenario, link: WideLink, num_numbers: int) -> FloatA
 def kept_noise(scenario: Scenario, link: WideLink, num_numbers: int, shares: FloatArray) -> float:
     """V: the least share of the designed noise that arrives on any tone, for devices' `shares` `[device]` of it.
 
-    Re(a² e) has variance a⁴E|e|²/2 = a² E|ae|²/2; the quantile of a standard Gaussian is below √(2 ln(1/p)).
+    Re(a² e) has variance a⁴E|e|²/2 = a² E|ae|²/2; the quantile of a standard Gaussian is below √(2 ln(1/p)). What is
+    left of a channel at the end is J0 of it.
     """
-    amplitude = link.attenuation
-    error = amplitude**2 * link.relative_error(aging(scenario, num_numbers))
-    mean, deviation = shares @ amplitude**2, 2 * np.sqrt((shares**2) @ (0.5 * error))
+    amplitude, change = link.attenuation, aging(scenario, num_numbers)
+    error = amplitude**2 * link.relative_error(change)
+    mean, deviation = (1 - change) * (shares @ amplitude**2), 2 * np.sqrt((shares**2) @ (0.5 * error))
     least = mean - np.sqrt(2 * log_inverse_tail(scenario, num_numbers)) * deviation
     return float(max(least.min(), 0.0))
 
@@ -124,11 +133,7 @@ def planned_observation(scenario: Scenario, source: WideChannel, sent: Uplink) -
     weaker = [backed_off(link, error_limits(scenario, link, num_numbers), limit) for link in links]
     kept = _ROOM * min(_kept_by_design(scenario, link, sent) for link in weaker)
     if kept <= 0 and trust.counts_others and not trust.counts_receiver:
-        rule = (
-            "channel errors may remove all of the other devices' noise from a tone: more pilot_symbols or pilot_power, "
-            'fewer tones, slower devices or fewer numbers help; or use privacy.trust = "own_noise"'
-        )
-        raise InputError("waveform.csi", "pilot", rule)
+        raise InputError("waveform.csi", "pilot", _NOTHING_CERTAIN)
     change = aging(scenario, num_numbers)
     return Observation(limit, min(kept, 1.0), float(np.mean([link.misalignment(change) for link in weaker])))
 
@@ -160,7 +165,7 @@ def waveform_facts(scenario: Scenario, uplink: Uplink) -> dict[str, Any]:
     """What certificates and plans state of a waveform: `limit` is that of a signal's strength, 1 and more."""
     wave, seen = scenario.waveform, uplink.observation
     stated = {"observed": wave.observed, "csi": wave.csi, "limit": 1 + seen.limit, "kept": seen.kept}
-    return {**stated, "excess": error_probability(scenario)}
+    return {**stated, "excess": error_probability(scenario), "rounds": most_rounds(scenario)}
 
 
 def round_link(scenario: Scenario, uplink: Uplink, source: WideChannel, round_index: int) -> WideLink:
@@ -182,6 +187,8 @@ def design_of_round(
     uplink = observed(plan.scenario, plan.uplink, source, design, known, round_index)
     if uplink is plan.uplink:
         return design, uplink
+    if np.isinf(uplink.observation.factor(uplink.trust_model)):
+        raise AirDistillError(f"round {round_index}: nothing was sent: {_NOTHING_CERTAIN}")
     design = uplink.design(known, plan.num_rounds, round_index, spent)
     return design, observed(plan.scenario, uplink, source, design, known, round_index)
 

@@ -100,7 +100,9 @@ class CertifiedRun:
         None if such errors matter and the ledger, of an earlier version, does not record their quantile.
         """
         if "waveform" in self.terms:
-            return float(self.terms["waveform"]["excess"])
+            # Rounds that were charged again, or beyond the plan, have errors of their own.
+            stated = self.terms["waveform"]
+            return min(1.0, float(stated["excess"]) * max(1.0, self.num_releases / float(stated.get("rounds", np.inf))))
         if not self.protects_by_aligned_channels or float(self.terms.get("csi_error_limit", 0.0)) == 0:
             return 0.0
         if "csi_error" not in self.terms:

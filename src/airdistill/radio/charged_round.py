@@ -205,31 +205,33 @@ def _charged_noise(
 def _air(plan: Plan, source: ChannelSource, design: RoundDesign, round_index: int, seed: Seed) -> Superposition:
     """The medium that carries a round as samples; its receiver noise has a stream of its own under the entry's seed."""
     this = waveform_round(plan, source, round_index, seed)
-    padding = padding_noise(this, design, plan.uplink.num_slots)
 
     def add(transmitted: ComplexArray) -> ComplexArray:
-        signals = transmitted.real.reshape(len(transmitted), -1)
-        received = superpose_waveform(this, np.concatenate([signals, padding], axis=1)).numbers
-        return received[: signals.shape[1]].reshape(transmitted.shape[1:]).astype(np.complex128)
+        num_numbers = transmitted[0].size
+        received = superpose_waveform(this, filled_symbols(this, design, transmitted.real)).numbers
+        return received[:num_numbers].reshape(transmitted.shape[1:]).astype(np.complex128)
 
     return add
 
 
-def padding_noise(this: WaveformRound, design: RoundDesign, num_numbers: int) -> FloatArray:
-    """Noise in the numbers that fill up the last symbol, `[device, number]`: of a device's last row that is sent.
+def filled_symbols(this: WaveformRound, design: RoundDesign, signals: FloatArray) -> FloatArray:
+    """The numbers of whole symbols `[device, number]`, from signals `[device, row, slot]`: noise where none is sent.
 
-    Signals of deep fades and channel errors spread over all numbers of a symbol, and must meet noise in each.
+    Signals of deep fades and channel errors spread over all numbers of a symbol, and must meet noise in each: also in
+    rows that are not sent, and in what fills up the last symbol. It is that of a device's last row that is sent.
     """
-    missing = this.grid.num_symbols(num_numbers) * this.grid.numbers_per_symbol - num_numbers
-    sent = np.flatnonzero(design.rx_scale > 0)
-    gains = design.noise_gain[:, sent[-1]].real if len(sent) else np.zeros(len(design.noise_gain))
-    drawn = [
-        stream(this.noise_seed, "padding-noise", this.round_index, device).standard_normal(missing)
-        if gain
-        else np.zeros(missing)
-        for device, gain in enumerate(gains)
-    ]
-    return gains[:, None] * np.stack(drawn)
+    num_devices, _, length = signals.shape
+    flat, sent = signals.reshape(num_devices, -1), design.rx_scale > 0
+    empty = np.ones(this.grid.num_symbols(flat.shape[1]) * this.grid.numbers_per_symbol, dtype=np.bool_)
+    empty[: flat.shape[1]] = np.repeat(~sent, length)
+    filled = np.zeros((num_devices, len(empty)))
+    filled[:, : flat.shape[1]] = flat
+    if sent.any():
+        for device, gain in enumerate(design.noise_gain[:, np.flatnonzero(sent)[-1]].real):
+            if gain:
+                rng = stream(this.noise_seed, "padding-noise", this.round_index, device)
+                filled[device, empty] = gain * rng.standard_normal(np.count_nonzero(empty))
+    return filled
 
 
 def waveform_round(plan: Plan, source: ChannelSource, round_index: int, seed: Seed) -> WaveformRound:

@@ -19,7 +19,7 @@ from airdistill.errors import InputError
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.design import RoundDesign
 from airdistill.privacy.ledger import BudgetExceeded
-from airdistill.radio.charged_round import ChargedRound, waveform_round
+from airdistill.radio.charged_round import ChargedRound, filled_symbols, waveform_round
 from airdistill.radio.decoding import decode_file
 from airdistill.radio.frames import pilot_amplitude, received_frame, transmitted_frame
 from airdistill.radio.iq import SCRAMBLING_SEED
@@ -108,7 +108,7 @@ def export_round(
         stem = target / f"device-{device:04d}"
         transmissions[device] = write_recording(stem, sent, own, carrier, datatype, date)
     decoded = decode_file(reception, start=0).numbers.reshape(-1)
-    difference = float(np.abs(decoded - numbers).max() / np.sqrt(np.mean(numbers**2)))
+    difference = float(np.abs(decoded - numbers[: len(decoded)]).max() / np.sqrt(np.mean(numbers**2)))
     return Exported(round_index, reception, transmissions, difference, plan.scenario.waveform.observed == "elements")
 
 
@@ -142,7 +142,7 @@ def _chosen(plan: Plan, devices: Sequence[int] | None) -> list[int]:
 def _replayed(
     folder: Path, plan: Plan, stored: dict[str, Any], round_index: int, on_replayed: OnReplayed
 ) -> tuple[WaveformRound, FloatArray, RoundDesign]:
-    """What the round's samples depend on, the signals x of all devices `[device, number]`, and the design."""
+    """What the round's samples depend on, all devices' signals x of whole symbols `[device, number]`, the design."""
     record = undamaged_run(folder)
     if not 1 <= round_index <= len(record.rounds):
         raise InputError("--round", round_index, f"{folder} has rounds 1 to {len(record.rounds)}")
@@ -156,8 +156,8 @@ def _replayed(
     assert this.sent_by is not None
     key = simulation.ledger.noise_keys[simulation.ledger.num_releases - 1]
     seed = noise_seed(plan.scenario.seed, key)
-    signals = this.signals.real.reshape(len(this.signals), -1)
-    return waveform_round(plan, this.source, round_index, seed), signals, this.sent_by
+    air = waveform_round(plan, this.source, round_index, seed)
+    return air, filled_symbols(air, this.sent_by, this.signals.real), this.sent_by
 
 
 def _observed(simulation: Simulation, round_index: int, on_replayed: OnReplayed) -> _ObservedRound | None:

@@ -74,7 +74,8 @@ CELLS = {
     "inf-sh": _factory("SH"),
     "inf-dh": _factory("DH"),
 }
-TAPPED_DELAY_LINES = ("tdl-a", "tdl-b", "tdl-c", "tdl-d", "tdl-e")
+# With their latest path, in units of the delay spread (tables 7.7.2-1 to 7.7.2-5).
+TAPPED_DELAY_LINES = {"tdl-a": 9.6586, "tdl-b": 4.7834, "tdl-c": 8.6523, "tdl-d": 12.525, "tdl-e": 20.6519}
 
 LOWEST_CARRIER, HIGHEST_CARRIER = 0.5e9, 100e9
 # Shadowing is correlated between devices: a table of seven numbers for every pair.
@@ -88,8 +89,11 @@ def is_threegpp(fading: str) -> bool:
     return fading in CELLS or fading in TAPPED_DELAY_LINES
 
 
-def check_threegpp(radio: Radio, num_devices: int) -> None:
-    """Reject what the standard does not cover; gains or a trace replace the fading model."""
+def check_threegpp(radio: Radio, num_devices: int, cyclic_prefix: float | None = None) -> None:
+    """Reject what the standard does not cover; gains or a trace replace the fading model.
+
+    One coefficient describes a slot. Symbols of a waveform with a cyclic prefix take all paths that it covers.
+    """
     if not is_threegpp(radio.fading) or radio.gains is not None or radio.trace is not None:
         return
     if num_devices > MOST_DEVICES:
@@ -99,7 +103,14 @@ def check_threegpp(radio: Radio, num_devices: int) -> None:
         _check_cell(radio, CELLS[radio.fading])
     else:
         _check_between("radio.carrier", radio.carrier, (LOWEST_CARRIER, HIGHEST_CARRIER), "Hz", "TDL")
-        longest = radio.slot / SLOT_PER_DELAY_SPREAD
+        latest = TAPPED_DELAY_LINES[radio.fading]
+        longest = radio.slot / SLOT_PER_DELAY_SPREAD if cyclic_prefix is None else cyclic_prefix / latest
+        if radio.delay_spread > longest and cyclic_prefix is not None:
+            rule = (
+                f"must be at most {longest:.3g} s, because the latest path of {radio.fading} is {latest:g} times as "
+                "late and must fit waveform.cyclic_prefix; lengthen that"
+            )
+            raise InputError("radio.delay_spread", radio.delay_spread, rule)
         if radio.delay_spread > longest:
             rule = f"must be at most a tenth of radio.slot, {longest:g} s, because one coefficient describes a slot"
             raise InputError("radio.delay_spread", radio.delay_spread, rule)

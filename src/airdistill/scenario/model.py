@@ -243,7 +243,8 @@ class Scenario(Section):
         check_paper_transceiver(self)
         check_noise(self)
         check_medium(self)
-        check_threegpp(self.radio, self.num_devices)
+        wide = self.waveform.kind == "ofdm"
+        check_threegpp(self.radio, self.num_devices, self.waveform.cyclic_prefix if wide else None)
         check_link_budget(self)
         check_antennas(self)
         check_correlation(self)

@@ -157,6 +157,12 @@ def check_waveform(scenario: Scenario) -> None:
             rule = 'samples are simulated for OFDM: set waveform.kind = "ofdm", or air.medium = "emulated"'
             raise InputError("air.medium", "waveform", rule)
         return
+    if wave.cyclic_prefix * wave.spacing > 1:
+        rule = f"repeats the end of a symbol, and is at most as long: 1/waveform.spacing = {1 / wave.spacing:g} s"
+        raise InputError("waveform.cyclic_prefix", wave.cyclic_prefix, rule)
+    if wave.csi == "pilot" and wave.pilot == "downlink" and wave.pilot_power == 0:
+        rule = 'without a pilot nothing is known of the channels; give it power, or set waveform.csi = "perfect"'
+        raise InputError("waveform.pilot_power", 0, rule)
     aligned = (
         "misaligned signals leave the common grid of secure noise; use seeded noise, trust own_noise, or csi perfect"
     )
@@ -189,18 +195,20 @@ def check_waveform(scenario: Scenario) -> None:
 
 def _check_observed(scenario: Scenario) -> None:
     """Under a trust model that counts others' noise, reject what no proof covers: see docs/waveform-privacy.md."""
-    wave, trust = scenario.waveform, scenario.privacy.trust
+    wave, radio, trust = scenario.waveform, scenario.radio, scenario.privacy.trust
     if trust == "own_noise" or math.isinf(min(scenario.privacy.epsilon.numbers)):
         return
     if wave.observed == "samples":
         rule = (
             f"with privacy.trust = {trust} a server that keeps every sample, cyclic prefixes included, sees more than "
-            'is counted: use privacy.trust = "own_noise", or declare that it keeps "elements" only'
+            'is counted: set privacy.trust = "own_noise", or declare with waveform.observed = "elements" that it keeps '
+            "demodulated elements only"
         )
         raise InputError("waveform.observed", "samples", rule)
     only_own = f"with privacy.trust = {trust} no noise is proven to count through it but a device's own; use own_noise"
     rejected: list[tuple[bool, str, Any]] = [
-        (wave.axes == 1 and trust != "receiver_noise", "waveform.axes", 1),
+        # To a receiver without noise the devices add their own, on one axis.
+        (wave.axes == 1 and (trust != "receiver_noise" or radio.noise_power == 0), "waveform.axes", 1),
         (wave.amplifier != "linear", "waveform.amplifier", wave.amplifier),
         (wave.carrier_offset > 0, "waveform.carrier_offset", wave.carrier_offset),
         (wave.phase_noise > 0, "waveform.phase_noise", wave.phase_noise),

@@ -264,7 +264,9 @@ class SuperposedUplink(Uplink):
             seen, counted = self.observation, noise_by_trust(design, channel, 0.0, "fleet_noise")
             receiver = divide_or(np.array(self.channel_noise_var), design.rx_scale**2, np.inf)
             stronger = (1 + seen.limit) ** 2
-            others = counted["fleet_noise"] * seen.kept / stronger
+            # A row that is not sent reveals nothing, also where no noise is certain (inf · 0 would be NaN).
+            sent = np.isfinite(counted["fleet_noise"])
+            others = np.where(sent, np.where(sent, counted["fleet_noise"], 0.0) * seen.kept / stronger, np.inf)
             return counted_by_trust(counted["own_noise"], others, receiver / stronger, self.trust)
         if self._exact_channels:
             return noise_by_trust(design, channel, self.channel_noise_var, self.trust)
