@@ -1,6 +1,7 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -66,6 +67,17 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+@pytest.fixture(autouse=True)
+def imported_files_are_forgotten(tmp_path_factory):
+    """Users' modules that a test wrote and imported would be found by the next test that uses their name."""
+    before = set(sys.modules)
+    yield
+    written = f"{tmp_path_factory.getbasetemp()}/"
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(written):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from small_worlds import small_scenario, write_dataset
 from airdistill.audit import AuditOptions, audit_run
 from airdistill.audit.charges import epsilon_of
 from airdistill.audit.received import CHANCE, WhitenedTable, correlation_between, table_tests
+from airdistill.audit.votes import chance_of_less
 from airdistill.privacy.targets import epsilon_of_mu
 from airdistill.runs.accounts import certify
 from airdistill.runs.options import RunOptions
@@ -409,6 +410,44 @@ def test_weak_secure_noise_of_checks_shows_in_its_variance(tmp_path, monkeypatch
     monkeypatch.setattr(mutants.ChargedVotes, "_draws", _a_tenth_of(mutants.ChargedVotes._draws))
     (sentence,) = audit_run(played(tmp_path, "pate", *changes, out="weak"), RECORDED).violations
     assert "has checks with" in sentence
+
+
+def test_few_whole_numbers_may_all_be_zero():
+    """Against every outcome of up to four draws: the bound holds, is exact for zeros, and finds what cannot be."""
+    values = np.arange(-9, 10)
+    for deviation in (0.4, 0.9):
+        weight = np.exp(-(values**2) / (2 * deviation**2))
+        weight /= weight.sum()
+        of_sum = np.ones(1)
+        for num_draws in range(1, 5):
+            squares = np.zeros(82)
+            np.add.at(squares, values**2, weight)
+            of_sum = np.convolve(of_sum, squares)
+            for total, chance in enumerate(np.cumsum(of_sum)[:12]):
+                assert chance_of_less(deviation, num_draws, total) >= chance * (1 - 1e-6)
+            assert chance_of_less(deviation, num_draws, 0) == pytest.approx(of_sum[0], rel=1e-3)
+    assert chance_of_less(0.9, 300, 0.49 * 300 * 0.81) < 1e-6
+    assert chance_of_less(0.9, 0, 0.0) == 1
+
+
+def test_few_answers_with_secure_noise_are_no_violation(tmp_path, monkeypatch):
+    """With 12 samples, some runs answer one or two, whose noise is often 0 in every vote."""
+    changes = (*PUBLIC, "privacy.epsilon=100", SECURE, "public.samples_per_round=12")
+    monkeypatch.setattr(mutants.ChargedVotes, "_draws", _no_noise_in_votes(mutants.ChargedVotes._draws))
+    assert audit_run(played(tmp_path, "pate", *changes), RECORDED).violations == ()
+
+
+def _no_noise_in_votes(draws):
+    """As drawn, but that one query alone passes its check, and its votes have drawn 0."""
+
+    def drawn(this, *given):
+        checks, votes = draws(this, *given)
+        checks[1:] = -np.abs(checks[1:]) - 100
+        checks[0] = np.abs(checks[0]) + 100
+        votes[0] = 0
+        return checks, votes
+
+    return drawn
 
 
 def _a_tenth_of(draws):
