@@ -11,6 +11,7 @@ import numpy as np
 from airdistill.errors import Described, InputError
 from airdistill.planning.payloads import PAYLOADS, Payload, payload_named
 from airdistill.privacy.neighbours import BUILT_IN, Neighbours
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 
 
 def check_payload_class(payload: type[Payload]) -> None:
@@ -33,6 +34,10 @@ def check_payload_class(payload: type[Payload]) -> None:
     if neighbours != BUILT_IN.get(neighbours.payload, neighbours):
         rule = f'its `neighbours` are called "{neighbours.payload}" as a built-in payload\'s: give them another name'
         raise InputError("payload", kind, rule)
+    for stated in ("relation", "basis"):
+        if unknown := [model for model in getattr(neighbours, stated) if model not in SENSITIVITY_MODELS]:
+            rule = f"must name sensitivity models, of {', '.join(SENSITIVITY_MODELS)}, and not {unknown[0]}"
+            raise InputError("payload", kind, f"the `{stated}` of its `neighbours` {rule}")
     if inspect.isabstract(payload) or payload.protocol is Payload.protocol:
         missing = ", ".join(sorted(payload.__abstractmethods__)) or "protocol"
         raise InputError("payload", kind, f"must define {missing}")

@@ -33,7 +33,7 @@ from airdistill.privacy.assumptions import (
 from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.neighbours import RELABEL
 from airdistill.privacy.targets import target_mu
-from airdistill.privacy.trust import trust_statement
+from airdistill.privacy.trust import is_built_in, trust_statement
 from airdistill.scenario.cells import CELLS
 from airdistill.scenario.model import Scenario
 from airdistill.units import rounded_up
@@ -208,7 +208,8 @@ def _about_channel(scenario: Scenario, uplink: Uplink, forecast: RoundForecast) 
     elif np.isfinite(forecast.effective_noise) and forecast.outage_noise_share > 0.5:
         carried = f"{forecast.outage_noise_share:.0%} of the noise"
         remedy = ': use truncated channel inversion (radio.truncation = "optimal")'
-        advice = "" if forecast.silent_share > 0 else remedy
+        can_truncate = forecast.silent_share == 0 and is_built_in(scenario.privacy.trust)
+        advice = remedy if can_truncate else ""  # the design of a user's own trust model may rely on some devices
         yield f"The worst {scenario.radio.outage:.0%} of rounds carry {carried}{advice}."
     if forecast.power_holds_share < 1:
         yield f"The power limit (9) is violated in {1 - forecast.power_holds_share:.0%} of rounds."

@@ -43,7 +43,7 @@ class TrustStatement:
     states it to the reader; `assumption` is its short name if it can turn out false.
     """
 
-    name: ClassVar[str]
+    name: str  # of a user's own model the reference by which it was found
     sentence: ClassVar[str]
     assumption: ClassVar[str | None] = None
     counts_receiver: ClassVar[bool] = False
@@ -183,7 +183,11 @@ class FleetNoise(Trust):
 
 
 class OwnNoise(Trust):
-    """No other party is trusted: only a device's own noise counts for it."""
+    """No other party is trusted: only a device's own noise counts for it.
+
+    A model in which every device is told what to add, whatever counts, is derived from this one: it defines `added` and
+    `counted`.
+    """
 
     name = "own_noise"
     sentence = "Each device counts on its own noise only; no other party is trusted."
@@ -191,11 +195,15 @@ class OwnNoise(Trust):
     def counted(self, own: FloatArray, together: FloatArray, receiver_var: float | FloatArray) -> FloatArray:  # noqa: ARG002
         return own
 
+    def added(self, required: FloatArray) -> FloatArray:
+        """The noise variance a_ik that each device adds, in the estimate, `[..., device, row]`."""
+        return required
+
     def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
-        # λ² = min_i K|h_i|²P_i/(w_i² + K req_ik)
+        # λ² = min_i K|h_i|²P_i/(w_i² + K a_ik)
         needed = links.weights**2
         needed /= links.energy_slots
-        needed = needed + required
+        needed = needed + self.added(required)
         rows = links.power_w.reshape(-1, links.power_w.shape[-1])
         step = max(1, _CHUNK // (needed.shape[-1] * needed.shape[-2]))
         chunks = [
@@ -205,14 +213,17 @@ class OwnNoise(Trust):
         return np.concatenate(chunks).reshape(*links.power_w.shape[:-1], links.num_classes)
 
     def artificial_noise_var(self, required: FloatArray) -> FloatArray:
-        return np.asarray(required.sum(axis=-2))
+        return np.asarray(self.added(required).sum(axis=-2))
 
     def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:  # noqa: ARG002
-        return required * scale_sq
+        return self.added(required) * scale_sq
 
     def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
-        sent = np.isfinite(effective)
-        return required if sent.all() else np.where(sent, required, np.inf)
+        added, sent = self.added(required), np.isfinite(effective)
+        together = added.sum(axis=0)
+        from_receiver = np.maximum(np.where(sent, effective, 0.0) - together, 0.0)
+        counted = np.broadcast_to(self.counted(added, together, from_receiver), required.shape)
+        return counted if sent.all() else np.where(sent, counted, np.inf)
 
 
 TRUST_MODELS: dict[str, Trust] = {trust.name: trust for trust in (ReceiverNoise(), FleetNoise(), OwnNoise())}
@@ -248,6 +259,7 @@ def trust_named(name: str) -> Trust:
         raise InputError("privacy.trust", name, f"must define {', '.join(sorted(found.__abstractmethods__))}")
     try:
         made: Trust = found()
+        made.name = name  # not the one of the class that it is derived from
     except Exception as error:  # a user's class can raise any exception
         raise InputError("privacy.trust", name, f"cannot be made without arguments: {described(error)}") from error
     needed = ("sentence",) if made.counts_own_only else ("sentence", "assumption")

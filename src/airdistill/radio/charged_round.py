@@ -21,10 +21,11 @@ from airdistill.channel.waveform import number_seconds
 from airdistill.errors import AirDistillError
 from airdistill.planning.fleet import counted_share
 from airdistill.planning.plan import Plan
-from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.planning.transceiver.design import TOLERANCE, RoundDesign
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.waveform import design_of_round, observed, round_link
 from airdistill.privacy.ledger import Ledger
+from airdistill.privacy.trust import is_built_in
 from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid
 from airdistill.radio.noise_memory import NoiseMemory
 from airdistill.radio.sum_grid import SumGrid
@@ -172,6 +173,8 @@ def charge_round(
         made, uplink = design_of_round(plan, source, known, round_index, ledger.cost_of_run)
     else:
         made, uplink = design, observed(scenario, plan.uplink, source, design, known, round_index)
+    if design is not None or not is_built_in(plan.uplink.trust):
+        _check_power(plan, made, round_index)
     noise, seed = _charged_noise(plan, uplink, ledger, made, known, round_index, memory)
     noise = replace(noise, permission=permission)
     air = _air(plan, source, made, round_index, seed) if scenario.air.medium == "waveform" else None
@@ -293,6 +296,20 @@ def _check_gains(plan: Plan, design: RoundDesign, known: ComplexArray, round_ind
         raise AirDistillError(f"round {round_index}: the design cannot be charged: {rule}")
 
 
+def _check_power(plan: Plan, design: RoundDesign, round_index: int) -> None:
+    """Raise unless a design that the user's own code made keeps the power limits, eq. (9).
+
+    A real transmitter would clip what is beyond them, and so add less noise than the ledger counts.
+    """
+    slack = design.power_slack(plan.fleet.peak_power_w)
+    if (slack < -TOLERANCE).any():
+        device, row = np.unravel_index(int(np.argmin(slack)), slack.shape)
+        limit = plan.fleet.peak_power_w[device]
+        named = f"device {device} would send {design.mean_power_w()[device, row]:.6g} W in row {row}"
+        rule = f"above its radio.peak_power of {limit:.6g} W: the scale or the noise of the design is too large"
+        raise AirDistillError(f"round {round_index}: the design cannot be charged: {named}, {rule}")
+
+
 def _check_noise_sources(design: RoundDesign, noise: RoundNoise, round_index: int) -> None:
     """Raise `AirDistillError` unless every device whose noise is counted has noise, and noise of its own."""
     counted = np.flatnonzero(design.noise_gain.any(axis=1))
@@ -342,7 +359,8 @@ def check_vectors(plan: Plan, design: RoundDesign, vectors: FloatArray, round_in
     if payload.neighbours.forbids_negative_entries and (vectors < 0)[sent].any():
         first = int(np.argmax(((vectors < 0).any(axis=2) & sent).any(axis=1)))
         rule = f"the guarantee for {payload.words} holds for vectors without negative entries"
-        raise AirDistillError(f"round {round_index}: device {first} would send a negative entry; {rule}")
+        way_out = "shift or clip them, or send a payload of your own whose neighbours are opposite"
+        raise AirDistillError(f"round {round_index}: device {first} would send a negative entry; {rule}: {way_out}")
     problem = payload.problem(np.where(sent[..., None], vectors, 0.0))
     if problem is not None:
         raise AirDistillError(f"round {round_index}: {problem}; the guarantee for {payload.words} rests on it")

@@ -85,7 +85,7 @@ def load_scheme(reference: str) -> Scheme:
     if reference in SCHEMES:
         return SCHEMES[reference]()
     if ":" not in reference:
-        rule = f"must be one of {', '.join(SCHEMES)}, or your own as package.module:Class"
+        rule = f"must be your own as package.module:Class, or one of {', '.join(SCHEMES)}"
         raise InputError("--scheme", reference, rule)
     found = load_object(reference, "--scheme")
     if not (isinstance(found, type) and issubclass(found, Scheme)):

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.errors import InputError
 from airdistill.privacy.sensitivity import aggregation_weights
 from airdistill.privacy.trust import OwnNoise, Trust, counted_by_trust, trust_named
 
@@ -214,19 +215,22 @@ def design_shares(links: Links, channel: ComplexArray, noise_var: FloatArray) ->
 
 
 def _designed(links: Links, channel: ComplexArray, required: FloatArray, rule: Trust) -> RoundDesign:
-    inverse_scale = rule.inverse_scale_sq(links, required)
+    inverse_scale = _scale_of(rule, links, required)
     effective = effective_noise_var(links, required, rule, inverse_scale)
     scale_sq = np.where(np.isfinite(effective), divide_or(np.ones(()), inverse_scale, 0.0), 0.0)
     inverse_channel = inverse_of(np.asarray(channel, dtype=np.complex128))
     # The noise first: its temporaries are freed before the signal's array is allocated.
-    noise_gain = _noise_gain(rule.received_noise(links, required, scale_sq), inverse_channel)
+    received_noise = _checked(rule, "received_noise", rule.received_noise(links, required, scale_sq), required.shape)
+    noise_gain = _noise_gain(received_noise, inverse_channel)
     return RoundDesign(
         weights=links.weights,
         signal_gain=aligned_signal_gain(links, inverse_channel, scale_sq),
         noise_gain=noise_gain,
         rx_scale=np.sqrt(scale_sq),
         effective_noise_var=effective,
-        counted_noise_var=rule.counted_noise_var(required, effective),
+        counted_noise_var=_checked(
+            rule, "counted_noise_var", rule.counted_noise_var(required, effective), required.shape
+        ),
         required_noise_var=np.asarray(required.max(axis=0)),
         noise_axes=links.noise_axes,
     )
@@ -237,11 +241,26 @@ def effective_noise_var(
 ) -> FloatArray:
     """v_k of the optimal design, `[..., class]`; infinite for a class that cannot be sent."""
     if inverse_scale is None:
-        inverse_scale = rule.inverse_scale_sq(links, required)
+        inverse_scale = _scale_of(rule, links, required)
     sendable = (inverse_scale > 0) & np.isfinite(inverse_scale)
     # 0 · inf is NaN: rows that cannot be sent are masked, not multiplied.
     from_channel = links.channel_noise_var * np.where(sendable, inverse_scale, 0.0)
-    return np.where(sendable, rule.artificial_noise_var(required) + from_channel, np.inf)
+    artificial = rule.artificial_noise_var(required)
+    _checked(rule, "artificial_noise_var", artificial, required.shape[-1:], inverse_scale.shape)
+    return np.where(sendable, artificial + from_channel, np.inf)
+
+
+def _scale_of(rule: Trust, links: Links, required: FloatArray) -> FloatArray:
+    made = rule.inverse_scale_sq(links, required)
+    return _checked(rule, "inverse_scale_sq", made, (*links.power_w.shape[:-1], links.num_classes))
+
+
+def _checked(rule: Trust, method: str, made: FloatArray, *shapes: tuple[int, ...]) -> FloatArray:
+    """What a trust model returned, which can be a user's own. Raise `InputError` for another shape than these."""
+    if np.shape(made) not in shapes:
+        stated = f"`{method}` must have shape {list(shapes[0])}, not {list(np.shape(made))}"
+        raise InputError("privacy.trust", rule.name, stated)
+    return made
 
 
 def noise_by_trust(
