@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class RealisedFleet:
     delta: FloatArray
     mu: FloatArray
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
         return int(self.class_counts.shape[0])
 

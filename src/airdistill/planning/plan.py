@@ -82,7 +82,7 @@ class Plan:
             f"noise {forecast.effective_noise:.3g}, {self.uplink_seconds:.3g} s, {self.uplink_joules:.3g} J)"
         )
 
-    @property
+    @cached_property
     def num_rounds(self) -> int:
         return self.rounds.chosen
 

@@ -18,6 +18,7 @@ So 1/c grows by the factor (1 + limit)²/V, by (1 + limit)², and not at all.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class Observation:
     kept: float = 1.0
     misalignment: float = 0.0
 
-    @property
+    @cached_property
     def is_partial(self) -> bool:
         """Whether less is certain than was designed."""
         return self.limit > 0 or self.kept < 1
@@ -184,6 +185,8 @@ def design_of_round(
     If less of the noise arrives in this round than was planned for, more of it is sent.
     """
     design = plan.design(known, round_index, spent)
+    if not isinstance(source, WideChannel):
+        return design, plan.uplink
     uplink = observed(plan.scenario, plan.uplink, source, design, known, round_index)
     if uplink is plan.uplink:
         return design, uplink

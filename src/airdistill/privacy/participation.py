@@ -62,7 +62,7 @@ class Participation(ABC):
         """The probability that a device sends its vector in a round, if the server must not know who does."""
         return 1.0
 
-    @property
+    @cached_property
     def is_secret(self) -> bool:
         return self.signal_probability < 1
 

@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -86,8 +86,55 @@ class TrustedAggregator(TrustStatement):
         return False
 
 
+class DesignedNoise(NamedTuple):
+    """The noise of an optimal design.
+
+    λ² and v `[row]`, |h_jP2_j|² as received and what each device may count of v, `[device, row]`. λ is zero and v
+    infinite for a row that cannot be sent.
+    """
+
+    scale_sq: FloatArray
+    effective: FloatArray
+    received: FloatArray
+    counted: FloatArray
+
+
 class Trust(TrustStatement, ABC):
     """Whose noise counts for signals on the air. A model of your own is a class with these names and methods."""
+
+    def designed(self, links: Links, required: FloatArray) -> DesignedNoise:
+        """The noise of the optimal design of one round."""
+        inverse_scale = self._scale(links, required)
+        effective = self.effective_noise_var(links, required, inverse_scale)
+        scale_sq = np.where(np.isfinite(effective), divide_or(np.ones(()), inverse_scale, 0.0), 0.0)
+        received, counted = self.received_noise(links, required, scale_sq), self.counted_noise_var(required, effective)
+        self._check_shape("received_noise", received, required.shape)
+        self._check_shape("counted_noise_var", counted, required.shape)
+        return DesignedNoise(scale_sq, effective, received, counted)
+
+    def effective_noise_var(
+        self, links: Links, required: FloatArray, inverse_scale: FloatArray | None = None
+    ) -> FloatArray:
+        """v_k of the optimal design, `[..., row]`; infinite for a row that cannot be sent."""
+        if inverse_scale is None:
+            inverse_scale = self._scale(links, required)
+        sendable = (inverse_scale > 0) & np.isfinite(inverse_scale)
+        # 0 · inf is NaN: rows that cannot be sent are masked, not multiplied.
+        from_channel = links.channel_noise_var * np.where(sendable, inverse_scale, 0.0)
+        artificial = self.artificial_noise_var(required)
+        self._check_shape("artificial_noise_var", artificial, required.shape[-1:], inverse_scale.shape)
+        return np.where(sendable, artificial + from_channel, np.inf)
+
+    def _scale(self, links: Links, required: FloatArray) -> FloatArray:
+        made = self.inverse_scale_sq(links, required)
+        self._check_shape("inverse_scale_sq", made, (*links.power_w.shape[:-1], required.shape[-1]))
+        return made
+
+    def _check_shape(self, method: str, made: FloatArray, *shapes: tuple[int, ...]) -> None:
+        """Raise `InputError` for another shape than these: the method can be a user's own."""
+        if np.shape(made) not in shapes:
+            stated = f"`{method}` must have shape {list(shapes[0])}, not {list(np.shape(made))}"
+            raise InputError("privacy.trust", self.name, stated)
 
     @abstractmethod
     def counted(self, own: FloatArray, together: FloatArray, receiver_var: float | FloatArray) -> FloatArray:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray
+from airdistill.arrays import ComplexArray, FloatArray, IntArray
 from airdistill.channel.csi import round_estimate
 from airdistill.channel.link_budget import noise_power_w
 from airdistill.channel.selective import WideChannel
@@ -25,7 +25,6 @@ from airdistill.planning.transceiver.design import TOLERANCE, RoundDesign
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.waveform import design_of_round, observed, round_link
 from airdistill.privacy.ledger import Ledger
-from airdistill.privacy.trust import is_built_in
 from airdistill.radio.discrete_noise import SecureNoise, release_on_grid, secure_grid
 from airdistill.radio.noise_memory import NoiseMemory
 from airdistill.radio.sum_grid import SumGrid
@@ -88,18 +87,19 @@ class ChargedRound:
         Raise `AirDistillError` if a vector exceeds the bound that its noise was made for, or on a second call.
         """
         self._use(vectors)
-        uplink = self.plan.uplink
+        uplink, noise = self.plan.uplink, self.on_air
+        round_s, number_s = self.plan.air_time.total_s, number_seconds(self.plan.scenario)
         return over_the_air(
             uplink.weights(self.index),
             vectors,
             self.design,
             self.channel,
-            self.on_air,
-            number_seconds(self.plan.scenario),
+            noise,
+            number_s,
             uplink.largest_norm,
-            self._signal_mask(),
+            uplink.participation.signal_mask(self.index),
             self.air,
-            None if uplink.uses_tdma else self.plan.air_time.total_s,
+            None if uplink.uses_tdma else round_s,
         )
 
     def signal_of(self, device: int, vectors: FloatArray) -> ComplexArray:
@@ -121,9 +121,6 @@ class ChargedRound:
         everyone[device] = vectors
         self._use(everyone)
         return everyone
-
-    def _signal_mask(self) -> BoolArray | None:
-        return self.plan.uplink.participation.signal_mask(self.index)
 
     def _use(self, vectors: FloatArray) -> None:
         if self.permission is None:
@@ -173,7 +170,7 @@ def charge_round(
         made, uplink = design_of_round(plan, source, known, round_index, ledger.cost_of_run)
     else:
         made, uplink = design, observed(scenario, plan.uplink, source, design, known, round_index)
-    if design is not None or not is_built_in(plan.uplink.trust):
+    if design is not None or ":" in plan.uplink.trust:
         _check_power(plan, made, round_index)
     noise, seed = _charged_noise(plan, uplink, ledger, made, known, round_index, memory)
     noise = replace(noise, permission=permission)

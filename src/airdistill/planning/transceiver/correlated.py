@@ -20,7 +20,6 @@ from airdistill.planning.transceiver.design import (
     Links,
     RoundDesign,
     design_shares,
-    effective_noise_var,
     noise_by_trust,
 )
 from airdistill.planning.uplink import Uplink
@@ -66,7 +65,7 @@ class CorrelatedUplink(Uplink):
     matrix: Correlation
     typical_power_w: FloatArray
 
-    @property
+    @cached_property
     def correlation(self) -> Correlation:
         return self.matrix
 
@@ -166,7 +165,7 @@ class CorrelatedUplink(Uplink):
             found = []
             for draw, channel in enumerate(channels):
                 links = self._links(channel, self.weights(draw % num_rounds + 1))
-                found.append(effective_noise_var(links, shares * variance[draw % num_rounds], OwnNoise()))
+                found.append(OwnNoise().effective_noise_var(links, shares * variance[draw % num_rounds]))
             return np.stack(found)
 
         return noise_var
