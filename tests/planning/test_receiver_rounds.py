@@ -20,8 +20,7 @@ from airdistill.planning.convergence.gap import (
     misalignment_gap,
 )
 from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, TrackingError
-from airdistill.planning.convergence.rounds import GapObjective
-from airdistill.planning.convergence.truncation import best_truncation, typical_floor
+from airdistill.planning.convergence.rounds import GapObjective, best_truncation, typical_floor
 from airdistill.planning.plan import Plan, choose_uplink, gap_objective, planning_draws
 from airdistill.planning.what_if.steps import RECEIVERS, what_if
 from airdistill.schemes.planning import as_run_by, plan_scheme

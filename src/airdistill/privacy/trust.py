@@ -106,7 +106,8 @@ class Trust(TrustStatement, ABC):
         """The noise of the optimal design of one round."""
         inverse_scale = self._scale(links, required)
         effective = self.effective_noise_var(links, required, inverse_scale)
-        scale_sq = np.where(np.isfinite(effective), divide_or(np.ones(()), inverse_scale, 0.0), 0.0)
+        sent = np.isfinite(effective)
+        scale_sq = np.where(sent, 1.0 / np.where(sent, inverse_scale, 1.0), 0.0)
         received, counted = self.received_noise(links, required, scale_sq), self.counted_noise_var(required, effective)
         self._check_shape("received_noise", received, required.shape)
         self._check_shape("counted_noise_var", counted, required.shape)
@@ -221,7 +222,8 @@ class FleetNoise(Trust):
         headroom *= -scale_sq / links.energy_slots
         headroom += links.power_w[:, None]
         np.maximum(headroom, 0.0, out=headroom)
-        headroom *= divide_or(required.max(axis=0) * scale_sq, headroom.sum(axis=0), 0.0)
+        total = headroom.sum(axis=0)
+        headroom *= required.max(axis=0) * scale_sq / np.where(total > 0, total, 1.0)  # without headroom no noise
         return headroom
 
     def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:

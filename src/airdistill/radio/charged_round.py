@@ -87,14 +87,15 @@ class ChargedRound:
         Raise `AirDistillError` if a vector exceeds the bound that its noise was made for, or on a second call.
         """
         self._use(vectors)
-        uplink, noise = self.plan.uplink, self.on_air
+        assert self.noise is not None  # a secure sum takes values, not vectors
+        uplink = self.plan.uplink
         round_s, number_s = self.plan.air_time.total_s, number_seconds(self.plan.scenario)
         return over_the_air(
             uplink.weights(self.index),
             vectors,
             self.design,
             self.channel,
-            noise,
+            self.noise,
             number_s,
             uplink.largest_norm,
             uplink.participation.signal_mask(self.index),
