@@ -152,20 +152,27 @@ class TrackingError:
         A filter is in its steady state long before `_MOST_ROUNDS`: later rounds have the mean error of the last ones,
         one for each draw.
         """
-        noise, limits = np.stack(noise_vars, axis=1), np.asarray(num_rounds, dtype=np.float64)[:, None]
+        order = np.argsort(num_rounds)[::-1]  # the largest T first: those that a round still concerns are in front
+        noise, limits = np.stack([noise_vars[place] for place in order], axis=1), np.asarray(num_rounds)[order]
         num_draws, state = len(noise), _Recursion(self.parts, noise, length)
         received_so_far = np.logical_or.accumulate(np.isfinite(noise), axis=0)
+        all_received = received_so_far.all(axis=(1, 2)).tolist()
+        concerned = np.searchsorted(-limits, -np.arange(limits[0] + 1), side="right").tolist()
         sums, settled = np.zeros(noise.shape[1:]), np.zeros(noise.shape[1:])
-        for t in range(1, min(int(limits.max()), _MOST_ROUNDS) + 1):
-            draw = (t - 1) % num_draws
+        for t in range(1, min(int(limits[0]), _MOST_ROUNDS) + 1):
+            draw, seen = (t - 1) % num_draws, min(t, num_draws) - 1
             # Bias and noise add up: a filter's weights sum to one at most, and so it averages squared biases.
             error = np.minimum(state.error_after(draw) + squared_bias[draw], LARGEST_SQUARED_ERROR)
-            # A class that was never received has the largest error, whatever the filter's prior is.
-            error = np.where(received_so_far[min(t, num_draws) - 1], error, LARGEST_SQUARED_ERROR)
-            sums += np.where(t <= limits, t**power * error, 0.0)
+            if not all_received[seen]:
+                # A class that was never received has the largest error, whatever the filter's prior is.
+                error = np.where(received_so_far[seen], error, LARGEST_SQUARED_ERROR)
+            sums[: concerned[t]] += t**power * error[: concerned[t]]
             if t > _MOST_ROUNDS - num_draws:
                 settled += error
-        return np.asarray(sums + _sum_of_powers(_MOST_ROUNDS, limits, power) * settled / num_draws)
+        powers = _sum_of_powers(_MOST_ROUNDS, limits[:, None].astype(np.float64), power)
+        found = np.empty_like(sums)
+        found[order] = sums + powers * settled / num_draws
+        return found
 
 
 class _Recursion:
@@ -183,6 +190,8 @@ class _Recursion:
         self._noise = np.stack([own_noise, noise_var], axis=1)
         self._drift = np.array([parts.own.drift, parts.rest.drift])[:, None, None]
         self._dimensions = max(length - 2, 0)  # of w
+        # Without a drift a variance and its noise can both be zero.
+        self._drifts = min(parts.common.drift, parts.own.drift, parts.rest.drift) > 0
         candidates, shape = (noise_var.shape[1], 1), noise_var.shape[1:]
         self._common = np.full(candidates, parts.common.initial_variance)
         self._with_trend = np.zeros(candidates)
@@ -195,13 +204,19 @@ class _Recursion:
         If anything is received: predict c ← c + g, then update c and g from the observation of c.
         """
         parts, received = self._parts, self._received[draw]
-        moved = self._common + received * (2 * self._with_trend + self._trend)
+        before = self._common + received * (2 * self._with_trend + self._trend) + parts.common.drift
         together = self._with_trend + received * self._trend
-        gain, self._common = filter_step(moved, self._common_noise[draw], parts.common.drift)
-        self._trend = self._trend + parts.trend.drift - gain * together**2 / (moved + parts.common.drift)
-        self._with_trend = (1 - gain) * together
-        _, self._of_classes = filter_step(self._of_classes, self._noise[draw], self._drift)
+        gain = self._gain(before, self._common_noise[draw])
+        rest = 1 - gain
+        self._common = rest * before
+        self._trend = self._trend + parts.trend.drift - gain * together**2 / before
+        self._with_trend = rest * together
+        before = self._of_classes + self._drift
+        self._of_classes = (1 - self._gain(before, self._noise[draw])) * before
         return np.asarray(self._common + self._of_classes[0] + self._dimensions * self._of_classes[1])
+
+    def _gain(self, variance: FloatArray, noise_var: FloatArray) -> FloatArray:
+        return variance / (variance + noise_var) if self._drifts else filter_gain(variance, noise_var)
 
 
 def _sum_of_powers(after: int, last: FloatArray, power: float) -> FloatArray:
