@@ -25,7 +25,7 @@ import numpy as np
 from scipy.special import j0
 
 from airdistill.arrays import ComplexArray, FloatArray
-from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz
+from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz, mean_loss
 from airdistill.channel.waveform import Grid, air_time
 from airdistill.errors import AirDistillError, InputError
 from airdistill.privacy.trust import ReceiverNoise, TrustStatement, trust_statement
@@ -52,12 +52,14 @@ class Observation:
     """How much of the designed noise a server sees the signals through, by what is certain of the waveform.
 
     `limit` bounds |r| − 1 of every signal; `kept` is V of the planned rounds; `misalignment` is the squared error of a
-    received number over its squared size, mean over devices. All are zero, and V one, without a waveform.
+    received number over its squared size, mean over devices. `common_loss` is the part of its amplitude that all
+    devices lose alike: it adds up over them. All are zero, and V one, without a waveform.
     """
 
     limit: float = 0.0
     kept: float = 1.0
     misalignment: float = 0.0
+    common_loss: float = 0.0
 
     @cached_property
     def is_partial(self) -> bool:
@@ -136,7 +138,8 @@ def planned_observation(scenario: Scenario, source: WideChannel, sent: Uplink) -
     if kept <= 0 and trust.counts_others and not trust.counts_receiver:
         raise InputError("waveform.csi", "pilot", _NOTHING_CERTAIN)
     change = aging(scenario, num_numbers)
-    return Observation(limit, min(kept, 1.0), float(np.mean([link.misalignment(change) for link in weaker])))
+    misalignment = float(np.mean([link.misalignment(change) for link in weaker]))
+    return Observation(limit, min(kept, 1.0), misalignment, mean_loss(scenario, num_numbers, weaker))
 
 
 def coherence_db(scenario: Scenario, num_numbers: int) -> float:

@@ -198,6 +198,8 @@ class SuperposedUplink(Uplink):
         if self.observation.misalignment > 0:
             # A tone's error is spread over its symbol: every number has the same share of it.
             noise_var = noise_var + self.observation.misalignment * links.signal_share
+            # What all devices lose alike adds up where they send the same, which is taken for granted.
+            noise_var = noise_var + self.observation.common_loss**2 * links.common_share
         if self._exact_channels:
             return noise_var
         artificial = self.trust_model.artificial_noise_var(required)
