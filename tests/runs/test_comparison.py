@@ -229,7 +229,8 @@ def test_a_comparison_stopped_half_way_resumes_bit_identically(tmp_path, number,
     schemes, path = [f"{module}:Waiting", "local_only"], tmp_path / "scenario.toml"
     given = small_scenario(tmp_path, "learning.rounds=40").model_dump(mode="json", exclude_none=True)
     path.write_text(tomli_w.dumps(given))
-    words = ["compare", path, "--schemes", ",".join(schemes), "--out", tmp_path / "cut", "--eval-every", 10, "--jobs", 2]
+    words = ["compare", path, "--schemes", ",".join(schemes), "--out", tmp_path / "cut"]
+    words += ["--eval-every", 10, "--jobs", 2]
     process = subprocess.Popen(
         [sys.executable, "-m", "airdistill", *map(str, words)],
         stdout=subprocess.PIPE,
