@@ -95,6 +95,8 @@ class GapObjective:
     outage: float = DEFAULT_OUTAGE
     squared_bias: FloatArray = field(default_factory=lambda: np.zeros((1, 1)))
     receiver: ReceiverError | None = None
+    # What a receiver's error adds up to, by T `[row]`: searches ask for the same T again.
+    _errors: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def over(
@@ -116,7 +118,9 @@ class GapObjective:
             grad_lipschitz=factor * self.constants.grad_lipschitz,
             model_lipschitz=factor * self.constants.model_lipschitz,
         )
-        return replace(self, constants=constants)
+        scaled = replace(self, constants=constants)
+        scaled._errors.update(self._errors)  # which do not depend on the constants
+        return scaled
 
     def gap(self, num_rounds: int) -> float:
         """Σ_iΩ_i after T rounds."""
@@ -126,9 +130,11 @@ class GapObjective:
         """Σ_iΩ_i for each of several T; the filters of a tracking receiver are simulated together."""
         if self.receiver is None:
             return [self._unbiased_gap(num_rounds) for num_rounds in candidates]
-        noise_vars = [self.noise_var(num_rounds) for num_rounds in candidates]
-        sums = self.receiver.weighted_sums(noise_vars, self.squared_bias, candidates, self.uplink.vector_length)
-        errors = self.uplink.over_fleet(sums)
+        if new := [num_rounds for num_rounds in candidates if num_rounds not in self._errors]:
+            noise_vars = [self.noise_var(num_rounds) for num_rounds in new]
+            sums = self.receiver.weighted_sums(noise_vars, self.squared_bias, new, self.uplink.vector_length)
+            self._errors.update(zip(new, sums, strict=True))
+        errors = self.uplink.over_fleet(np.stack([self._errors[num_rounds] for num_rounds in candidates]))
         return [
             biased_gap(num_rounds, self.constants, self._num_devices, float(error))
             for num_rounds, error in zip(candidates, errors, strict=True)
