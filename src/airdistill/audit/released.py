@@ -302,6 +302,8 @@ class Released:
         if self.observation.is_partial:  # through a waveform signals may be stronger, and others' noise weaker
             stronger = (1 + self.observation.limit) ** 2
             others, receiver = others * self.observation.kept / stronger, receiver / stronger
+            if self.plan.scenario.privacy.trust == "own_noise":  # nothing else was bounded
+                others, receiver = own, np.zeros_like(receiver)
         counted = {"receiver_noise": others + receiver, "fleet_noise": others, "own_noise": own}
         squared = self.nominal**2 if self._tdma else np.ones(())
         return {

@@ -63,6 +63,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
                 "accountant": privacy.accountant,
                 "trust": privacy.trust,
                 "devices": devices,
+                **({} if plan.fleet.earlier_excess == 0 else {"earlier_excess": plan.fleet.earlier_excess}),
             },
             "fleet": {"class_counts": plan.fleet.class_counts, "peak_power_w": plan.fleet.peak_power_w},
             "assumptions": plan.assumptions,
@@ -81,6 +82,7 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
         epsilon=_array([device["epsilon"] for device in devices]),
         delta=_array([device["delta"] for device in devices]),
         mu=_array([device["mu"] for device in devices]),
+        earlier_excess=stored["privacy"].get("earlier_excess", 0.0),
     )
     forecast = {**stored["forecast"], **{name: stored[name] for name in _AT_TOP}}
     models = devices[0]["epsilon_at_end"]
