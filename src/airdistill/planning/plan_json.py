@@ -127,7 +127,10 @@ def _stored_choices(sent: dict[str, Any]) -> Choices:
         matrix = Correlation.from_dict(sent["correlation"])
         return Choices(correlation=matrix, typical_power_w=_array(sent["typical_power_w"]))
     floor = sent.get("floor") or None
-    kept, seen = None if floor is None else _array(floor), Observation(**sent.get("observation", {}))
+    kept, seen = (
+        None if floor is None else _array(floor),
+        Observation(**{name: _number(value) for name, value in sent.get("observation", {}).items()}),
+    )
     return Choices(sent.get("truncation", 0.0), kept, observation=seen)
 
 

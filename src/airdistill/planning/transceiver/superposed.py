@@ -270,8 +270,13 @@ class SuperposedUplink(Uplink):
             stronger = (1 + seen.limit) ** 2
             # A row that is not sent reveals nothing, also where no noise is certain (inf · 0 would be NaN).
             sent = np.isfinite(counted["fleet_noise"])
-            others = np.where(sent, np.where(sent, counted["fleet_noise"], 0.0) * seen.kept / stronger, np.inf)
-            return counted_by_trust(counted["own_noise"], others, receiver / stronger, self.trust)
+            kept = seen.kept / (stronger * seen.fleet_factor)
+            others = np.where(sent, np.where(sent, counted["fleet_noise"], 0.0) * kept, np.inf)
+            if np.isinf(seen.receiver_factor):
+                receiver = np.zeros_like(receiver)
+            return counted_by_trust(
+                counted["own_noise"], others, receiver / (stronger * seen.receiver_factor), self.trust
+            )
         if self._exact_channels:
             return noise_by_trust(design, channel, self.channel_noise_var, self.trust)
         limit = self.error.limit
