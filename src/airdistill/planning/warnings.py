@@ -20,7 +20,7 @@ from airdistill.planning.fleet import (
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.slips import slips_of
 from airdistill.planning.uplink import Uplink
-from airdistill.planning.waveform import coherence_db, drift_misalignment, waveform_facts
+from airdistill.planning.waveform import coherence_db, drift_misalignment, keeps_samples, waveform_facts
 from airdistill.privacy.assumptions import (
     ANTENNAS,
     NOISE,
@@ -233,7 +233,13 @@ def _about_waveform(scenario: Scenario, uplink: Uplink) -> Iterator[str]:
             "numbers or more tones."
         )
     seen, trust = uplink.observation, trust_statement(scenario.privacy.trust)
-    if seen.factor(trust) > _MUCH_NOISE:
+    if keeps_samples(scenario) and seen.factor(trust) > _MUCH_NOISE:
+        yield (
+            f"A server that keeps every sample, cyclic prefixes included, costs {seen.factor(trust):.2g} times the "
+            "noise that privacy needs for demodulated elements: own_noise needs none for it, and waveform.observed = "
+            '"elements" assumes a receiver that keeps nothing else.'
+        )
+    elif seen.factor(trust) > _MUCH_NOISE:
         yield (
             f"Channel errors cost {seen.factor(trust):.2g} times the noise that privacy needs with known channels: "
             "stronger or more pilot symbols, fewer tones, slower devices or a higher waveform.fade_floor_db help, and "

@@ -156,7 +156,7 @@ class TrackingError:
         noise, limits = np.stack([noise_vars[place] for place in order], axis=1), np.asarray(num_rounds)[order]
         num_draws, state = len(noise), _Recursion(self.parts, noise, length)
         received_so_far = np.logical_or.accumulate(np.isfinite(noise), axis=0)
-        all_received = received_so_far.all(axis=(1, 2)).tolist()
+        all_received = np.all(received_so_far, axis=(1, 2))
         concerned = np.searchsorted(-limits, -np.arange(limits[0] + 1), side="right").tolist()
         sums, settled = np.zeros(noise.shape[1:]), np.zeros(noise.shape[1:])
         for t in range(1, min(int(limits[0]), _MOST_ROUNDS) + 1):
