@@ -167,9 +167,7 @@ class Device:
             file.write(json.dumps({"round": round_index, **report.to_record()}) + "\n")
 
     def _accuracy(self, fleet: LearningFleet, dataset: Dataset) -> Accuracy:
-        engine = fleet.engine
-        samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
-        tests = TestSet.of(samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
+        tests = TestSet.of_dataset(dataset, fleet.engine)
         return tests.evaluate(fleet, self.endpoint.plan.fleet.class_counts[[self.number]])
 
 

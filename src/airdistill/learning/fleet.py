@@ -21,9 +21,9 @@ from airdistill.learning.fused.form import NetworkForm, form_of
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses, predictions_of
 from airdistill.learning.mixed import MixedSteps
-from airdistill.learning.models import build_model, draws_at_random, num_parameters, set_flat_weights
+from airdistill.learning.models import build_model, by_device, draws_at_random, num_parameters, set_flat_weights, under
 from airdistill.learning.optimisers import PLAIN
-from airdistill.learning.samples import channels_last, input_shape, to_tensor
+from airdistill.learning.samples import channels_last, held_samples, input_shape, to_tensor
 from airdistill.learning.stacked import StackedLearners
 from airdistill.learning.stacking import can_stack, can_stack_orders, same_code
 from airdistill.stages import report_stage
@@ -89,15 +89,26 @@ class LearnerMaker:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._inspected: list[tuple[nn.Module, NetworkForm | None]] = []
+        self._shared: tuple[Tensor, Tensor] | None = None  # as given, and in row-major order
 
-    def learner(self, model: nn.Module, samples: Tensor, labels: IntArray, num_classes: int) -> Learner:
-        """A learner for one device."""
-        form = self.form(model, tuple(samples.shape[1:]))
+    def learner(
+        self, model: nn.Module, samples: Tensor, labels: IntArray, num_classes: int, rows: Tensor | None = None
+    ) -> Learner:
+        """A learner for one device, which holds these rows of `samples`; None: all."""
+        form, chunk = self.form(model, tuple(samples.shape[1:])), self._engine.chunk_samples
         if form is None:
-            return Learner(model, samples, labels, num_classes, self._engine.chunk_samples)
+            return Learner(model, samples, labels, num_classes, chunk, rows)
         from airdistill.learning.fused.learner import FusedLearner  # importing Numba is slow
 
-        return FusedLearner(model, form, samples, labels, num_classes, self._engine.chunk_samples)
+        if rows is not None:
+            samples = self._row_major(samples)
+        return FusedLearner(model, form, samples, labels, num_classes, chunk, rows)
+
+    def _row_major(self, samples: Tensor) -> Tensor:
+        """Samples that devices share, in row-major order: rearranged for the first device only."""
+        if self._shared is None or self._shared[0] is not samples:
+            self._shared = samples, samples.contiguous()
+        return self._shared[1]
 
     def form(self, model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | None:
         """The model's form if the fused kernels will be used, else None."""
@@ -162,13 +173,15 @@ class LearningFleet:
         one per class of the dataset.
         """
         shape, num_classes = input_shape(dataset.x_train), num_classes or dataset.num_classes
-        samples = to_tensor(dataset.x_train, engine.dtype, engine.device)
+        each_held = list(indices)
+        samples = held_samples(dataset.x_train, each_held, engine.dtype, engine.device)
         learners, maker = [], LearnerMaker(engine)
-        for device, held in enumerate(indices):
+        for device, held in enumerate(each_held):
             rng = stream(seed, "model-weights", 0, 0 if one_model else device)
             model = build_model(models[device], shape, num_classes, rng, engine.dtype).to(engine.device)
-            own = samples[torch.from_numpy(held).to(engine.device)]
-            learners.append(maker.learner(model, own, dataset.y_train[held], num_classes))
+            own, rows = samples[device]
+            learners.append(maker.learner(model, own, dataset.y_train[held], num_classes, rows))
+            report_stage("devices", device + 1, len(each_held))
         if any(draws_at_random(learner.model) for learner in learners):
             # All threads share PyTorch's generator: only a single thread draws from it in a reproducible order.
             engine = replace(engine, workers=1)
@@ -362,26 +375,14 @@ class LearningFleet:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load weights, optimisers and what devices remember, as `state` returned them."""
-        self.remembered = {name: tensor.numpy().copy() for name, tensor in _under(_REMEMBERED, state).items()}
+        self.remembered = {name: tensor.numpy().copy() for name, tensor in under(_REMEMBERED, state).items()}
+        weights, optimisers = by_device(state), by_device(under(_OPTIMISER, state))
         for device, learner in enumerate(self.learners):
-            learner.model.load_state_dict(_under("0." if self.one_model else f"{device}.", state))
-            _load_optimiser(learner, _under(f"{_OPTIMISER}{device}.", state))
+            learner.model.load_state_dict(weights.get("0" if self.one_model else str(device), {}))
+            learner.load_optimiser(optimisers.get(str(device), {}))
             learner.drop_cache()
         if self.stacked is not None:
             self.stacked.drop_cache()
-
-
-def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def _load_optimiser(learner: Learner, stored: dict[str, Tensor]) -> None:
-    """Load an optimiser's state by `name.tensor`; nothing is stored before the first step."""
-    if stored:
-        name = next(iter(stored)).partition(".")[0]
-        learner.optimiser_named(name).load(_under(f"{name}.", stored))
-    elif learner.optimiser is not None:
-        learner.optimiser.load({})
 
 
 def check_finite(losses: Sequence[Losses], finite_weights: list[bool], round_index: int) -> None:

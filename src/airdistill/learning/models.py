@@ -193,3 +193,17 @@ def num_parameters(model: nn.Module) -> int:
 def draws_at_random(model: nn.Module) -> bool:
     """Whether a forward pass draws random numbers, judged by the types of its layers."""
     return any(isinstance(module, (_DropoutNd, nn.RReLU)) for module in model.modules())
+
+
+def under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def by_device(state: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The tensors under `device.name`, by device: one pass, because a search for each device takes N² steps."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        device, _, rest = name.partition(".")
+        found.setdefault(device, {})[rest] = tensor
+    return found

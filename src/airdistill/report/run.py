@@ -20,7 +20,13 @@ from airdistill.report.links import links_section
 from airdistill.report.page import Bullets, Command, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.plan import plan_section, privacy_section
 from airdistill.report.terminal import bullets, facts_table
-from airdistill.report.wording import antennas_in_words, number, participation_in_words
+from airdistill.report.wording import (
+    accuracy_in_words,
+    antennas_in_words,
+    number,
+    participation_in_words,
+    sample_in_words,
+)
 from airdistill.runs.accounts import certify
 from airdistill.runs.folder import PLAN, RUN, SCENARIO
 from airdistill.runs.record import RunRecord
@@ -39,7 +45,11 @@ def print_run(record: RunRecord, console: Console) -> None:
     summary = record.summary
     accuracy, iterate = summary["accuracy"], summary["random_iterate"]
     rows = [
-        ("Accuracy", f"{accuracy['mean']:.2%} mean over devices, {accuracy['worst']:.2%} to {accuracy['best']:.2%}"),
+        (
+            "Accuracy",
+            f"{accuracy_in_words(accuracy)} mean over devices, {accuracy['worst']:.2%} to {accuracy['best']:.2%}",
+        ),
+        *_sample_row("  measured on", accuracy),
         ("  on own classes", f"{accuracy['own_classes']:.2%}"),
         *_about_iterate(iterate, summary["rounds"]),
         ("Rounds", _rounds_and_end(summary)),
@@ -57,6 +67,12 @@ def print_run(record: RunRecord, console: Console) -> None:
         console.print("[bold]Assumptions[/bold]", bullets(summary["assumptions"], "·"))
 
 
+def _sample_row(label: str, accuracy: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The sample on which accuracy was measured; nothing if that is everything."""
+    words = sample_in_words(accuracy)
+    return () if words is None else ((label, words),)
+
+
 def _budget_row(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """How runs of one ledger shared the privacy budget; nothing of a run that took no models over."""
     shares = summary.get("budget_shares")
@@ -70,7 +86,7 @@ def _about_iterate(iterate: Mapping[str, Any], rounds: int) -> list[tuple[str, s
     """The row on Theorem 1's random iterate; none in a run of one round, which starts with it."""
     start = f"the start of round {iterate['round']}"
     if iterate["accuracy"]:
-        return [("  random iterate", f"{iterate['accuracy']['mean']:.2%}, {start}")]
+        return [("  random iterate", f"{accuracy_in_words(iterate['accuracy'])}, {start}")]
     return [("  random iterate", f"{start}, which did not happen")] if iterate["round"] > rounds else []
 
 
@@ -124,7 +140,8 @@ def plan_of(record: RunRecord) -> Plan:
 def _result_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     summary, accuracy = record.summary, record.summary["accuracy"]
     return (
-        ("Accuracy", f"{accuracy['mean']:.2%}, mean over the devices' own models on the common test set"),
+        ("Accuracy", f"{accuracy_in_words(accuracy)}, mean over the devices' own models on the common test set"),
+        *_sample_row("Measured on", accuracy),
         ("Worst and best device", f"{accuracy['worst']:.2%} and {accuracy['best']:.2%}"),
         ("On own classes", f"{accuracy['own_classes']:.2%}"),
         ("Uplink time", with_prefix(summary["uplink_seconds"], "s")),
