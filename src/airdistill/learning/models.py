@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -115,8 +115,11 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**63)))
         model = _create(name, input_shape, num_classes, field).to(dtype)
-        # Within the seeded context: lazy layers draw their weights in their first forward pass.
-        _check_output(model, name, input_shape, num_classes, dtype, field)
+        if ":" in name:
+            # Within the seeded context: lazy layers draw their weights in their first forward pass.
+            _check_output(model, name, input_shape, num_classes, dtype, field)
+        else:
+            _check_built_in(name, input_shape, num_classes, dtype, field)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(field, name, "has no parameters to train")
     return model
@@ -162,6 +165,14 @@ def _check_output(
     if not isinstance(output, Tensor) or output.shape != (2, num_classes):
         given = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
         raise InputError(field, name, f"must give {num_classes} outputs a sample, not {given}")
+
+
+@lru_cache
+def _check_built_in(name: str, input_shape: tuple[int, ...], num_classes: int, dtype: torch.dtype, field: str) -> None:
+    """The same for a built-in model, once: a fleet of thousands has thousands of them."""
+    _check_output(
+        _create(name, input_shape, num_classes, field).to(dtype), name, input_shape, num_classes, dtype, field
+    )
 
 
 def count_parameters(name: str, input_shape: tuple[int, ...], num_classes: int) -> int:
