@@ -95,7 +95,7 @@ def test_only_the_sampled_devices_are_tried_on_the_sampled_tests():
 def test_evaluations_are_sampled_above_ten_million_predictions():
     assert RunOptions().for_fleet(1000, 10_000) == RunOptions()
     large = RunOptions().for_fleet(1001, 10_000)
-    assert (large.eval_devices, large.eval_samples) == (200, None)
+    assert (large.eval_devices, large.eval_samples) == (100, None)
     assert (RunOptions().for_fleet(100, 10**6).eval_devices, RunOptions().for_fleet(100, 10**6).eval_samples) == (
         None,
         10_000,

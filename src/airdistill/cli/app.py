@@ -160,7 +160,7 @@ EvalEveryOption = Annotated[int, typer.Option("--eval-every", help="Rounds betwe
 EvalDevicesOption = Annotated[
     int | None,
     typer.Option(
-        "--eval-devices", help="Devices on which accuracy is measured; by default all, or 200 of a large fleet."
+        "--eval-devices", help="Devices on which accuracy is measured; by default all, or 100 of a large fleet."
     ),
 ]
 EvalSamplesOption = Annotated[

@@ -141,6 +141,7 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
     from airdistill.report.progress import round_bar
     from airdistill.report.run import print_run, write_run_page
     from airdistill.report.terminal import Terminal
+    from airdistill.runs.accounts import certify
 
     show_log_lines()
     try:
@@ -149,12 +150,13 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
     except KeyboardInterrupt:
         sys.stderr.write("stopped; finished rounds are saved: continue with airdistill resume\n")
         sys.exit(130)
-    page = write_run_page(record)
+    certificate = certify(record)
+    page = write_run_page(record, certificate)
     if as_json:
         damage = {"damage": record.damage} if record.damage else {}
         print_json({"folder": str(record.folder), "report": str(page), **damage, **record.summary})
     else:
-        print_run(record, Terminal())
+        print_run(record, Terminal(), certificate)
 
 
 @app.command("report")

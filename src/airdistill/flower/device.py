@@ -27,7 +27,8 @@ from airdistill.flower.records import Record, unpacked
 from airdistill.flower.reply_cache import DeviceReplyCache
 from airdistill.flower.senders import Sender, sender_of
 from airdistill.learning.evaluation import Accuracy, TestSet
-from airdistill.learning.fleet import LearnerMaker, LearningFleet, TrainingDivergedError
+from airdistill.learning.fleet import LearningFleet, TrainingDivergedError
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.runs.checkpoint import serialized

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,15 +16,15 @@ from airdistill.data.datasets import Dataset
 from airdistill.data.public import PublicSet
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.clipping import check_independent_samples, trainable
-from airdistill.learning.fused.form import NetworkForm, form_of
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses, predictions_of
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.models import build_model, by_device, draws_at_random, num_parameters, set_flat_weights, under
 from airdistill.learning.optimisers import PLAIN
 from airdistill.learning.samples import channels_last, held_samples, input_shape, to_tensor
 from airdistill.learning.stacked import StackedLearners
-from airdistill.learning.stacking import can_stack, can_stack_orders, same_code
+from airdistill.learning.stacking import can_stack, can_stack_orders
 from airdistill.stages import report_stage
 from airdistill.streams import stream
 
@@ -83,53 +82,6 @@ class Engine:
             return collect(pool.map(function, *arguments))
 
 
-class LearnerMaker:
-    """Makes learners with the engine's kernels. Models with the same code are inspected only once."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._inspected: list[tuple[nn.Module, NetworkForm | None]] = []
-        self._shared: tuple[Tensor, Tensor] | None = None  # as given, and in row-major order
-
-    def learner(
-        self, model: nn.Module, samples: Tensor, labels: IntArray, num_classes: int, rows: Tensor | None = None
-    ) -> Learner:
-        """A learner for one device, which holds these rows of `samples`; None: all."""
-        form, chunk = self.form(model, tuple(samples.shape[1:])), self._engine.chunk_samples
-        if form is None:
-            return Learner(model, samples, labels, num_classes, chunk, rows)
-        from airdistill.learning.fused.learner import FusedLearner  # importing Numba is slow
-
-        if rows is not None:
-            samples = self._row_major(samples)
-        return FusedLearner(model, form, samples, labels, num_classes, chunk, rows)
-
-    def _row_major(self, samples: Tensor) -> Tensor:
-        """Samples that devices share, in row-major order: rearranged for the first device only."""
-        if self._shared is None or self._shared[0] is not samples:
-            self._shared = samples, samples.contiguous()
-        return self._shared[1]
-
-    def form(self, model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | None:
-        """The model's form if the fused kernels will be used, else None."""
-        engine = self._engine
-        if engine.kernels == "torch" or engine.device.type != "cpu" or engine.stacked:
-            return None
-        form = None
-        if engine.dtype == torch.float32:
-            for other, found in self._inspected:
-                if same_code(model, other):
-                    return found
-            form = form_of(model, input_shape)
-            if form is not None and engine.kernels == "auto" and not form.blocks:
-                form = None  # PyTorch's matrix products leave little to gain, and importing Numba is slow
-            self._inspected.append((copy.deepcopy(model), form))
-        if form is None and engine.kernels == "fused":
-            rule = "is for float32 and networks of convolutions with 2×2 max-pooling and ReLU, then dense layers"
-            raise InputError("--engine", "fused", rule)
-        return form
-
-
 class LearningFleet:
     """Learners in the order of their devices."""
 
@@ -180,7 +132,7 @@ class LearningFleet:
             rng = stream(seed, "model-weights", 0, 0 if one_model else device)
             model = build_model(models[device], shape, num_classes, rng, engine.dtype).to(engine.device)
             own, rows = samples[device]
-            learners.append(maker.learner(model, own, dataset.y_train[held], num_classes, rows))
+            learners.append(maker.learner(model, own, dataset.y_train[held], num_classes, rows, models[device]))
             report_stage("devices", device + 1, len(each_held))
         if any(draws_at_random(learner.model) for learner in learners):
             # All threads share PyTorch's generator: only a single thread draws from it in a reproducible order.

@@ -113,7 +113,11 @@ def build_model(
     scenario field that names the model, for error messages.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**63)))
+        seed = int(rng.integers(2**63))
+        if ":" in name:
+            torch.manual_seed(seed)
+        else:  # seeding GPUs that are not used takes as long as drawing the weights
+            torch.default_generator.manual_seed(seed)
         model = _create(name, input_shape, num_classes, field).to(dtype)
         if ":" in name:
             # Within the seeded context: lazy layers draw their weights in their first forward pass.

@@ -14,6 +14,7 @@ from rich.markup import escape
 from airdistill import __version__
 from airdistill.files import write_whole
 from airdistill.planning.plan import Plan
+from airdistill.privacy.certificate import Certificate
 from airdistill.report.certificate import certificate_section, devices_section
 from airdistill.report.drawing import count_rounds, looks_for, new_figure, svg_of
 from airdistill.report.links import links_section
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 
 
-def print_run(record: RunRecord, console: Console) -> None:
-    """Print the results and the folder of a run."""
+def print_run(record: RunRecord, console: Console, certificate: Certificate | None = None) -> None:
+    """Print the results and the folder of a run; its `certificate`, if known, takes seconds for a large fleet."""
+    certificate = certificate or certify(record.folder)
     summary = record.summary
     accuracy, iterate = summary["accuracy"], summary["random_iterate"]
     rows = [
@@ -57,7 +59,7 @@ def print_run(record: RunRecord, console: Console) -> None:
         ("Privacy spent", f"ε {rounded_up(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
         *_vote_facts(record),
         *_budget_row(summary),
-        ("Certificate", escape(certify(record.folder).verdict_in_words)),
+        ("Certificate", escape(certificate.verdict_in_words)),
         ("Record", escape(str(record.folder))),
         *(("Damage", escape(line)) for line in record.damage),
     ]
@@ -95,16 +97,16 @@ def _rounds_and_end(summary: Mapping[str, Any]) -> str:
     return f"{summary['rounds']}{escape(early)}"
 
 
-def write_run_page(record: RunRecord) -> Path:
+def write_run_page(record: RunRecord, certificate: Certificate | None = None) -> Path:
     """Write `report.html` to the run's folder, and return its path."""
     path = record.folder / REPORT
-    write_whole(path, render(run_page(record)).encode())
+    write_whole(path, render(run_page(record, certificate)).encode())
     return path
 
 
-def run_page(record: RunRecord) -> Page:
+def run_page(record: RunRecord, certificate: Certificate | None = None) -> Page:
     """Return the results, the plan, the certificate and the commands of a run."""
-    plan, certificate = plan_of(record), certify(record.folder)
+    plan, certificate = plan_of(record), certificate or certify(record.folder)
     summary = record.summary
     return Page(
         title=f"{summary['name']}, {summary['scheme']}",

@@ -34,7 +34,7 @@ _CHUNK_SAMPLES = {"cpu": 300, "cuda": 400}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 # An evaluation of 5,000 devices on the 10,000 test images of MNIST took ten times as long as a round of theirs.
 _MOST_PREDICTIONS = 10_000_000
-_SAMPLED_DEVICES, _SAMPLED_TESTS = 200, 10_000
+_SAMPLED_DEVICES, _SAMPLED_TESTS = 100, 10_000
 _WRITTEN_IF_USED = ("eval_devices", "eval_samples")
 _ENGINE_ON_DISK = "kernels"  # the key in run.json and comparison.json since version 0.1
 
