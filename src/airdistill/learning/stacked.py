@@ -76,7 +76,7 @@ class StackedLearners:
         self._class_counts = self._indicators(self._labels).sum(dim=1)  # [device, class]
         self._logits = choose_logits(kernels, self._template, self._parameters, self._samples)
         self._chunk = self._logits.fitting_chunk(chunk, len(learners))
-        self._groups = device_groups(*self._labels[:, : self._chunk].shape, self._logits.most_samples)
+        self._groups = device_groups(self._labels[:, : self._chunk], self._logits.most_samples)
         # A larger fleet's samples are arranged anew for every pass: they are not held twice.
         self._arranged = [*self._arrange(self._groups[0])] if len(self._groups) == 1 else None
         self._passes = self._captured_passes(PASS_BYTES if kept_bytes is None else kept_bytes)
@@ -189,7 +189,7 @@ class StackedLearners:
         """`gradients` with per-sample clipping, if all devices have the weights of device 0."""
         by_group = []
         devices_in_chunk = max(1, _CLIPPING_CHUNK // self._labels.shape[1])
-        for devices in device_groups(len(self._labels), 1, devices_in_chunk):
+        for devices in device_groups(self._labels[:, :1], devices_in_chunk):
             samples = self._samples.part(devices, slice(None))
             chunks = split_pairs(samples, self._labels[devices], _CLIPPING_CHUNK, dim=1)
             sums = [clipped_sum(self._template, chunk, chunk_labels, clip_norm) for chunk, chunk_labels in chunks]

@@ -137,11 +137,12 @@ class StackedSamples:
         return self._pool[devices][every, places]
 
 
-def device_groups(num_devices: int, samples_each: int, most_samples: int) -> list[slice]:
+def device_groups(labels: Tensor, most_samples: int) -> list[slice]:
     """Devices that pass through their models together: as many as have at most so many samples, and at least one.
 
-    The memory for activations then does not grow with the fleet.
+    The memory for activations then does not grow with the fleet. `labels` are those of one pass, `[device, sample]`.
     """
+    num_devices, samples_each = labels.shape
     size = max(1, most_samples // samples_each)
     return [slice(first, min(first + size, num_devices)) for first in range(0, num_devices, size)]
 
