@@ -25,6 +25,7 @@ from airdistill.privacy.assumptions import (
     ANTENNAS,
     NOISE,
     PILOT,
+    RESAMPLED,
     channels_statement,
     public_facts,
     votes_statement,
@@ -60,6 +61,8 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
             f"Channels are 3GPP TR 38.901 {cell.name}, {'indoors' if cell.indoors else 'outdoors'} and at the carrier, "
             "with its own path loss and shadowing; radio.path_loss_exponent is not used."
         )
+    if scenario.data.resample:
+        lines.append(RESAMPLED)
     lines.append(trust.statement(uplink.uses_tdma))
     lines += uplink.participation.statements
     if uplink.correlation is not None:
