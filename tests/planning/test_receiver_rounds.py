@@ -94,7 +94,7 @@ def test_the_best_rounds_agree_with_exhaustive_search(fleet, seed, name):
 def test_a_search_simulates_each_number_of_rounds_once():
     """The same T has the same gap to the last bit, alone or beside others, and under scaled constants."""
 
-    class CountedError(TrackingError):
+    class Counting(TrackingError):  # noqa: N818
         def weighted_sums(self, noise_vars, squared_bias, num_rounds, length):
             asked.extend(num_rounds)
             return super().weighted_sums(noise_vars, squared_bias, num_rounds, length)
@@ -103,7 +103,7 @@ def test_a_search_simulates_each_number_of_rounds_once():
     scenario = ad.load("quick", ["learning.rounds=9"])
     planned = make_plan(scenario)
     channels = planning_draws(scenario)
-    objective = GapObjective.over(planned.uplink, channels, CONSTANTS, 0.05, CountedError(PARTS))
+    objective = GapObjective.over(planned.uplink, channels, CONSTANTS, 0.05, Counting(PARTS))
     together = objective.gaps([40, 3, 7])
     objective.best_rounds(60)
     smaller = objective.with_constants_scaled(0.1).gaps([3, 40])

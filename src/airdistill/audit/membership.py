@@ -212,6 +212,8 @@ def _point_to_dict(point: RatePoint) -> dict[str, Any]:
 
 def audit_membership(context: AuditContext, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
     """Train the shadow fleets and score every record of the pool."""
+    if context.scenario.data.resample:
+        raise InputError("data.resample", True, "the attack needs records of one device each, and some are on several")
     pool = pool_of(context, options.seed)
     if pool.is_member.all():
         rule = "the fleet trained on all records of some class; membership inference needs others of every class"

@@ -20,11 +20,12 @@ from airdistill.planning.fleet import (
 from airdistill.planning.forecast import RoundForecast
 from airdistill.planning.slips import slips_of
 from airdistill.planning.uplink import Uplink
-from airdistill.planning.waveform import coherence_db, drift_misalignment, waveform_facts
+from airdistill.planning.waveform import coherence_db, drift_misalignment, keeps_samples, waveform_facts
 from airdistill.privacy.assumptions import (
     ANTENNAS,
     NOISE,
     PILOT,
+    RESAMPLED,
     channels_statement,
     public_facts,
     votes_statement,
@@ -60,6 +61,8 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
             f"Channels are 3GPP TR 38.901 {cell.name}, {'indoors' if cell.indoors else 'outdoors'} and at the carrier, "
             "with its own path loss and shadowing; radio.path_loss_exponent is not used."
         )
+    if scenario.data.resample:
+        lines.append(RESAMPLED)
     lines.append(trust.statement(uplink.uses_tdma))
     lines += uplink.participation.statements
     if uplink.correlation is not None:
@@ -233,7 +236,13 @@ def _about_waveform(scenario: Scenario, uplink: Uplink) -> Iterator[str]:
             "numbers or more tones."
         )
     seen, trust = uplink.observation, trust_statement(scenario.privacy.trust)
-    if seen.factor(trust) > _MUCH_NOISE:
+    if keeps_samples(scenario) and seen.factor(trust) > _MUCH_NOISE:
+        yield (
+            f"A server that keeps every sample, cyclic prefixes included, costs {seen.factor(trust):.2g} times the "
+            "noise that privacy needs for demodulated elements: own_noise needs none for it, and waveform.observed = "
+            '"elements" assumes a receiver that keeps nothing else.'
+        )
+    elif seen.factor(trust) > _MUCH_NOISE:
         yield (
             f"Channel errors cost {seen.factor(trust):.2g} times the noise that privacy needs with known channels: "
             "stronger or more pilot symbols, fewer tones, slower devices or a higher waveform.fade_floor_db help, and "

@@ -156,8 +156,8 @@ class TrackingError:
         noise, limits = np.stack([noise_vars[place] for place in order], axis=1), np.asarray(num_rounds)[order]
         num_draws, state = len(noise), _Recursion(self.parts, noise, length)
         received_so_far = np.logical_or.accumulate(np.isfinite(noise), axis=0)
-        all_received = [bool(row.all()) for row in received_so_far]
-        concerned: list[int] = np.searchsorted(-limits, -np.arange(limits[0] + 1), side="right").tolist()
+        all_received = np.all(received_so_far, axis=(1, 2))
+        concerned = np.searchsorted(-limits, -np.arange(limits[0] + 1), side="right").tolist()
         sums, settled = np.zeros(noise.shape[1:]), np.zeros(noise.shape[1:])
         for t in range(1, min(int(limits[0]), _MOST_ROUNDS) + 1):
             draw, seen = (t - 1) % num_draws, min(t, num_draws) - 1
@@ -176,47 +176,44 @@ class TrackingError:
 
 
 class _Recursion:
-    """Variances per coordinate: of c, of its trend and their covariance `[candidate, 1]`, of d and w `[2, candidate,
-    class]`.
+    """Variances per coordinate of c, d and w side by side, `[candidate, 1 + 2 class]`; of c's trend, and their
+    covariance, `[candidate, 1]`.
 
     A plan simulates hundreds of thousands of rounds: what depends only on a draw's noise is computed once.
     """
 
     def __init__(self, parts: Parts, noise_var: FloatArray, length: int) -> None:
         """Start the recursion for noise `[draw, candidate, class]` and vectors of K entries."""
-        self._parts = parts
-        self._common_noise, own_noise = noise_of_parts(noise_var)
-        self._received = np.isfinite(self._common_noise).astype(np.float64)
-        self._noise = np.stack([own_noise, noise_var], axis=1)
-        self._drift = np.array([parts.own.drift, parts.rest.drift])[:, None, None]
+        common_noise, own_noise = noise_of_parts(noise_var)
+        self._received = np.isfinite(common_noise).astype(np.float64)
+        self._noise = np.concatenate([common_noise, own_noise, noise_var], axis=-1)
+        self._has_noise = np.asarray((self._noise > 0).all(axis=(1, 2)))
+        _, num_candidates, self._num_classes = noise_var.shape
+        repeated = (parts.common, *[parts.own] * self._num_classes, *[parts.rest] * self._num_classes)
+        self._drift = np.array([part.drift for part in repeated])
+        self._variance = np.tile([part.initial_variance for part in repeated], (num_candidates, 1))
         self._dimensions = max(length - 2, 0)  # of w
-        # Without a drift a variance and its noise can both be zero.
-        self._drifts = min(parts.common.drift, parts.own.drift, parts.rest.drift) > 0
-        candidates, shape = (noise_var.shape[1], 1), noise_var.shape[1:]
-        self._common = np.full(candidates, parts.common.initial_variance)
-        self._with_trend = np.zeros(candidates)
-        self._trend = np.full(candidates, parts.trend.initial_variance)
-        self._of_classes = np.stack([np.full(shape, part.initial_variance) for part in (parts.own, parts.rest)])
+        self._trend_drift = parts.trend.drift
+        self._with_trend = np.zeros((num_candidates, 1))
+        self._trend = np.full((num_candidates, 1), parts.trend.initial_variance)
 
     def error_after(self, draw: int) -> FloatArray:
         """The squared error of a class's vector after one more round with the noise of this draw, `[candidate, class]`.
 
         If anything is received: predict c ← c + g, then update c and g from the observation of c.
         """
-        parts, received = self._parts, self._received[draw]
-        before = self._common + received * (2 * self._with_trend + self._trend) + parts.common.drift
+        variance, received = self._variance, self._received[draw]
+        variance[:, :1] += received * (2 * self._with_trend + self._trend)
         together = self._with_trend + received * self._trend
-        gain = self._gain(before, self._common_noise[draw])
+        before, noise = variance + self._drift, self._noise[draw]
+        # As in `filter_step`; a division without a condition is several times as fast.
+        gain = before / (before + noise) if self._has_noise[draw] else filter_gain(before, noise)
         rest = 1 - gain
-        self._common = rest * before
-        self._trend = self._trend + parts.trend.drift - gain * together**2 / before
-        self._with_trend = rest * together
-        before = self._of_classes + self._drift
-        self._of_classes = (1 - self._gain(before, self._noise[draw])) * before
-        return np.asarray(self._common + self._of_classes[0] + self._dimensions * self._of_classes[1])
-
-    def _gain(self, variance: FloatArray, noise_var: FloatArray) -> FloatArray:
-        return variance / (variance + noise_var) if self._drifts else filter_gain(variance, noise_var)
+        self._variance = after = rest * before
+        self._trend = self._trend + self._trend_drift - gain[:, :1] * together**2 / before[:, :1]
+        self._with_trend = rest[:, :1] * together
+        own, confusion = after[:, 1 : self._num_classes + 1], after[:, self._num_classes + 1 :]
+        return np.asarray(after[:, :1] + own + self._dimensions * confusion)
 
 
 def _sum_of_powers(after: int, last: FloatArray, power: float) -> FloatArray:

@@ -105,6 +105,11 @@ class Links:
         """Σ_i (w_i^k)²/K, `[class]` or `[..., class]`: the received power of the signal at λ = 1."""
         return np.asarray(np.einsum("...ik,...ik->...k", self.weights, self.weights) / self.energy_slots)
 
+    @property
+    def common_share(self) -> FloatArray:
+        """Σ_{i≠j} w_i^k w_j^k/K, `[..., class]`: what the sum of equal vectors has more than `signal_share`."""
+        return np.asarray(self.weights.sum(axis=-2) ** 2 / self.energy_slots - self.signal_share)
+
 
 @dataclass(frozen=True)
 class RoundDesign:
