@@ -29,7 +29,13 @@ def receptions(plan, axis, noise_power_w, num_rounds=NUM_ROUNDS):
 @pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
 def test_the_measured_variance_is_the_predicted_one(axis, trust):
     """The mean of (r̂ − q)²/v over all rounds, classes and entries is 1. Its error is small enough to detect 5 %."""
-    changes = [FEW_ROUNDS, "fleet.devices=6", "radio.noise_power=2e-14 W", f"radio.noise={axis}", f"privacy.trust={trust}"]
+    changes = [
+        FEW_ROUNDS,
+        "fleet.devices=6",
+        "radio.noise_power=2e-14 W",
+        f"radio.noise={axis}",
+        f"privacy.trust={trust}",
+    ]
     plan = ad.plan(ad.load("quick", changes))
     ratios = np.stack(
         [found.squared_error / found.predicted_noise_var for _, _, found in receptions(plan, axis, 2e-14)]
