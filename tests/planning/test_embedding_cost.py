@@ -12,7 +12,7 @@ from airdistill.learning import contrastive
 from airdistill.learning.cluster_features import fit_clusters
 from airdistill.learning.embeddings import fit_embedding
 from airdistill.learning.fleet import Engine
-from airdistill.planning.what_if.embedding_cost import _bytes_of, _encoder, embedding_cost
+from airdistill.planning.what_if.feature_means import _bytes_of, _encoder, embedding_cost
 from airdistill.schemes.registry import plan_run
 from airdistill.units import with_prefix
 

@@ -19,7 +19,7 @@ from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.privacy.participation import SecretPoisson
 from airdistill.privacy.poisson_sampling import SubsampledGaussian, grid_index
-from airdistill.privacy.release import Release
+from airdistill.privacy.release import EarlierRuns, Release
 from airdistill.radio.charged_round import charge_round, check_vectors
 from airdistill.radio.superposition import RoundNoise, over_the_air
 from airdistill.report.plan import summary_rows
@@ -353,7 +353,7 @@ def test_without_privacy_targets_no_noise_is_required(tmp_path, scheme, accounta
     assert Plan.from_dict(planned.to_dict()).to_dict() == planned.to_dict()
     # Nor does it matter what earlier runs have spent.
     spent = np.array([0.0, 1.0, np.inf])
-    again = fleet_for_rounds(planned.scenario, planned.uplink.payload.neighbours, 6, spent)
+    again = fleet_for_rounds(planned.scenario, planned.uplink.payload.neighbours, 6, EarlierRuns(spent))
     assert np.isinf(again.mu).all()
 
 

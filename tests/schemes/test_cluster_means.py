@@ -18,7 +18,7 @@ from airdistill.learning.cluster_features import fit_clusters
 from airdistill.learning.fleet import Engine
 from airdistill.planning.feature_means import ClusterMeans
 from airdistill.planning.plan import Plan
-from airdistill.planning.what_if.class_sums import feature_evidence
+from airdistill.planning.what_if.feature_means import feature_evidence
 from airdistill.privacy.ledger import Ledger
 from airdistill.scenario import load
 from airdistill.schemes.feature_means import device_vector

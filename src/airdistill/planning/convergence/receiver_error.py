@@ -152,22 +152,27 @@ class TrackingError:
         A filter is in its steady state long before `_MOST_ROUNDS`: later rounds have the mean error of the last ones,
         one for each draw.
         """
-        noise, limits = np.stack(noise_vars, axis=1), np.asarray(num_rounds, dtype=np.float64)[:, None]
+        order = np.argsort(num_rounds)[::-1]  # the largest T first: those that a round still concerns are in front
+        noise, limits = np.stack([noise_vars[place] for place in order], axis=1), np.asarray(num_rounds)[order]
         num_draws, state = len(noise), _Recursion(self.parts, noise, length)
         received_so_far = np.logical_or.accumulate(np.isfinite(noise), axis=0)
-        all_received = np.asarray(received_so_far.all(axis=(1, 2)))
+        all_received = np.all(received_so_far, axis=(1, 2))
+        concerned = np.searchsorted(-limits, -np.arange(limits[0] + 1), side="right").tolist()
         sums, settled = np.zeros(noise.shape[1:]), np.zeros(noise.shape[1:])
-        for t in range(1, min(int(limits.max()), _MOST_ROUNDS) + 1):
-            draw = (t - 1) % num_draws
+        for t in range(1, min(int(limits[0]), _MOST_ROUNDS) + 1):
+            draw, seen = (t - 1) % num_draws, min(t, num_draws) - 1
             # Bias and noise add up: a filter's weights sum to one at most, and so it averages squared biases.
             error = np.minimum(state.error_after(draw) + squared_bias[draw], LARGEST_SQUARED_ERROR)
-            if not all_received[min(t, num_draws) - 1]:
+            if not all_received[seen]:
                 # A class that was never received has the largest error, whatever the filter's prior is.
-                error = np.where(received_so_far[min(t, num_draws) - 1], error, LARGEST_SQUARED_ERROR)
-            sums += np.where(t <= limits, t**power * error, 0.0)
+                error = np.where(received_so_far[seen], error, LARGEST_SQUARED_ERROR)
+            sums[: concerned[t]] += t**power * error[: concerned[t]]
             if t > _MOST_ROUNDS - num_draws:
                 settled += error
-        return np.asarray(sums + _sum_of_powers(_MOST_ROUNDS, limits, power) * settled / num_draws)
+        powers = _sum_of_powers(_MOST_ROUNDS, limits[:, None].astype(np.float64), power)
+        found = np.empty_like(sums)
+        found[order] = sums + powers * settled / num_draws
+        return found
 
 
 class _Recursion:
