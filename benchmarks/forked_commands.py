@@ -40,7 +40,7 @@ from airdistill import report
 from airdistill.cli import main as command_line
 from airdistill.privacy.ledger import Ledger
 from airdistill.radio import charged_round, trusted_aggregator
-from airdistill.runs import comparison, worker
+from airdistill.runs import executors, worker
 from airdistill.runs.folder import RoundFile
 from airdistill.scenario.loading import as_toml, load
 
@@ -66,7 +66,7 @@ def commanded(arguments: list[str], log: Path, witness: Path, setup: Callable[[]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _witness_transmissions(witness)
         leave_out_figures()
-        comparison.subprocess = SimpleNamespace(Popen=_ForkedWorker, PIPE=-1, STDOUT=-2)  # type: ignore[attr-defined]
+        vars(executors)["subprocess"] = SimpleNamespace(Popen=_ForkedWorker, PIPE=-1, STDOUT=-2)
         if setup is not None:
             setup()
         sys.argv = ["airdistill", *arguments]

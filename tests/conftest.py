@@ -29,16 +29,23 @@ TESTS = Path(__file__).parent
 MEMORY, NEEDED = Path("/dev/shm"), 4 * 2**30  # a file system in memory is used if it has this much free
 
 
-# Files that take a minute or more, the longest first: one of them that began last would keep one core busy alone.
+# Files that take longest, the longest first: one of them that began last would keep one core busy alone.
 LONGEST = (
     "learning/test_fused.py",  # compiles kernels that others then find
+    "test_docs.py",
     "flower/test_faults.py",
     "web/test_browser.py",
+    "runs/test_cluster.py",
+    "golden/test_other_schemes.py",
+    "golden/test_baselines.py",
     "runs/test_killed.py",
-    "test_docs.py",
-    "runs/test_accounts.py",
     "runs/test_comparison.py",
+    "flower/test_cluster.py",
+    "runs/test_accounts.py",
     "report/test_reports.py",
+    "test_cli.py",
+    "audit/test_recorded.py",
+    "audit/test_labels.py",
 )
 
 

@@ -87,7 +87,7 @@ def test_the_replay_agrees_with_the_run_and_with_the_neighbouring_pair(tmp_path,
         assert ((broadcast - ideal) ** 2).mean(axis=1) == pytest.approx(np.array(line["measured_noise_var"]), rel=1e-6)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     model=st.sampled_from(["softmax_regression", "mlp"]),
     lr=st.floats(0.01, 5),

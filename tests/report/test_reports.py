@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from html import unescape
 
@@ -122,7 +120,7 @@ def test_the_terminal_shows_everything_in_eighty_columns(record):
 
 def test_every_scheme_shows_antennas_participation_and_noise(tmp_path):
     changes = ["overrides.ota_fd.fleet.participation=0.5", "overrides.ota_fd.fleet.participation_hidden=true"]
-    changes += ["overrides.ota_fl.fleet.participation=0.5", "overrides.ota_fd_antennas.radio.antennas=3"]
+    changes += ["overrides.ota_fl.fleet.participation=0.5", "overrides.ota_fd_antennas.radio.antennas=2"]
     schemes = ["ota_fd", "ota_fl", "ota_fl_fixed", "ota_fd_antennas", "fd_error_free", "local_only"]
     changes += ["overrides.ota_fd_antennas.fleet.participation_hidden=false"]
     changes += ["overrides.ota_fd_antennas.fleet.participation=1"]
@@ -134,7 +132,7 @@ def test_every_scheme_shows_antennas_participation_and_noise(tmp_path):
         "ota_fd": ["1", "0.5, secret"],
         "ota_fl": ["1", "0.5, known"],
         "ota_fl_fixed": ["1", "0.5, known"],
-        "ota_fd_antennas": ["3", "all"],
+        "ota_fd_antennas": ["2", "all"],
         "fd_error_free": ["1", "all"],
         "local_only": ["", ""],
     }
@@ -154,7 +152,7 @@ def test_every_scheme_shows_antennas_participation_and_noise(tmp_path):
     assert "0.5, secret" in text_of(write_run_page(next(iter(made.runs.values()))))
     rows = {row["label"]: row for row in csv.DictReader(io.StringIO(runs_csv(made)))}
     assert (rows["ota_fd"]["participation"], rows["ota_fd"]["participation_hidden"]) == ("0.5", "True")
-    assert (rows["ota_fd_antennas"]["antennas"], rows["local_only"]["antennas"]) == ("3", "")
+    assert (rows["ota_fd_antennas"]["antennas"], rows["local_only"]["antennas"]) == ("2", "")
 
 
 class EveryOther(Participation):
@@ -218,7 +216,8 @@ def test_the_command_line_compares_reports_and_reproduces(tmp_path, capsys):
 
     path = tmp_path / "small.toml"
     path.write_text(tomli_w.dumps(small_scenario(tmp_path).model_dump(mode="json", exclude_none=True)))
-    code, out, _ = call("compare", path, "--schemes", "local_only", "--out", tmp_path / "out", "--json")
+    with runs_in_this_process():
+        code, out, _ = call("compare", path, "--schemes", "local_only", "--out", tmp_path / "out", "--json")
     assert code == 0
     assert json.loads(out)["arms"][0]["label"] == "local_only"
     code, out, _ = call("report", tmp_path / "out")
@@ -245,19 +244,6 @@ def test_the_command_line_compares_reports_and_reproduces(tmp_path, capsys):
     assert (code, json.loads(out)["rounds"]["chosen"]) == (0, 10)
     code, out, _ = call("plan", path, "--scheme", "ota_fl")
     assert (code, "Gradient error" in out) == (0, True)
-
-
-def test_certify_and_report_do_not_import_torch(record):
-    run = next(iter(record.runs.values())).folder
-    code = (
-        "import sys, airdistill.cli\n"
-        "try:\n    airdistill.cli.main()\n"
-        "except SystemExit as end:\n    assert not end.code\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    for arguments in (["certify", run], ["report", run], ["report", record.folder]):
-        command = [sys.executable, "-c", code, *map(str, arguments)]
-        assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def test_a_single_round_is_visible():

@@ -139,8 +139,17 @@ def test_the_ledger_contains_the_noise_that_was_transmitted(tmp_path):
     assert record.summary["epsilon_spent"] == ledger.epsilon().max()
 
 
-@pytest.mark.parametrize("scheme", ["airdistill", "ota_fd", "orthogonal_fd", "ota_fl"])
-@pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
+@pytest.mark.parametrize(
+    ("scheme", "trust"),
+    [
+        ("airdistill", "receiver_noise"),
+        ("airdistill", "own_noise"),
+        ("ota_fd", "fleet_noise"),
+        ("ota_fd", "own_noise"),
+        ("orthogonal_fd", "receiver_noise"),
+        ("ota_fl", "fleet_noise"),
+    ],
+)
 def test_planned_rounds_fit_the_budget_with_every_uplink(tmp_path, scheme, trust):
     record = ad.run(small_scenario(tmp_path, f"privacy.trust={trust}"), scheme, out=tmp_path / "run", options=FAST)
     assert record.summary["rounds"] == 6
@@ -149,16 +158,24 @@ def test_planned_rounds_fit_the_budget_with_every_uplink(tmp_path, scheme, trust
     assert (spent <= 8 * (1 + 1e-8)).all()
 
 
-@pytest.mark.parametrize("trust", ["fleet_noise", "own_noise"])
-@pytest.mark.parametrize("scheme", ["airdistill", "ota_fd", "orthogonal_fd", "ota_fl"])
+@pytest.mark.parametrize(
+    ("scheme", "trust"),
+    [
+        ("airdistill", "own_noise"),
+        ("ota_fd", "fleet_noise"),
+        ("orthogonal_fd", "own_noise"),
+        ("ota_fl", "fleet_noise"),
+    ],
+)
 def test_secure_noise_fits_the_budget_and_is_as_strong_as_planned(tmp_path, scheme, trust):
-    scenario = small_scenario(tmp_path, f"privacy.trust={trust}", "privacy.noise=secure", "learning.rounds=40")
+    scenario = small_scenario(tmp_path, f"privacy.trust={trust}", "privacy.noise=secure", "learning.rounds=20")
     record = ad.run(scenario, scheme, out=tmp_path / "run", options=FAST)
     assert record.summary["ended_because"] is None
     assert (Ledger.read(record.folder / "ledger.jsonl").epsilon() <= 8).all()
     ratios = [np.divide(line["measured_noise_var"], line["predicted_noise_var"]) for line in record.rounds]
     num_entries = np.size(ratios) * (3 if scheme != "ota_fl" else 15)
-    assert abs(np.mean(ratios) - 1) < 5 * np.sqrt(2 / num_entries)
+    # This noise cannot be seeded: sums of squares exceed 7 deviations far less than once in a million runs.
+    assert abs(np.mean(ratios) - 1) < 7 * np.sqrt(2 / num_entries)
 
 
 def test_secure_noise_is_new_in_every_run_and_seeded_noise_is_not(tmp_path):
