@@ -236,7 +236,7 @@ def drawn(rows: list[Row], accuracies: list[Trained]) -> Figure:
             if mode == FLEET_NOISE:
                 _noise_needed(bottom, of_mode)
         _accuracy(middle, [row for row in accuracies if row.impairment is impairment], accuracies[0])
-        top.set(title=impairment.title, yscale="log", ylim=(0.3, 5000))
+        top.set(title=impairment.title, yscale="log", ylim=(0.2, 5000))
         top.axhline(1, color=GREY, linewidth=0.7)
         middle.set(ylim=(0, 100))
         bottom.set(ylim=(0, 12))
@@ -264,7 +264,8 @@ def _noise_needed(axes: Axes, rows: list[Row]) -> None:
     """By how much more noise fleet_noise keeps its ε."""
     for row in rows:
         if row.factor:
-            axes.annotate(f"×{row.factor:.3g}", (row.size, row.epsilon), (0, 6), textcoords="offset points", fontsize=7)
+            where = {"xytext": (-2, 5), "textcoords": "offset points", "rotation": 60, "fontsize": 7}
+            axes.annotate(f"×{row.factor:.3g}", (row.size, row.epsilon), **where)
 
 
 def _line(axes: Axes, rows: list[Row], mode: str, heights: list[float]) -> None:
