@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import j0, jn_zeros
 
 from airdistill.arrays import ComplexArray, FloatArray
-from airdistill.channel.propagation import SPEED_OF_LIGHT_M_S
+from airdistill.channel.link_budget import SPEED_OF_LIGHT_M_S
 from airdistill.channel.waveform import Grid, air_time
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.sections import Waveform
