@@ -85,8 +85,9 @@ PICTURES = (
     Picture(
         "waveform-impairments.png",
         (
-            "python benchmarks/waveform_sweep.py > table.md",
-            "python benchmarks/waveform_sweep.py --draw table.md",
+            "python benchmarks/waveform_sweep.py > errors.md",
+            "python benchmarks/waveform_sweep.py --accuracy > accuracy.md",
+            "python benchmarks/waveform_sweep.py --draw errors.md accuracy.md",
         ),
         "docs/images/waveform-impairments.png",
         quick=False,
