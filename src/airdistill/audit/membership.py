@@ -17,8 +17,8 @@ from scipy.special import betaincinv, expit, logit, ndtr, ndtri
 from scipy.stats import rankdata
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
-from airdistill.audit.certificate import certified_mu
 from airdistill.audit.context import AuditContext
+from airdistill.audit.exact import certified_mu
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.audit.public_membership import NEAREST, device_scores, sum_scores
 from airdistill.audit.shadows import (

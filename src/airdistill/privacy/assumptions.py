@@ -78,6 +78,11 @@ ELEMENTS_ONLY = (
     "The server's receiver keeps demodulated resource elements only. One that keeps every sample sees, in the cyclic "
     "prefixes, other combinations of the devices' signals and noise, and more than is counted."
 )
+_ALL_SAMPLES = (
+    "All that the server's antenna receives is counted, cyclic prefixes included: noise counts 1/{factor} of its "
+    "variance. Channels have the computed paths, at whole samples, and do not change during a {still}; other paths or "
+    "changes would reveal more."
+)
 NOISE = {
     "seeded": "Seeded noise is a simulation: it protects no device, because anyone who knows the seed can remove it.",
     "secure": "Noise is discrete Gaussian, drawn by OpenDP from the operating system's randomness, and accounted by "
@@ -271,7 +276,11 @@ def waveform_assumptions(waveform: Mapping[str, Any], own_noise_only: bool) -> l
     """What is taken for granted of an OFDM waveform, as a ledger's header or a plan describes it."""
     if own_noise_only:
         return [Assumption("own noise", _OWN_PHASE, declared=True)]
-    found = [Assumption("receiver keeps elements", ELEMENTS_ONLY)] if waveform["observed"] == "elements" else []
+    if waveform["observed"] == "elements":
+        found = [Assumption("receiver keeps elements", ELEMENTS_ONLY)]
+    else:
+        still, factor = "round" if waveform["csi"] == "perfect" else "symbol", rounded_up(float(waveform["factor"]))
+        found = [Assumption("paths of the channels", _ALL_SAMPLES.format(factor=factor, still=still))]
     if waveform["csi"] == "perfect":
         return [Assumption("exact channels", EXACT_CHANNELS), *found]
     numbers = {name: rounded_up(float(waveform[name])) for name in ("limit", "excess")}

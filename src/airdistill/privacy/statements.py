@@ -42,7 +42,7 @@ from airdistill.privacy.assumptions import (
 )
 from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.ledger import Ledger
-from airdistill.privacy.ledger_header import LedgerHeader
+from airdistill.privacy.ledger_header import TDMA, LedgerHeader, excess_delta
 from airdistill.privacy.neighbours import neighbours_from
 from airdistill.privacy.participation import participation_assumption, participation_statements
 from airdistill.privacy.trust import FleetNoise, trust_from
@@ -72,7 +72,7 @@ class CertifiedRun:
 
     @property
     def uses_tdma(self) -> bool:
-        return bool(self.terms["uplink"] == "orthogonal_knowledge")
+        return bool(self.terms["uplink"] == TDMA)
 
     @property
     def assumes_untrained_model(self) -> bool:
@@ -96,20 +96,8 @@ class CertifiedRun:
 
     @property
     def excess_delta(self) -> float | None:
-        """The probability that a channel error of any device in any round was beyond its limit, by the union bound.
-
-        None if such errors matter and the ledger, of an earlier version, does not record their quantile.
-        """
-        if "waveform" in self.terms:
-            # Rounds that were charged again, or beyond the plan, have errors of their own.
-            stated = self.terms["waveform"]
-            return min(1.0, float(stated["excess"]) * max(1.0, self.num_releases / float(stated.get("rounds", np.inf))))
-        if not self.protects_by_aligned_channels or float(self.terms.get("csi_error_limit", 0.0)) == 0:
-            return 0.0
-        if "csi_error" not in self.terms:
-            return None
-        outside = 1.0 - float(self.terms["csi_error"]["quantile"])
-        return min(1.0, self.header.num_devices * self.num_releases * outside)
+        """The probability of a channel error beyond its limit in this run; None if the ledger does not tell."""
+        return excess_delta(self.header, self.num_releases, trust_from(self.header.trust, self.terms))
 
 
 def runs_of(ledger: Ledger) -> list[CertifiedRun]:

@@ -28,7 +28,7 @@ from airdistill.learning.fleet import CPU, LearningFleet, TrainingDivergedError,
 from airdistill.learning.learner import Losses, logits_of, predictions_of
 from airdistill.learning.samples import channels_last, to_tensor
 from airdistill.planning.plan import Plan
-from airdistill.plugins import source_digests
+from airdistill.plugins import load_object, source_digests
 from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
@@ -152,7 +152,8 @@ class Simulation:
                 raise
             raise AirDistillError(f"round {this.index}: your own code failed: {described(error)}") from error
         if not isinstance(outcome, Outcome):
-            raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {outcome!r}")
+            what = None if outcome is None else f"a {type(outcome).__name__}"
+            raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {what}")
         _check_outcome(outcome, len(self.fleet.learners), f"scheme {self.scheme.name}: play")
         if outcome.reception is not None and self.ledger.num_releases == charged:
             rule = "send with this.transmit(vectors), or with this.release_without_privacy(aggregate)"
@@ -335,7 +336,9 @@ def own_code(plan: Plan, scheme: Scheme) -> dict[str, str | None]:
     A repeated round has the noise that it had: with other code it would send other vectors with it. Datasets and
     embeddings are compared by what they give.
     """
-    named = [reference.partition(":")[0] for reference in named_code(plan.scenario)]
+    for field, reference in named_code(plan.scenario):
+        load_object(reference, field)  # its module may not have been needed yet
+    named = [reference.partition(":")[0] for _, reference in named_code(plan.scenario)]
     return source_digests([*named, *(type(part).__module__ for part in (scheme, plan.uplink.payload))])
 
 
