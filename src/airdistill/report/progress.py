@@ -46,7 +46,8 @@ def round_bar(console: Console, label: str) -> Iterator[Callable[[dict[str, Any]
             progress.update(task, completed=record["round"], total=num_rounds, news=news)
 
         def note(stage: str, done: int, total: int) -> None:
-            progress.update(task, news=f"{stage} {done}/{total}")
+            if done == total or done % max(1, total // 100) == 0:  # a fleet may have more devices than a bar has cells
+                progress.update(task, news=f"{stage} {done}/{total}")
 
         with listening(note):
             yield update
