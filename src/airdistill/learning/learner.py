@@ -15,6 +15,7 @@ from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.clipping import clipped_sum, trainable
 from airdistill.learning.gradients import Target
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
+from airdistill.learning.models import has_batch_norm
 from airdistill.learning.optimisers import PLAIN, Optimiser
 from airdistill.learning.samples import channels_last
 
@@ -27,6 +28,17 @@ def distillations(logits: Tensor, labels: Tensor, target: Target) -> Tensor:
     predictions = log_softmax(logits, dim=1).exp()
     squared = ((predictions - target.rows[labels]) ** 2).sum(dim=1)
     return squared * target.known[labels]
+
+
+def batches_of(samples: Tensor, size: int, model: nn.Module, dim: int = 0) -> Sequence[Tensor]:
+    """Consecutive batches of so many samples, and what is left over.
+
+    Batch normalisation has no statistics of a single sample: one that is left over then joins the batch before it.
+    """
+    count = samples.shape[dim]
+    if not 1 < size < count or count % size != 1 or not has_batch_norm(model):
+        return torch.split(samples, size, dim)
+    return torch.split(samples, [size] * (count // size - 1) + [size + 1], dim)
 
 
 @dataclass(frozen=True)
@@ -61,8 +73,8 @@ class Learner:
         self.num_classes = num_classes
         self._samples = channels_last(samples)
         self._labels = torch.from_numpy(labels).to(samples.device)
-        self._chunks = torch.split(self._samples, chunk)
-        self._chunk_labels = torch.split(self._labels, chunk)
+        self._chunks = batches_of(self._samples, chunk, model)
+        self._chunk_labels = batches_of(self._labels, chunk, model)
         self._class_counts = torch.bincount(self._labels, minlength=num_classes)
         self._kept: list[Tensor] | None = None
         self.optimiser: Optimiser | None = None  # None before the first step with one
@@ -156,7 +168,7 @@ class Learner:
         """Epochs of minibatch steps, one for each order `[sample]`; the losses are means over all samples."""
         training = distillation = 0.0
         for order in orders:
-            for batch in torch.split(torch.from_numpy(order).to(self._labels.device), batch_size):
+            for batch in batches_of(torch.from_numpy(order).to(self._labels.device), batch_size, self.model):
                 share = len(batch) / (self.num_samples * len(orders))
                 samples, labels = channels_last(self._samples[batch]), self._labels[batch]
                 losses = self._backward(self.model(samples), labels, target, distill_weight, 1.0)

@@ -18,15 +18,16 @@ from torch import Tensor
 from airdistill import __version__
 from airdistill.arrays import IntArray
 from airdistill.channel.sources import ChannelSource, channel_source
-from airdistill.data.datasets import Dataset
+from airdistill.data.datasets import Dataset, dataset_summary
 from airdistill.data.partition import assign_samples
 from airdistill.data.public import Comparison, PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError, described
 from airdistill.learning.evaluation import TestSet
-from airdistill.learning.fleet import CPU, LearningFleet, TrainingDivergedError, check_finite
+from airdistill.learning.fleet import CPU, LOWER_THE_STEP, LearningFleet, TrainingDivergedError, check_finite
 from airdistill.learning.learner import Losses, logits_of, predictions_of
 from airdistill.learning.samples import channels_last, to_tensor
 from airdistill.planning.plan import Plan
+from airdistill.planning.slips import LARGEST_USUAL_SAMPLE
 from airdistill.plugins import source_digests
 from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
@@ -105,7 +106,8 @@ class Simulation:
             raise
         # Before the losses are read: a GPU may still be computing them.
         spent = self.ledger.highest_epsilon()
-        check_finite(outcome.losses, self.fleet.finite_weights(), self.round_index)
+        finite = self.fleet.finite_weights()
+        check_finite(outcome.losses, finite, self.round_index, lambda: _way_out_of_divergence(self.plan.scenario))
         record = self._record(this, outcome, spent)
         if self._is_evaluated(self.round_index):
             if outcome.reception is not None:
@@ -133,7 +135,7 @@ class Simulation:
             outcome = self.scheme.play(this)
         except Exception as error:
             if isinstance(error, NotFiniteError):
-                rule = "training diverged; lower learning.initial_lr or learning.distill_weight"
+                rule = f"training diverged; {_way_out_of_divergence(self.plan.scenario)}"
                 if has_own_code(self.scheme, self.plan.scenario):
                     rule += ", or find it in your own code"
                 sent = re.sub(r"^(round \d+): ", r"\1, ", str(error)).split(";")[0]
@@ -275,6 +277,14 @@ def _part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def seed_torch(scenario: Scenario, round_index: int) -> None:
     """Seed PyTorch for models with randomness of their own: a resumed run makes the same draws."""
     torch.manual_seed(int(stream(scenario.seed, "torch", round_index).integers(2**63)))
+
+
+def _way_out_of_divergence(scenario: Scenario) -> str:
+    found = dataset_summary(scenario.data.dataset)
+    is_scaled = found.dtype == np.uint8 or scenario.data.normalization == "public"
+    if is_scaled or found.largest <= LARGEST_USUAL_SAMPLE:
+        return LOWER_THE_STEP
+    return f"samples reach {found.largest:.3g}: scale them to about 1, or {LOWER_THE_STEP}"
 
 
 def check_has_data(scenario: Scenario) -> None:
