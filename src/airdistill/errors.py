@@ -30,7 +30,7 @@ class InputError(AirDistillError):
         super().__init__(f"{_shortened(Described(field))} = {_shortened(value)}: {_shortened(Described(rule), 300)}")
 
 
-class InputErrors(InputError):
+class SeveralInputsError(InputError):
     """Several values break rules: one line for each. Field, value and rule are those of the first."""
 
     def __init__(self, errors: Sequence[InputError]) -> None:
@@ -42,7 +42,7 @@ class InputErrors(InputError):
     def joined(errors: Sequence[InputError]) -> InputError:
         """The error itself if there is one only. What is said twice is kept once."""
         once = list({str(error): error for error in errors}.values())
-        return once[0] if len(once) == 1 else InputErrors(once)
+        return once[0] if len(once) == 1 else SeveralInputsError(once)
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
@@ -52,7 +52,7 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     ('; did you mean ota_fd?', '')
     """
     plain = {_plain(name): name for name in known}
-    close = difflib.get_close_matches(_plain(str(given)), plain, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(_plain(str(given)), plain, n=1, cutoff=0.6)
     return f"; did you mean {plain[close[0]]}?" if close else ""
 
 

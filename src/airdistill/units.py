@@ -65,7 +65,7 @@ def _to_si(number: float, unit: str, kind: str) -> float:
 def _meant(unit: str, kind: str) -> str:
     """`; did you mean UNIT?` for a unit of this kind in another case or in full: mw, Mhz, watts, sec."""
     symbols = [symbol for symbol, of in _KIND_OF_UNIT.items() if of == kind]
-    known = [prefix + symbol for symbol in symbols for prefix in _COMMON_PREFIXES]
+    known = [prefix + symbol for symbol in symbols for prefix in _COMMON_PREFIXES if symbol != "Hz" or prefix in "kMG"]
     known += list(_DECIBEL_REFERENCE_W) if kind == "power" else ["dB"] if kind == "power gain" else []
     full = re.sub(_UNITS_IN_FULL, lambda found: _SYMBOLS[found[1][:3].lower()], unit, flags=re.IGNORECASE)
     close = [name for name in known if name.lower() == full.lower()]

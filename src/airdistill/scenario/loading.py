@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from airdistill.errors import NOT_GIVEN, InputError, InputErrors, did_you_mean
+from airdistill.errors import NOT_GIVEN, InputError, SeveralInputsError, did_you_mean
 from airdistill.scenario.model import Scenario
 
 ScenarioLike: TypeAlias = Scenario | str | Path | Mapping[str, Any]
@@ -108,7 +108,7 @@ def _check_fields(scenario: Scenario, scheme: str) -> None:
     try:
         Scenario.model_validate(overrides)
     except ValidationError as invalid:
-        raise InputErrors.joined([_in_overrides(scheme, each) for each in _errors(invalid)]) from None
+        raise SeveralInputsError.joined([_in_overrides(scheme, each) for each in _errors(invalid)]) from None
     except InputError:  # a rule on several fields, from for_scheme with the same words
         return
 
@@ -265,7 +265,7 @@ def validated(given: Mapping[str, Any]) -> Scenario:
     try:
         return Scenario.model_validate(dict(given))
     except ValidationError as invalid:
-        raise InputErrors.joined(_errors(invalid)) from None
+        raise SeveralInputsError.joined(_errors(invalid)) from None
 
 
 def _errors(invalid: ValidationError) -> list[InputError]:

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from airdistill.errors import InputError, InputErrors
+from airdistill.errors import InputError, SeveralInputsError
 from airdistill.scenario.bands import check_link_budget
 from airdistill.scenario.cells import check_threegpp
 from airdistill.scenario.fields import (
@@ -244,7 +244,7 @@ class Scenario(Section):
             except InputError as error:
                 broken.append(error)
         if broken:
-            raise InputErrors.joined(broken)
+            raise SeveralInputsError.joined(broken)
         return self
 
 
