@@ -59,7 +59,7 @@ def refused(capsys, tmp_path, monkeypatch):
             "certify|nowhere",
             'RUN = "nowhere": no such folder; a run writes its folder below runs/, or where --out says',
         ),
-        ("certify|file", "is a file; give the folder of the run, in which run.json is"),
+        ("certify|file", "is not a run folder: it is a file; give the folder in which run.json is"),
         ("certify|folder", "is not a run folder: it has no run.json"),
         ("certify|list", "list: cannot be trusted: run.json is not what a run wrote; restore it from a copy"),
         ("resume|keys", "keys: cannot be trusted: run.json is not what a run wrote"),
@@ -122,6 +122,27 @@ def test_all_errors_of_a_file_are_reported_at_once(tmp_path, refused):
         load("quick", ["data.partition=dirichlet", "fleet.expected_dropouts=1"])
     assert [error.field for error in caught.value.errors] == ["data.alpha", "fleet.expected_dropouts"]
     assert caught.value.field == caught.value.errors[0].field
+
+
+def test_a_thousand_errors_are_not_a_thousand_lines():
+    with pytest.raises(SeveralInputsError) as caught:
+        load("quick", [f"radio.gains={list(range(1000))}"])
+    assert len(str(caught.value).splitlines()) == 11
+    assert str(caught.value).endswith("… and 990 more")
+
+
+def test_overrides_of_a_scheme_that_does_not_exist_are_warned_of(tmp_path):
+    from small_worlds import small_scenario
+
+    import airdistill as ad
+
+    warned = {
+        name: [line for line in ad.plan(small_scenario(tmp_path, change)).warnings if line.startswith("overrides")]
+        for name in ("ota_fdd", "ota_fd", "of_my_own")
+        for change in [f"overrides.{name}.learning.initial_lr=0.2"]
+    }
+    assert warned["ota_fdd"] == ["overrides.ota_fdd: no built-in scheme has this name; did you mean ota_fd?"]
+    assert warned["ota_fd"] == warned["of_my_own"] == []
 
 
 def test_a_table_that_is_missing_because_it_is_misspelt_is_reported_once():

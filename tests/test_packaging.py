@@ -13,6 +13,7 @@ from in_process import exit_code
 from packaging.requirements import Requirement
 from typer.main import get_command
 
+from airdistill import __version__
 from airdistill.cli import app
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -96,6 +97,12 @@ def test_the_pythons_that_are_declared_are_those_that_the_wheel_was_tried_with()
     classifiers = [each for each in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", each)]
     assert [each.rpartition(" ")[2] for each in classifiers] == ["3.11", "3.12", "3.13"]
     assert PROJECT["requires-python"] == ">=3.11"
+
+
+def test_the_citation_is_of_this_version():
+    cited = dict(re.findall(r"^(version|license|title): (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
+    assert cited["version"] == __version__
+    assert cited["license"] in PROJECT["license"]
 
 
 @pytest.mark.parametrize("command", [[], ["plan"], ["bench"], ["scenarios", "fields"], ["flower", "demo"]])

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+_MOST_LINES = 10  # of several errors: a list of a thousand devices may have as many faults
 _PACKAGE = Path(__file__).parent
 
 
@@ -36,7 +37,8 @@ class SeveralInputsError(InputError):
     def __init__(self, errors: Sequence[InputError]) -> None:
         super().__init__(errors[0].field, errors[0].value, errors[0].rule)
         self.errors = tuple(errors)
-        self.args = ("\n".join(map(str, errors)),)
+        more = [f"… and {len(errors) - _MOST_LINES} more"] if len(errors) > _MOST_LINES else []
+        self.args = ("\n".join([*map(str, errors[:_MOST_LINES]), *more]),)
 
     @staticmethod
     def joined(errors: Sequence[InputError]) -> InputError:

@@ -133,9 +133,9 @@ def existing_folder(folder: Path) -> Path:
 
 def _no_run(folder: Path) -> str:
     if not folder.exists():
-        return "no such folder; a run writes its folder below runs/, or where --out says"
+        return "is not a run folder: it does not exist; runs lie below runs/, or where --out said"
     if not folder.is_dir():
-        return f"is a file; give the folder of the run, in which {RUN} is"
+        return f"is not a run folder: it is a file; give the folder in which {RUN} is"
     return f"is not a run folder: it has no {RUN}"
 
 

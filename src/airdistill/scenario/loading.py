@@ -286,7 +286,8 @@ def _as_input_error(error: Any) -> InputError:
     field = ".".join(str(part) for part in location)
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
-        return InputError(field, NOT_GIVEN, "is required")
+        example = "; airdistill scenarios show quick prints an example" if len(location) == 1 else ""
+        return InputError(field, NOT_GIVEN, f"is required{example}")
     if kind == "extra_forbidden":
         return InputError(field, error["input"], _unknown_key_rule(location))
     if kind == "value_error":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from airdistill.arrays import FloatArray
 from airdistill.data.datasets import dataset_summary
 from airdistill.data.partition import class_counts
 from airdistill.data.public import load_data
-from airdistill.errors import AirDistillError, Described, InputError, described
+from airdistill.errors import AirDistillError, Described, InputError, described, did_you_mean
 from airdistill.planning.feature_means import has_own_embedding
 from airdistill.planning.fleet import realise_fleet
 from airdistill.planning.payloads import Gradient, declared_public
@@ -162,7 +163,18 @@ def _planned(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | 
             dataset, _ = load_data(scenario)  # a public set that cannot be loaded is refused now
             length = scheme.payload.length_for(scenario, fleet, dataset.x_train.shape[1:])
     made = plan(scenario, scheme.uplink_kind, length, spent_squared_mu if scheme.releases == "private" else None)
-    return made if scheme.releases == "private" else _without_protection(made, scheme)
+    made = made if scheme.releases == "private" else _without_protection(made, scheme)
+    return replace(made, warnings=(*made.warnings, *_misspelt_overrides(scheme, scenario)))
+
+
+def _misspelt_overrides(scheme: Scheme, scenario: Scenario) -> Iterator[str]:
+    """Overrides of a scheme that does not exist change nothing; but users' own schemes may have any name."""
+    from airdistill.schemes.registry import SCHEMES  # which imports this module
+
+    for name in scenario.overrides:
+        meant = "" if name in SCHEMES or name == scheme.name else did_you_mean(name, SCHEMES)
+        if meant:
+            yield f"overrides.{name}: no built-in scheme has this name{meant}"
 
 
 def check_models(scenario: Scenario) -> None:
