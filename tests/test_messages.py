@@ -57,7 +57,7 @@ def refused(capsys, tmp_path, monkeypatch):
         ("scenarios|fields|radoi", "; did you mean radio?"),
         (
             "certify|nowhere",
-            'RUN = "nowhere": no such folder; a run writes its folder below runs/, or where --out says',
+            'RUN = "nowhere": is not a run folder: it does not exist; runs lie below runs/, or where --out said',
         ),
         ("certify|file", "is not a run folder: it is a file; give the folder in which run.json is"),
         ("certify|folder", "is not a run folder: it has no run.json"),
@@ -228,7 +228,7 @@ def test_bars_fit_into_80_columns_and_cut_nothing_but_a_name():
         update({"round": 1000, "accuracy": {"mean": 1.0}, "epsilon_spent": 0.00138}, 2000)
     with comparison_bar(console) as follow:
         follow(Task(name, 12), {"round": 1000, "rounds": 2000, "accuracy": 0.5})
-    lines = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "\n").split("\n")
+    lines = re.split(r"\x1b\[[^a-zA-Z]*[a-zA-Z]|[\r\n]", console.file.getvalue())
     assert max(map(len, lines)) <= 80
     assert any("round 1000/2000 accuracy 100.0% · ε 0.00138" in line for line in lines)
     assert any("…, seed 12" in line and "round 1000/2000 accuracy 50.0%" in line for line in lines)
