@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from airdistill.arrays import ComplexArray
-from airdistill.channel.link_budget import antenna_gain, level_db, noise_figure_db
-from airdistill.channel.propagation import path_gain
+from airdistill.channel.link_budget import antenna_gain, level_db, noise_figure_db, path_gain
 from airdistill.channel.sources import drawn_distances_m, given_gains
 from airdistill.data.datasets import dataset_summary
 from airdistill.errors import InputError
@@ -143,12 +142,21 @@ def _about_data(scenario: Scenario) -> Iterator[str]:
         more = ", …" if len(found.class_labels) > _LABELS_SHOWN else ""
         count = len(found.class_labels)
         yield f"data.dataset: its labels {shown}{more} are the classes 0 to {count - 1}, in this order."
-    if found.dtype != np.uint8 and found.largest > LARGEST_USUAL_SAMPLE and data.normalization == "fixed":
+    if scale_hint(scenario):
         yield (
             f"data.dataset: samples are {found.dtype} up to {found.largest:.3g} and are used as they are, and models "
             "learn best from numbers of about 1; store pixels as uint8, scale the samples, or set "
             'data.normalization = "public".'
         )
+
+
+def scale_hint(scenario: Scenario) -> str:
+    """A way out of divergence if numbers far above 1 are used as they are; empty otherwise."""
+    found = dataset_summary(scenario.data.dataset)
+    is_scaled = found.dtype == np.uint8 or scenario.data.normalization == "public"
+    if is_scaled or found.largest <= LARGEST_USUAL_SAMPLE:
+        return ""
+    return f"samples reach {found.largest:.3g}: scale them to about 1, or "
 
 
 def _about_targets(scenario: Scenario, fleet: RealisedFleet) -> Iterator[str]:

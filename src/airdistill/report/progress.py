@@ -15,7 +15,7 @@ from airdistill.stages import listening
 from airdistill.units import rounded_up
 
 # Rounds, news, time and a short bar, with a space between each: "round 1000/2000 accuracy 100.0% · ε 0.00138 0:00:00".
-_OTHER_COLUMNS, _SHORTEST_LABEL = 58, 12
+_OTHER_COLUMNS, _SHORTEST_LABEL = 60, 12
 _MOST_BARS = 12  # beyond this number, bars of finished runs are removed
 
 

@@ -9,8 +9,7 @@ from typing import get_args
 
 from airdistill import DEFAULT_SCHEME
 from airdistill.errors import InputError, described, did_you_mean
-from airdistill.planning.own_payload import check_payload_class
-from airdistill.planning.payloads import ClassMeans, Payload
+from airdistill.planning.payloads import ClassMeans, Payload, check_payload_class
 from airdistill.planning.plan import Plan
 from airdistill.plugins import load_object
 from airdistill.scenario.model import NAME_PATTERN, Scenario
