@@ -27,7 +27,7 @@ from airdistill.flower.records import Record, unpacked
 from airdistill.flower.reply_cache import DeviceReplyCache
 from airdistill.flower.senders import Sender, sender_of
 from airdistill.learning.evaluation import Accuracy, TestSet
-from airdistill.learning.fleet import LearningFleet, TrainingDivergedError
+from airdistill.learning.fleet import LOWER_THE_STEP, LearningFleet, TrainingDivergedError
 from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import input_shape, to_tensor
@@ -117,8 +117,8 @@ class Device:
         seed_torch(plan.scenario, round_index)
         (losses,) = payload_protocol(plan).learn(fleet, round_index, broadcast, [self.number])
         if not (fleet.finite_weights()[0] and np.isfinite([losses.training, losses.distillation]).all()):
-            rule = "lower learning.initial_lr or learning.distill_weight"
-            raise TrainingDivergedError(f"round {round_index}, device {self.number}: training diverged; {rule}")
+            problem = f"round {round_index}, device {self.number}: training diverged"
+            raise TrainingDivergedError(f"{problem}; {LOWER_THE_STEP}")
         accuracy = self._accuracy(fleet, dataset) if evaluate else None
         self._store(fleet, round_index)
         return UpdateReport(float(losses.training), float(losses.distillation), accuracy)

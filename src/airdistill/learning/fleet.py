@@ -35,6 +35,9 @@ _OPTIMISER, _REMEMBERED = "optimizer.", "remembered."  # prefixes of names in ch
 _KEPT_BYTES, _KEPT_BYTES_FUSED = 4 << 30, 1 << 30
 
 
+LOWER_THE_STEP = "lower learning.initial_lr or learning.distill_weight"
+
+
 class TrainingDivergedError(AirDistillError):
     """A loss or a weight is infinite or not a number."""
 
@@ -344,11 +347,13 @@ class LearningFleet:
             self.stacked.drop_cache()
 
 
-def check_finite(losses: Sequence[Losses], finite_weights: list[bool], round_index: int) -> None:
+def check_finite(
+    losses: Sequence[Losses], finite_weights: list[bool], round_index: int, way_out: Callable[[], str] | None = None
+) -> None:
     """Raise an error that names round and device if a loss, or a weight after the step, is not finite."""
     for device, (loss, weights_are_finite) in enumerate(zip(losses, finite_weights, strict=True)):
         if not (weights_are_finite and np.isfinite([loss.training, loss.distillation]).all()):
             raise TrainingDivergedError(
                 f"round {round_index}, device {device}: training diverged at a loss of "
-                f"{loss.training + loss.distillation:.3g}; lower learning.initial_lr or learning.distill_weight"
+                f"{loss.training + loss.distillation:.3g}; {way_out() if way_out else LOWER_THE_STEP}"
             )

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from airdistill.errors import InputError, SeveralInputsError
 from airdistill.scenario.bands import check_link_budget
 from airdistill.scenario.cells import check_threegpp
 from airdistill.scenario.fields import (
@@ -240,18 +241,35 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
-        check_fleet(self)
-        check_participation(self)
-        check_partition(self)
-        check_learning(self)
-        check_device_lists(self)
-        check_paper_transceiver(self)
-        check_noise(self)
-        check_medium(self)
-        wide = self.waveform.kind == "ofdm"
-        check_threegpp(self.radio, self.num_devices, self.waveform.cyclic_prefix if wide else None)
-        check_link_budget(self)
-        check_antennas(self)
-        check_correlation(self)
-        check_waveform(self)
+        check_fleet(self)  # all others count its devices
+        broken = []
+        for check in _RULES:
+            try:
+                check(self)
+            except InputError as error:
+                broken.append(error)
+        if broken:
+            raise SeveralInputsError.joined(broken)
         return self
+
+
+def _check_cells(scenario: Scenario) -> None:
+    wide = scenario.waveform.kind == "ofdm"
+    prefix = scenario.waveform.cyclic_prefix if wide else None
+    check_threegpp(scenario.radio, scenario.num_devices, prefix)
+
+
+_RULES = (
+    check_participation,
+    check_partition,
+    check_learning,
+    check_device_lists,
+    check_paper_transceiver,
+    check_noise,
+    check_medium,
+    _check_cells,
+    check_link_budget,
+    check_antennas,
+    check_correlation,
+    check_waveform,
+)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airdistill.errors import NOT_GIVEN, Described, InputError
 from airdistill.scenario.cells import is_threegpp
+from airdistill.scenario.networks import check_network
 
 if TYPE_CHECKING:
     from airdistill.scenario.model import Scenario
@@ -86,7 +87,8 @@ def _check_resampling(scenario: Scenario) -> None:
 
 
 def check_learning(scenario: Scenario) -> None:
-    """Check the schedule of the step size, and that the optimiser has the bound that privacy counts on."""
+    """Check models' names, the step size's schedule, and that the optimiser has the bound that privacy counts on."""
+    _check_networks(scenario)
     learning, sensitivity = scenario.learning, scenario.privacy.sensitivity
     if learning.schedule == "cosine" and not isinstance(learning.rounds, int):
         rule = f'falls to 0 over learning.rounds, which is "{learning.rounds}"; set learning.rounds to a number'
@@ -94,6 +96,15 @@ def check_learning(scenario: Scenario) -> None:
     if learning.optimizer != "sgd" and sensitivity == "trajectory":
         rule = 'privacy.sensitivity = "trajectory" bounds plain gradient steps only; use "sgd", or sensitivity "device"'
         raise InputError("learning.optimizer", learning.optimizer, rule)
+
+
+def _check_networks(scenario: Scenario) -> None:
+    named = {f"fleet.groups.{place}.model": group.model for place, group in enumerate(scenario.fleet.groups)}
+    named = named or {"learning.model": scenario.learning.model}
+    if scenario.public is not None and scenario.public.server_model is not None:
+        named["public.server_model"] = scenario.public.server_model
+    for field, name in named.items():
+        check_network(name, field)
 
 
 def check_device_lists(scenario: Scenario) -> None:
