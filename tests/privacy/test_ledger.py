@@ -139,7 +139,7 @@ def test_an_impossible_release_on_disk_is_not_read(tmp_path, field, name, value,
     ledger = Ledger.begin(header(), tmp_path / "ledger.jsonl")
     ledger.charge(random_release(1, seed=3))
     ledger.chain.append({"kind": "release", **changed_release(field, name, value).to_dict()})
-    with pytest.raises(LedgerError, match=rf"ledger\.jsonl: is not a ledger: round 1: {field}.*device 1.*{rule}"):
+    with pytest.raises(LedgerError, match=rf"ledger\.jsonl: is not a ledger: line 3: round 1: {field}.*device 1.*{rule}"):
         Ledger.read(tmp_path / "ledger.jsonl")
 
 

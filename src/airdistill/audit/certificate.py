@@ -8,7 +8,8 @@ import numpy as np
 
 from airdistill.arrays import FloatArray
 from airdistill.audit.context import AuditContext
-from airdistill.privacy.release import Spending
+from airdistill.privacy.release import GroupedRelease
+from airdistill.privacy.spending import Spending
 from airdistill.privacy.targets import epsilon_of_mu
 
 
@@ -40,9 +41,9 @@ def guarantee_of(context: AuditContext) -> Guarantee:
 def certified_mu(context: AuditContext, model: str) -> FloatArray:
     """μ of every device after each round, `[round, device]`, as the ledger of a run counts it."""
     plan, privacy = context.plan, context.scenario.privacy
-    spending, spent = Spending(plan.fleet.num_devices), []
+    spending, spent = Spending.nothing(plan.fleet.num_devices), []
     for this in context.rounds:
-        release = plan.uplink.release(this.design, this.known, this.index)
+        release = GroupedRelease.of(plan.uplink.release(this.design, this.known, this.index))
         spending = spending.after(release, plan.uplink.payload.neighbours.payload)
         spent.append(spending.squared_mu(model, privacy.trust, privacy.relabel))
     return np.sqrt(np.stack(spent))

@@ -12,12 +12,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from airdistill.errors import AirDistillError
 from airdistill.files import json_value, write_whole
 
+_OPENING = b'{"kind":"opening",'
 _START = hashlib.sha256(b"airdistill ledger").hexdigest()
 Body = dict[str, Any]
 
@@ -66,13 +68,14 @@ class Chain:
         last: Body = {}
         previous = _START
         for number, line in enumerate(_whole_lines(path), start=1):
-            last, digest = _parsed(path, number, line)
-            if digest != _digest(previous, last):
+            last, digest, text = _parsed(path, number, line)
+            if digest != _digest(previous, text):
                 raise LedgerError(f"{path}: line {number} was edited or moved; the ledger is rejected")
             digests.append(digest)
             previous = digest
             if see is not None:
-                see(last)
+                with readable(path, number):
+                    see(last)
         if len(digests) < count:
             raise LedgerError(f"{path}: has {len(digests)} of {count} lines; the others were removed; it is rejected")
         if check_head and digests[count - 1] != head_digest:
@@ -110,9 +113,10 @@ class Chain:
 
     def _write(self, body: Mapping[str, Any]) -> None:
         self._drop_torn_line()
-        digest = _digest(self.digest, body)
+        text = _text(body)
+        digest = _digest(self.digest, text)
         with self.path.open("ab") as file:
-            file.write((_text({**body, "digest": digest}) + "\n").encode())
+            file.write(_with_digest(text, digest) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         self._digests.append(digest)
@@ -128,6 +132,31 @@ class Chain:
         self._may_end_torn = False
         whole = sum(len(line) + 1 for line in _whole_lines(self.path))
         os.truncate(self.path, whole)
+
+
+def headers_in(path: Path, check_head: bool = True) -> list[tuple[int, Body]]:
+    """The headers of all runs in a ledger with the numbers of their lines; other lines are skipped, none is verified.
+
+    If there are none, `LedgerError` says what is wrong with the file.
+    """
+    if check_head:
+        _read_head(path)
+    lines = enumerate(_whole_lines(path), start=1)
+    found = [(number, _parsed(path, number, line)[0]) for number, line in lines if line.startswith(_OPENING)]
+    if not found:
+        Chain.read(path, None, check_head)
+        raise LedgerError(f"{path}: is not a ledger: it has no header")
+    return found
+
+
+@contextmanager
+def readable(path: Path, number: int) -> Iterator[None]:
+    """Raise `LedgerError` for what in a line cannot be understood."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError, MemoryError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise LedgerError(f"{path}: is not a ledger: line {number}: {problem}") from None
 
 
 def ends_with(path: Path, kind: str) -> bool:
@@ -163,15 +192,17 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         raise LedgerError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _parsed(path: Path, number: int, line: bytes) -> tuple[Body, str]:
+def _parsed(path: Path, number: int, line: bytes) -> tuple[Body, str, str]:
+    """The body of a line, its digest, and the body's text."""
     try:
         body = json_value(line)
         digest = str(body.pop("digest"))
-        if _text({**body, "digest": digest}).encode() != line:
+        text = _text(body)
+        if _with_digest(text, digest) != line:
             raise ValueError("not in canonical form")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise LedgerError(f"{path}: line {number} is damaged; the ledger is rejected") from None
-    return body, digest
+    return body, digest, text
 
 
 def _read_head(path: Path) -> tuple[int, str]:
@@ -192,8 +223,13 @@ def _head_of(path: Path) -> Path:
     return path.with_suffix(".head")
 
 
-def _digest(previous: str, body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(f"{previous}\n{_text(body)}".encode()).hexdigest()
+def _digest(previous: str, text: str) -> str:
+    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
+
+
+def _with_digest(text: str, digest: str) -> bytes:
+    """The line of a body's text: a body has at least its kind."""
+    return f"{text[:-1]},{_text({'digest': digest})[1:]}".encode()
 
 
 def digest_of_body(body: Mapping[str, Any]) -> str:
