@@ -2,10 +2,15 @@ import os
 from pathlib import Path
 
 import pytest
-from random_releases import header, random_release
+from random_releases import both_formats, header, random_release
 
 from airdistill.privacy.chain import Chain, LedgerError
 from airdistill.privacy.ledger import Ledger
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def ledger_format(request, monkeypatch):
+    return both_formats(request, monkeypatch)
 
 
 @pytest.fixture

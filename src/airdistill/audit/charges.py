@@ -20,8 +20,8 @@ from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.release import GroupedRelease, Release
-from airdistill.privacy.spending import SubsampledSpending
 from airdistill.privacy.sensitivity import JOINT_MODELS
+from airdistill.privacy.spending import SubsampledSpending
 from airdistill.privacy.trust import OwnNoise, is_built_in
 
 _SAME = 1e-9  # relative, of weights, sensitivities and counted noise

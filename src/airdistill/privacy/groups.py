@@ -134,13 +134,14 @@ class Groups:
 
 
 def over_distinct(convert: Callable[..., FloatArray], *columns: FloatArray) -> FloatArray:
-    """`convert` of columns `[device]`, computed once for devices that agree in all of them."""
+    """`convert` of columns `[device]`, computed once for devices that agree in all of them, not too many at once."""
     groups = Groups.of(columns)
-    return np.asarray(groups.expand(convert(*(column[groups.first] for column in columns))))
+    firsts = [groups.first[start : start + _AT_ONCE] for start in range(0, groups.num_groups, _AT_ONCE)]
+    return np.asarray(groups.expand(np.concatenate([convert(*(each[part] for each in columns)) for part in firsts])))
 
 
 def column(array: FloatArray) -> dict[str, Any]:
-    """Numbers `[group, row]` as JSON values, to the last bit; what is the same in all groups or rows is written once."""
+    """Numbers `[group, row]` as JSON values, to the last bit; what all groups or all rows share is written once."""
     for axis in range(array.ndim):
         once = array.take([0], axis)
         few = array.take(range(min(2, array.shape[axis])), axis)  # most columns that vary do so at once

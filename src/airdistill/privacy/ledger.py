@@ -106,8 +106,7 @@ class Ledger:
         repeated. Seeded noise is then the same, and a repeated round is charged once. Secure noise is new, and so
         every charge stays; unless `noise_is_kept` says that the caller stored the noise and sends it again.
         """
-        headers = headers_in(path, check_head)
-        number, last = headers[-1]
+        *earlier, (number, last) = headers_in(path, check_head)
         try:
             with readable(path, number):
                 ledger = cls(LedgerHeader.from_dict(last))
@@ -115,7 +114,7 @@ class Ledger:
             Chain.read(path, None, check_head)  # which says so if a line was edited
             raise
         is_same = noise_is_kept or ledger.header.noise == "seeded"
-        ledger._read_lines(path, len(headers), recorded_rounds if is_same else None, check_head)
+        ledger._read_lines(path, len(earlier) + 1, recorded_rounds if is_same else None, check_head)
         return ledger
 
     def _read_lines(self, path: Path, num_runs: int, recorded_rounds: int | None, check_head: bool) -> None:
@@ -137,7 +136,7 @@ class Ledger:
 
         self.chain = Chain.read(path, see, check_head)
         if len(headers) != num_runs:
-            raise LedgerError(f"{path}: is not a ledger: it has {len(headers)} headers, {num_runs} of them readable")
+            raise LedgerError(f"{path}: is not a ledger: {len(headers)} headers, {num_runs} of them in canonical form")
 
     def _take_in(self, release: GroupedRelease, run: LedgerHeader, earlier: bool, recorded_rounds: int | None) -> None:
         if earlier:
@@ -173,9 +172,7 @@ class Ledger:
             for _, charged in self._charged_before:
                 self._count(charged)
             self._charged_before.clear()
-        problem = self._problem_with_noise(grouped)
-        if problem is not None:
-            raise LedgerError(f"{problem}; it was not charged and not transmitted")
+        _refuse(self._problem_with_noise(grouped))
         spending = self.spending.after(grouped, self.header.rows)
         self._check(grouped, spending)
         if self.chain is None:
@@ -212,8 +209,7 @@ class Ledger:
 
     @property
     def cost_of_run(self) -> FloatArray:
-        """(w s)²/c of this run so far under the declared models, `[device, row]`, for designs that carry budget over.
-        """
+        """(w s)²/c of this run so far under the declared models, `[device, row]`: what designs carry over."""
         cost = self._cost_of_run.cost(self.header.rows, self.header.sensitivity, self.header.trust)
         return np.zeros(self.header.shape) if cost is None else cost
 
@@ -270,9 +266,7 @@ class Ledger:
         terms = self.header
         trusted = trust or terms.trust
         squared = self.spending.squared_mu(model or terms.sensitivity, trusted, terms.relabel)
-        in_full = over_distinct(
-            lambda spent, delta: epsilon_of_mu(np.sqrt(spent), delta, terms.noise), squared, terms.delta
-        )
+        in_full = over_distinct(lambda s, d: epsilon_of_mu(np.sqrt(s), d, terms.noise), squared, terms.delta)
         if self._subsampled is not None:
             amplified = self._subsampled.epsilon(trusted, terms.delta, self._earlier(trusted))
             in_full = np.minimum(in_full, amplified)
@@ -299,12 +293,9 @@ class Ledger:
         arrays = [release.weights, *carried, *release.sensitivity.values(), *release.counted_noise_var.values()]
         wrong = next((array.shape for array in arrays if array.shape != shape), None)
         if wrong is not None:
-            rule = f"an array of shape {wrong}; the ledger has [device, row] = {shape}"
-            raise LedgerError(f"round {release.round_index}: {rule}; it was not charged and not transmitted")
+            _refuse(f"round {release.round_index}: an array of shape {wrong}; the ledger has [device, row] = {shape}")
         grouped = GroupedRelease.of(release, self._last_written)
-        problem = grouped.problem()
-        if problem is not None:
-            raise LedgerError(f"{problem}; it was not charged and not transmitted")
+        _refuse(grouped.problem())
         return grouped
 
     def _problem_with_noise(self, release: GroupedRelease) -> str | None:
@@ -346,6 +337,11 @@ class Ledger:
         return device, float(epsilon_of_mu(np.sqrt(spent[each]), terms.delta[each], terms.noise)[0])
 
 
+def _refuse(problem: str | None) -> None:
+    if problem is not None:
+        raise LedgerError(f"{problem}; it was not charged and not transmitted")
+
+
 def _times_over(spent: FloatArray, budget: FloatArray) -> FloatArray:
     """Spent over budget; 0 for an infinite budget."""
     with np.errstate(invalid="ignore"):
@@ -376,8 +372,8 @@ def _same_start(closed: Chain, header: LedgerHeader, leftover: LedgerHeader | No
     """The header that closed a ledger, if a killed start left it behind and this start is the same."""
     token = {} if leftover is None or "run" not in leftover.terms else {"run": leftover.terms["run"]}
     # An earlier version may have begun in another format.
-    written = {} if leftover is None else {"format": leftover.format}
-    again = replace(header, terms={**header.terms, **token}, **written)
+    written = header.format if leftover is None else leftover.format
+    again = replace(header, terms={**header.terms, **token}, format=written)
     if leftover is None or digest_of_body(again.to_dict()) != closed.last["by"]:
         folder = closed.last["in"]
         raise LedgerError(

@@ -15,6 +15,8 @@ import numpy as np
 from airdistill.arrays import BoolArray, FloatArray, IntArray, divide_or
 from airdistill.files import jsonable
 from airdistill.privacy.groups import Groups, column, numbers_of, only_keys, whole_number
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.trust import TRUST_MODELS
 
 AS_BEFORE = "as before"
 Cost = dict[tuple[str, str], FloatArray]  # by sensitivity model and trust model, `[device, row]` each
@@ -239,9 +241,9 @@ def _columns(stored: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]
     for field in ("weights", "carried_weights"):
         if field in stored:
             yield (field, ""), stored[field]
-    for field in ("sensitivity", "counted_noise_var"):
-        if not isinstance(stored[field], Mapping):
-            raise ValueError(f"{field}: must have a column for each model")
+    for field, models in (("sensitivity", SENSITIVITY_MODELS), ("counted_noise_var", tuple(TRUST_MODELS))):
+        if not isinstance(stored[field], Mapping) or not set(models) <= set(stored[field]):
+            raise ValueError(f"{field}: must have a column for each of {', '.join(models)}")
         yield from (((field, name), value) for name, value in stored[field].items())
 
 
