@@ -35,6 +35,11 @@ class DeviceAccount:
     by_model: dict[str, dict[str, float]]
     evidence: float
 
+    @property
+    def kept(self) -> bool:
+        """Whether the ε and the δ that the guarantee rests on stay within the target."""
+        return bool(_kept(self))
+
 
 @dataclass(frozen=True)
 class DeviceAccounts(Sequence[DeviceAccount]):
@@ -77,9 +82,8 @@ class DeviceAccounts(Sequence[DeviceAccount]):
 
     @property
     def kept(self) -> BoolArray:
-        """Whether the ε and the δ that the guarantee rests on stay within the target, `[group]`."""
-        within = self.evidence <= self.epsilon_asked * (1 + TOLERANCE)
-        return np.asarray(within & (self.delta_in_all <= self.delta * (1 + TOLERANCE)))
+        """The same for every group, `[group]`."""
+        return np.asarray(_kept(self))
 
     def furthest(self, reached: FloatArray, target: FloatArray) -> DeviceAccount | None:
         """Of the devices that asked for privacy the first one furthest above a target; None if no device is above."""
@@ -117,6 +121,11 @@ class DeviceAccounts(Sequence[DeviceAccount]):
             "epsilon": {m: {t: _numbers(each) for t, each in trusts.items()} for m, trusts in self.by_model.items()},
             "verdict": list(verdicts),
         }
+
+
+def _kept(account: DeviceAccount | DeviceAccounts) -> Any:
+    within = account.evidence <= account.epsilon_asked * (1 + TOLERANCE)
+    return within & (account.delta_in_all <= account.delta * (1 + TOLERANCE))
 
 
 def _numbers(values: FloatArray) -> list[float | None]:

@@ -142,7 +142,8 @@ def read_certificate(path: Path) -> Stored:
     except (ValueError, RecursionError) as error:
         raise InputError("FILE", str(path), f"is not a certificate, or is damaged: {error}") from None
     if stored["format"] not in FORMATS:
-        rule = f"is a certificate of format {stored['format']}; this version reads formats {' and '.join(map(str, FORMATS))}"
+        known = " and ".join(map(str, FORMATS))
+        rule = f"is a certificate of format {stored['format']}; this version reads formats {known}"
         raise InputError("FILE", str(path), rule)
     return stored
 
