@@ -18,6 +18,10 @@ from airdistill.privacy.trust import trust_statement
 from airdistill.scenario.model import Scenario
 from airdistill.streams import stream
 
+LARGE_FLEET = (
+    10_000  # devices from which on a plan takes less time at the price of other last digits, or of fewer draws
+)
+
 
 @dataclass(frozen=True)
 class RealisedFleet:
