@@ -20,6 +20,8 @@ from airdistill.errors import AirDistillError
 from airdistill.files import json_value, write_whole
 
 _OPENING = b'{"kind":"opening",'
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
+_LONG, _PLACE = 1000, "\0"  # letters of a long text, and what stands in its place
 _START = hashlib.sha256(b"airdistill ledger").hexdigest()
 Body = dict[str, Any]
 
@@ -123,7 +125,7 @@ class Chain:
         self.last = dict(body)
 
     def _write_head(self) -> None:
-        write_whole(_head_of(self.path), _text({"lines": self.num_lines, "digest": self.digest}).encode())
+        write_whole(_head_of(self.path), _text({"lines": self.num_lines, "digest": self.digest}))
 
     def _drop_torn_line(self) -> None:
         """Remove a partial last line, left by a crash: the round that it was to announce did not happen."""
@@ -192,7 +194,7 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         raise LedgerError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _parsed(path: Path, number: int, line: bytes) -> tuple[Body, str, str]:
+def _parsed(path: Path, number: int, line: bytes) -> tuple[Body, str, bytes]:
     """The body of a line, its digest, and the body's text."""
     try:
         body = json_value(line)
@@ -223,20 +225,47 @@ def _head_of(path: Path) -> Path:
     return path.with_suffix(".head")
 
 
-def _digest(previous: str, text: str) -> str:
-    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
+def _digest(previous: str, text: bytes) -> str:
+    made = hashlib.sha256(f"{previous}\n".encode())
+    made.update(text)
+    return made.hexdigest()
 
 
-def _with_digest(text: str, digest: str) -> bytes:
+def _with_digest(text: bytes, digest: str) -> bytes:
     """The line of a body's text: a body has at least its kind."""
-    return f"{text[:-1]},{_text({'digest': digest})[1:]}".encode()
+    return text[:-1] + b"," + _text({"digest": digest})[1:]
 
 
 def digest_of_body(body: Mapping[str, Any]) -> str:
     """Digest of one body alone, independent of its position in a chain."""
-    return hashlib.sha256(_text(body).encode()).hexdigest()
+    return hashlib.sha256(_text(body)).hexdigest()
 
 
-def _text(body: Mapping[str, Any]) -> str:
-    """The canonical JSON text of a body: Python's shortest digits restore every number bit for bit."""
-    return json.dumps(dict(body), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _text(body: Mapping[str, Any]) -> bytes:
+    """The canonical JSON text of a body: Python's shortest digits restore every number bit for bit.
+
+    The encoder looks at every letter of a text. Long columns in base64 need no escapes: they are put in after it.
+    """
+    columns: list[bytes] = []
+    pieces = _encoded(_without_columns(body, columns)).split(_encoded(_PLACE))
+    if len(pieces) != len(columns) + 1:  # some other text is like the one that keeps their places
+        return _encoded(body)
+    put_in = [b"", *(b'"' + column + b'"' for column in columns)]
+    return b"".join(part for pair in zip(put_in, pieces, strict=True) for part in pair)
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _without_columns(value: Any, found: list[bytes]) -> Any:
+    """The value with long texts of base64 moved to `found`, in order."""
+    if isinstance(value, Mapping):
+        return {name: _without_columns(each, found) for name, each in value.items()}
+    if not (isinstance(value, str) and len(value) >= _LONG and value.isascii()):
+        return value
+    content = value.encode()
+    if content.translate(None, _BASE64):
+        return value
+    found.append(content)
+    return _PLACE
