@@ -1,6 +1,6 @@
 """The cost of the ledger: milliseconds and bytes per round to charge it, and seconds to read and certify it.
 
-    python benchmarks/ledger.py                 # fleets of presets; then large fleets, of ten kinds and all different
+    python benchmarks/ledger.py                 # large fleets, of ten kinds and all different; then presets
     python benchmarks/ledger.py --plan 100000   # and the seconds to plan a fleet of so many devices
 
 Milliseconds are wall-clock and processor time, the median of the rounds after the first. Each large fleet is measured
@@ -54,13 +54,14 @@ def main() -> None:
         print(f"plan of {given.plan} devices: {measure_plan(given.plan)}")
         return
     print(f"{HEAD}   ({given.rounds} rounds)", flush=True)
-    for label, (name, changes) in FLEETS.items():
-        show(label, measure_preset(name, changes, given.rounds))
     for devices in SIZES:
         for kinds in (KINDS, devices):
             call = [sys.executable, __file__, "--rounds", str(given.rounds), "--large", str(devices), str(kinds)]
             found = json.loads(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
             show(f"{devices} devices, {'all different' if kinds == devices else f'{kinds} kinds'}", found)
+
+    for label, (name, changes) in FLEETS.items():
+        show(label, measure_preset(name, changes, given.rounds))
 
 
 def show(label: str, found: dict[str, float]) -> None:

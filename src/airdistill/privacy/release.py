@@ -67,7 +67,8 @@ class Release:
         names of the devices, if they are not counted from 0.
         """
         for (field, name), array in _arrays(self).items():
-            if array.size and array.min() >= 0 and array.max() < np.inf:  # NaN is neither
+            once = _once(array)
+            if once.size and once.min() >= 0 and once.max() < np.inf:  # NaN is neither
                 continue
             if field == "counted_noise_var":
                 sent = (self.weights > 0) & self._was_sent()
@@ -255,10 +256,16 @@ def _same_groups(one: Groups, other: Groups) -> bool:
 
 def _price(squared_shift: FloatArray, counted_noise_var: FloatArray) -> FloatArray:
     """(w s)²/c: infinite without noise, and 0 for what does not move."""
-    if counted_noise_var.size and counted_noise_var.min() > 0:
-        return np.asarray(squared_shift / counted_noise_var)
+    once = _once(counted_noise_var)
+    if once.size and once.min() > 0:
+        return np.asarray(squared_shift / once)
     price = divide_or(squared_shift, counted_noise_var, np.inf)
     return np.where(squared_shift > 0, price, 0.0)
+
+
+def _once(array: FloatArray) -> FloatArray:
+    """The numbers of one device if they are the same for all, `[1, row]`."""
+    return array[:1] if array.strides[0] == 0 else array
 
 
 def _made(round_index: int, arrays: Mapping[tuple[str, str], FloatArray]) -> Release:
