@@ -34,7 +34,7 @@ def largest(array: FloatArray) -> FloatArray:
         return np.asarray(array.max(axis=-2))
     whole = devices // block * block
     blocks = array[:whole].reshape(-1, block * rows).max(axis=0).reshape(block, rows)
-    return np.concatenate([blocks, array[whole:]]).max(axis=0)
+    return np.asarray(np.concatenate([blocks, array[whole:]]).max(axis=0))
 
 
 def divide_or(numerator: FloatArray, denominator: FloatArray, otherwise: float) -> FloatArray:
