@@ -170,10 +170,10 @@ def _valid_model(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> str:
 def _deltas(header: LedgerHeader, delta: FloatArray, runs: Sequence[CertifiedRun]) -> tuple[FloatArray, FloatArray]:
     """The δ that was asked for and the δ that is guaranteed, from the header's, `[group]`.
 
-    The header's δ is that of the noise. A plan reserves a part of the target for channel errors beyond their limit;
-    such errors are independent of the noise, and so their probability adds to δ.
+    The header's δ is that of the noise. A plan reserves a part of the target for channel errors beyond their limit, of
+    its own run and of earlier ones. They are independent of the noise, and so the probabilities of all runs add to δ.
     """
-    reserved = float(header.terms.get("waveform", header.terms.get("csi_error", {})).get("reserved_delta", 0.0))
+    reserved = header.reserved_delta
     excess = sum(run.excess_delta or 0.0 for run in runs)
     # Adding what was subtracted leaves a rounding error, which must not be rounded up.
     asked = np.array([float(f"{each + reserved:.12g}") for each in delta]) if reserved else delta

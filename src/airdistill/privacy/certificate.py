@@ -277,10 +277,10 @@ def _broken_targets(header: LedgerHeader, runs: Sequence[CertifiedRun], accounts
         reasons.append(_over_epsilon(header, any(run.assumes_untrained_model for run in runs), over))
     late = accounts.furthest(accounts.delta_in_all, accounts.delta)
     if late is not None:
+        remedy = "" if "waveform" in header.terms else " Raise radio.csi_quantile."
         reasons.append(
             f"Channel errors beyond their limit add their probability to δ: device {late.device} has "
-            f"δ = {rounded_up(late.delta_in_all)}, and the target was {rounded_up(late.delta)}. Raise "
-            "radio.csi_quantile."
+            f"δ = {rounded_up(late.delta_in_all)}, and the target was {rounded_up(late.delta)}.{remedy}"
         )
     return reasons
 

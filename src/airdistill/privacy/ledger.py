@@ -10,7 +10,6 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,11 @@ from airdistill.privacy.chain import (
 )
 from airdistill.privacy.correlation import Correlation, JointRounds
 from airdistill.privacy.groups import over_distinct
-from airdistill.privacy.ledger_header import LedgerHeader, noise_origin
+from airdistill.privacy.ledger_header import LedgerHeader, excess_of_runs, noise_origin, problem_with_excess, same_start
 from airdistill.privacy.release import GroupedRelease, Release
-from airdistill.privacy.spending import Spending, SubsampledSpending
+from airdistill.privacy.spending import EarlierRuns, Spending, SubsampledSpending
 from airdistill.privacy.targets import epsilon_of_mu, without_rounding
-from airdistill.privacy.trust import TRUST_MODELS
+from airdistill.privacy.trust import TRUST_MODELS, TrustStatement, trust_from, trust_statement
 
 logger = logging.getLogger(__name__)
 TOLERANCE = 1e-9  # relative, of μ²: rounding must not stop a run of exactly the planned rounds
@@ -89,7 +88,7 @@ class Ledger:
         _check_same_devices(before, header)
         assert before.chain is not None
         if before.closed:
-            header = _same_start(before.chain, header, leftover)
+            header = same_start(before.chain, header, leftover)
         Chain.begin(path, header.to_dict(), before.chain, before.chain.num_lines - before.closed)
         if not before.closed:
             by = digest_of_body(header.to_dict())
@@ -254,6 +253,11 @@ class Ledger:
         """What earlier runs of the same devices have of it, `[device]`."""
         return self._declared(self._before_this_run)
 
+    def excess_delta(self, trust: TrustStatement, more_releases: int = 0) -> float:
+        """The probability that a channel error of any run was beyond its limit, if this run released so many more."""
+        counts = [*self.earlier_counts, self.num_releases + more_releases]
+        return excess_of_runs([*self.earlier_headers, self.header], counts, trust)
+
     def _declared(self, spending: Spending) -> FloatArray:
         return spending.squared_mu(self.header.sensitivity, self.header.trust, self.header.relabel)
 
@@ -311,7 +315,13 @@ class Ledger:
 
     def _check(self, release: GroupedRelease, spending: Spending) -> None:
         terms = self.header
-        over = self._over_budget(release, spending) if terms.enforced else None
+        if not terms.enforced:
+            return
+        excess = self.excess_delta(trust_from(terms.trust, terms.terms), more_releases=1)
+        problem = problem_with_excess(terms, excess)
+        if problem is not None:
+            raise BudgetExceeded(f"round {release.round_index}: {problem}; it was not transmitted")
+        over = self._over_budget(release, spending)
         if over is None:
             return
         device, wanted = over
@@ -348,11 +358,12 @@ def _times_over(spent: FloatArray, budget: FloatArray) -> FloatArray:
         return np.nan_to_num(spent / budget, nan=0.0)
 
 
-def spent_before(path: Path, terms: Terms, num_devices: int) -> FloatArray:
-    """μ² that earlier runs of the same devices have spent, `[device]`, under a new run's terms."""
+def spent_before(path: Path, terms: Terms, num_devices: int) -> EarlierRuns:
+    """What earlier runs of the same devices have spent under a new run's terms."""
     earlier = Ledger.read(path)
     _check_fleet(earlier, terms, num_devices)
-    return earlier.spending.squared_mu(terms.sensitivity, terms.trust, terms.relabel)
+    squared_mu = earlier.spending.squared_mu(terms.sensitivity, terms.trust, terms.relabel)
+    return EarlierRuns(squared_mu, earlier.excess_delta(trust_statement(terms.trust)))
 
 
 def _check_keeps_earlier_runs(path: Path, given: Path | None) -> None:
@@ -366,21 +377,6 @@ def _check_keeps_earlier_runs(path: Path, given: Path | None) -> None:
         f"{path}: {rule}; a start {which} would forget them: repeat that start's command, with its --ledger, or choose "
         f"another --out"
     )
-
-
-def _same_start(closed: Chain, header: LedgerHeader, leftover: LedgerHeader | None) -> LedgerHeader:
-    """The header that closed a ledger, if a killed start left it behind and this start is the same."""
-    token = {} if leftover is None or "run" not in leftover.terms else {"run": leftover.terms["run"]}
-    # An earlier version may have begun in another format.
-    written = header.format if leftover is None else leftover.format
-    again = replace(header, terms={**header.terms, **token}, format=written)
-    if leftover is None or digest_of_body(again.to_dict()) != closed.last["by"]:
-        folder = closed.last["in"]
-        raise LedgerError(
-            f"{closed.path}: another run continues it, in {folder}: give that run's ledger; if that run was killed "
-            f"before its first round, repeat its command with --out {folder}"
-        )
-    return again
 
 
 def _check_fleet(earlier: Ledger, terms: Terms, num_devices: int) -> None:

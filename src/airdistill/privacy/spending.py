@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,6 +68,14 @@ class Spending:
         costs = [cost[model, trust if (model, trust) in cost else OwnNoise.name] for cost in self._costs.values()]
         spent = [spent_squared_mu(cost, model, relabel) for cost in costs]
         return np.asarray(self.groups.expand(np.sum([np.zeros(self.groups.num_groups), *spent], axis=0)))
+
+
+@dataclass(frozen=True)
+class EarlierRuns:
+    """What earlier runs of the same devices have spent: μ² `[device]`, and of δ for channel errors beyond a limit."""
+
+    squared_mu: FloatArray
+    excess_delta: float = 0.0
 
 
 _TOLERANCE = 1e-8  # relative, of ε
