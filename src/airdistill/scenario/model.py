@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import (
     Field,
     StrictBool,
@@ -136,11 +137,12 @@ class Data(Section):
             return None
         if not counts or not counts[0] or len({len(row) for row in counts}) != 1:
             raise ValueError("must be a table of one row per device, each with one count per class")
-        if min(min(row) for row in counts) < 0 or max(max(row) for row in counts) > LARGEST_COUNT:
+        table = np.asarray(counts)
+        if table.min() < 0 or table.max() > LARGEST_COUNT:
             raise ValueError(f"counts must lie between 0 and {LARGEST_COUNT}, none of them negative")
-        for device, row in enumerate(counts):
-            if not any(row):
-                raise ValueError(f"device {device} has no data; leave it out of the fleet")
+        without_data = np.flatnonzero(table.max(axis=1) == 0)
+        if len(without_data):
+            raise ValueError(f"device {without_data[0]} has no data; leave it out of the fleet")
         return counts
 
 

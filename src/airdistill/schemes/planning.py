@@ -16,7 +16,7 @@ from airdistill.planning.fleet import realise_fleet
 from airdistill.planning.payloads import Gradient, declared_public
 from airdistill.planning.plan import Plan, plan
 from airdistill.plugins import load_object
-from airdistill.privacy.release import EarlierRuns
+from airdistill.privacy.spending import EarlierRuns
 from airdistill.scenario.loading import changed, for_scheme
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.networks import check_takes, input_shape_of
