@@ -2,7 +2,8 @@
 
 There is one folder for the server and one for each device, to be copied to their machines. Each contains the scenario
 and its plan (a plan computed on another machine could differ in its last bits), a random id that no other federation
-has, and for a secure sum the roster. Each device also has its own signing key.
+has, for a scheme on a public set the samples and the fitted embedding, and for a secure sum the roster. Each device
+also has its own signing key.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import Any
 
 from airdistill.data.public import load_data
 from airdistill.flower.device import UPDATE_REPORTS
-from airdistill.flower.endpoint import SESSION, check_playable
+from airdistill.flower.endpoint import SESSION, check_playable, endpoint_engine
 from airdistill.flower.machine.certificates import A_YEAR, Authority, as_ssh, make_node_key
 from airdistill.flower.machine.cluster import Cluster
 from airdistill.flower.machine.control import Setting, write_connection
 from airdistill.flower.machine.processes import ClusterError
+from airdistill.flower.public_set import SharedPublic, write_public
 from airdistill.flower.sums.messages import Roster, write_identity
 from airdistill.learning.models import count_parameters
 from airdistill.learning.samples import input_shape
@@ -58,13 +60,19 @@ def prepare(folder: Path, scenario: Scenario, scheme: str) -> Folders:
     chosen = load_scheme(scheme)
     adapted = as_run_by(chosen, scenario)
     check_playable(chosen, adapted)
-    text, plan, session = as_toml(adapted), plan_scheme(chosen, adapted).to_dict(), secrets.token_hex(16)
+    made, session = plan_scheme(chosen, adapted), secrets.token_hex(16)
+    adapted = made.scenario  # a planner chooses what a scenario leaves to it
+    text, plan = as_toml(adapted), made.to_dict()
+    # Before any folder: an embedding that cannot be fitted must not leave a half-made federation.
+    public = SharedPublic.fitted(made, endpoint_engine()) if made.uplink.payload.needs_public_set else None
     server, *devices = [folder / "server", *(folder / f"device-{number}" for number in range(adapted.num_devices))]
     for own in (server, *devices):
         own.mkdir(mode=0o700, parents=True)
         (own / SCENARIO).write_text(text, encoding="utf-8")
         write_json(own / PLAN, plan)
         (own / SESSION).write_text(f"{session}\n", encoding="utf-8")
+    if public is not None:
+        write_public([server, *devices], public)
     if adapted.air.medium == "secure_sum":
         roster = Roster.of([write_identity(own) for own in devices])
         for own in (server, *devices):

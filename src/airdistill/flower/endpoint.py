@@ -17,9 +17,11 @@ import numpy as np
 from airdistill import __version__
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.errors import AirDistillError, InputError
+from airdistill.flower.public_set import SharedPublic, checked_digest
 from airdistill.learning.fleet import Engine
+from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.fleet import RealisedFleet, realise_fleet
-from airdistill.planning.payloads import ClassMeans
+from airdistill.planning.payloads import ClassMeans, PublicPredictions
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
@@ -36,6 +38,8 @@ from airdistill.schemes.planning import plan_scheme
 from airdistill.schemes.registry import load_scheme
 
 SESSION = "session"  # a file of every endpoint's folder, and a key of the ledger's terms
+PUBLIC_SET = "public_set"  # a key of the ledger's terms: the digest of the public samples and what was fitted to them
+_PAYLOADS = (ClassMeans, PublicPredictions, FeatureMeans)
 
 
 class EndpointError(AirDistillError):
@@ -83,12 +87,25 @@ class Endpoint:
 
     @property
     def digest(self) -> str:
-        """The digest of what both endpoints must agree on: scheme and scenario, with a fixed number of rounds."""
-        return digest_of(f"{self.scheme.name}\n{self.plan.scenario.model_dump_json()}".encode())
+        """The digest of what both endpoints must agree on: scheme, scenario with a fixed number of rounds, and public
+        set, if there is one."""
+        agreed = [self.scheme.name, self.plan.scenario.model_dump_json(), *filter(None, [self._public_digest])]
+        return digest_of("\n".join(agreed).encode())
+
+    @property
+    def _public_digest(self) -> str:
+        return str(self.ledger.header.terms.get(PUBLIC_SET, ""))
+
+    def public(self) -> SharedPublic | None:
+        """The federation's public set, ready to embed with; None if its payload needs none."""
+        if not self._public_digest:
+            return None
+        shared = SharedPublic.read(self.folder, self._public_digest)
+        shared.use(self.plan, self.engine())
+        return shared
 
     def engine(self) -> Engine:
-        """One thread: a device is alone in its process, and others may share the machine."""
-        return RunOptions(threads=1, engine="torch").learning_engine()
+        return endpoint_engine()
 
     def charge_through(self, round_index: int) -> ChargedRound:
         """Charge a round, and return it when the ledger is on disk.
@@ -108,16 +125,26 @@ class Endpoint:
         return charge_round(self.plan, self.ledger, self.source, round_index, secure_sum=self.medium == "secure_sum")
 
 
+def endpoint_engine() -> Engine:
+    """One thread: a device is alone in its process, and others may share the machine."""
+    return RunOptions(threads=1, engine="torch").learning_engine()
+
+
 def check_playable(scheme: Scheme, scenario: Scenario) -> None:
     """Raise unless this federation can run the scheme."""
-    if type(scheme).play is not OtaFd.play or scheme.payload is not ClassMeans or scheme.tdma:
-        rule = "a federation runs schemes that superpose class means: airdistill, ota_fd, ota_fd_fixed"
+    if type(scheme).play is not OtaFd.play or scheme.payload not in _PAYLOADS or scheme.tdma:
+        rule = (
+            "a federation runs schemes that superpose class means, public predictions or feature means: airdistill, "
+            "ota_fd, ota_fd_fixed, airdistill_proxy, ota_proxy_fd, airdistill_features, feature_means"
+        )
         raise InputError("scheme", scheme.name, rule)
     rule = "all devices participate in every round of a federation"
     if scenario.fleet.sampling != "none":
         raise InputError("fleet.sampling", scenario.fleet.sampling, rule)
     if scenario.fleet.participation < 1:
         raise InputError("fleet.participation", scenario.fleet.participation, rule)
+    if scenario.air.medium == "waveform":
+        raise InputError("air.medium", "waveform", "a federation has emulated, secure_sum or radio")
     if scenario.radio.antennas != 1:
         raise InputError("radio.antennas", scenario.radio.antennas, "a federation receives with one antenna")
 
@@ -131,7 +158,8 @@ def _begin(folder: Path, scheme: Scheme) -> None:
     plan = _read_plan(folder)
     if plan.scenario != scenario or not _same_fleet(plan.fleet, realise_fleet(scenario)):
         raise EndpointError(f"{folder / PLAN}: is not the plan of the scenario in the same folder")
-    ledger = Ledger.begin(_header(plan, scheme, _session_in(folder)), folder / LEDGER)
+    public = checked_digest(folder) if plan.uplink.payload.needs_public_set else ""
+    ledger = Ledger.begin(_header(plan, scheme, _session_in(folder), public), folder / LEDGER)
     how = {"airdistill": __version__, "scheme": scheme.name, FEDERATION: scenario.air.medium}
     seal(folder, {**how, "ledger": mark_of(ledger)})
 
@@ -151,13 +179,14 @@ def _session_in(folder: Path) -> str:
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
-def _header(plan: Plan, scheme: Scheme, session: str) -> LedgerHeader:
+def _header(plan: Plan, scheme: Scheme, session: str, public: str) -> LedgerHeader:
     scenario, header = plan.scenario, ledger_header(plan, scheme.name, scheme.releases)
     medium: Any = scenario.air.medium
     if medium == "secure_sum":
         num_devices = plan.fleet.num_devices
         medium = {"devices": num_devices, "least_devices": num_devices - scenario.fleet.expected_dropouts}
-    return of_session(replace(header, terms={**header.terms, "medium": medium}), session)
+    shared = {PUBLIC_SET: public} if public else {}
+    return of_session(replace(header, terms={**header.terms, "medium": medium, **shared}), session)
 
 
 def of_session(header: LedgerHeader, session: str) -> LedgerHeader:
