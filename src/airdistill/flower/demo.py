@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airdistill.channel.sources import channel_source
 from airdistill.data.public import load_data
 from airdistill.flower.device import UPDATE_REPORTS
 from airdistill.flower.endpoint import SESSION, check_playable, endpoint_engine
@@ -24,9 +25,13 @@ from airdistill.flower.machine.cluster import Cluster
 from airdistill.flower.machine.control import Setting, write_connection
 from airdistill.flower.machine.processes import ClusterError
 from airdistill.flower.public_set import SharedPublic, write_public
+from airdistill.flower.sums.keys import Modulus
 from airdistill.flower.sums.messages import Roster, write_identity
 from airdistill.learning.models import count_parameters
 from airdistill.learning.samples import input_shape
+from airdistill.planning.feature_means import FeatureMeans
+from airdistill.planning.plan import Plan
+from airdistill.radio.sum_grid import SumGrid
 from airdistill.runs.folder import PLAN, ROUNDS, SCENARIO, write_json
 from airdistill.scenario.loading import as_toml, load
 from airdistill.scenario.model import Scenario
@@ -36,8 +41,8 @@ from airdistill.schemes.registry import load_scheme
 APP = Path(__file__).parent / "app"
 PRELOAD = ("airdistill.flower.client_app", "airdistill.flower.server_app")
 _BYTES_PER_WEIGHT = 4
-# A complex number of two doubles; a masked integer; with a radio the network carries no payload.
-_BYTES_PER_NUMBER = {"emulated": 16, "secure_sum": 8, "radio": 0}
+_BYTES_PER_SIGNAL = {"emulated": 16, "radio": 0}  # two doubles; with a radio the network carries no payload
+_PUBLIC_SAMPLES, _ROUNDS, _TRANSMISSIONS = 400, 5, 1
 _POLLING_INTERVAL_S = 0.2
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -120,11 +125,21 @@ class Demonstration:
     run_s: float
 
 
-def demo_scenario(num_devices: int, num_rounds: int, medium: str) -> Scenario:
-    """The preset `quick` with a smaller fleet, secure noise, and one expected drop-out in a secure sum."""
-    changes = [f"fleet.devices={num_devices}", f"learning.rounds={num_rounds}", "privacy.noise=secure"]
+def demo_scenario(
+    num_devices: int, num_rounds: int | None, medium: str, scheme: str, changes: Sequence[str] = ()
+) -> Scenario:
+    """The preset `quick` with a smaller fleet, secure noise, and one expected drop-out in a secure sum.
+
+    A scheme on a public set gets a small one. Feature means are sent once unless rounds are given.
+    """
+    payload = load_scheme(scheme).payload
+    default = _TRANSMISSIONS if payload is FeatureMeans else _ROUNDS
+    set_here = [f"fleet.devices={num_devices}", f"learning.rounds={num_rounds or default}", "privacy.noise=secure"]
     dropouts = 1 if medium == "secure_sum" and num_devices > 2 else 0
-    return load("quick", [*changes, f"air.medium={medium}", f"fleet.expected_dropouts={dropouts}"])
+    set_here += [f"air.medium={medium}", f"fleet.expected_dropouts={dropouts}"]
+    if payload.needs_public_set:
+        set_here.append(f"public.samples={_PUBLIC_SAMPLES}")
+    return load("quick", [*set_here, *changes])
 
 
 def demonstrate(
@@ -143,7 +158,7 @@ def demonstrate(
         state = cluster.state_of(run_id)
         ended = time.monotonic()
     num_shares = len(folders.devices) * max(len(records), 1)
-    traffic = _traffic(folders.scenario, state.bytes_from_devices / num_shares, state.bytes_to_devices / num_shares)
+    traffic = _traffic(folders, state.bytes_from_devices / num_shares, state.bytes_to_devices / num_shares)
     return Demonstration(tuple(records), traffic, started - began, ended - started)
 
 
@@ -189,9 +204,19 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in complete]
 
 
-def _traffic(scenario: Scenario, from_device: float, to_device: float) -> Traffic:
-    dataset, _ = load_data(scenario)
-    parameters = count_parameters(scenario.model_names[0], input_shape(dataset.x_train), dataset.num_classes)
-    num_numbers = dataset.num_classes**2
-    payload_bytes = num_numbers * _BYTES_PER_NUMBER[scenario.air.medium]
-    return Traffic(from_device, to_device, num_numbers, payload_bytes, parameters * _BYTES_PER_WEIGHT)
+def _traffic(folders: Folders, from_device: float, to_device: float) -> Traffic:
+    plan = Plan.from_dict(json.loads((folders.server / PLAN).read_bytes()))
+    dataset, _ = load_data(folders.scenario)
+    parameters = count_parameters(folders.scenario.model_names[0], input_shape(dataset.x_train), dataset.num_classes)
+    num_numbers = plan.uplink.num_rows * plan.uplink.vector_length
+    return Traffic(
+        from_device, to_device, num_numbers, _payload_bytes(plan, num_numbers), parameters * _BYTES_PER_WEIGHT
+    )
+
+
+def _payload_bytes(plan: Plan, num_numbers: int) -> int:
+    if plan.scenario.air.medium != "secure_sum":
+        return num_numbers * _BYTES_PER_SIGNAL[plan.scenario.air.medium]
+    channel = channel_source(plan.scenario).round_channel(1)
+    grid = SumGrid.of(plan, plan.design(channel, 1), channel, 1)
+    return Modulus.for_sum(grid.largest, plan.fleet.num_devices).num_bytes(num_numbers)

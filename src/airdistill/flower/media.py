@@ -16,7 +16,7 @@ import numpy as np
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray, divide_or
 from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.endpoint import Endpoint
-from airdistill.flower.records import Record, integer, unpacked
+from airdistill.flower.records import Record, integer, octets, unpacked
 from airdistill.flower.sums.messages import Roster, keys_question, sum_terms
 from airdistill.flower.sums.server_side import ServerSide
 from airdistill.planning.transceiver.design import RoundDesign
@@ -166,7 +166,7 @@ class SecureSum:
                     missing[device] = str(reason)
 
         def take_masked(record: Record) -> None:
-            side.take_masked(integer(record, "device"), unpacked(record, "words", "u8", (length,)))
+            side.take_masked(integer(record, "device"), side.modulus.unpacked(octets(record, "words"), length))
 
         step("keys", {device: {} for device in present}, side.take_keys)
         step("shares", dict.fromkeys(side.with_keys, keys_question(side.keys_for_all())), side.take_shares)
