@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 from against_simulator import difference_of_numbers, receptions_of, records
-from feature_worlds import CLASSES, WIDTH
 from near_federation import federation
-from small_worlds import small_scenario, write_dataset
+from public_worlds import CLASSES, PUBLIC_SAMPLES, WIDTH, public_scenario
 
 pytest.importorskip("flwr")
 
@@ -23,27 +22,11 @@ from airdistill.learning import public_clusters
 from airdistill.runs.accounts import certify
 from airdistill.scenario.loading import changed
 
-PUBLIC_SAMPLES = 40
-
 
 @pytest.fixture(autouse=True)
 def short_chains(monkeypatch):
     """The search for the classes of clusters is most of the time, in the federation and in the simulator alike."""
     monkeypatch.setattr(public_clusters, "_STEPS", 50)
-
-
-def public_scenario(folder, *changes, groups=True):
-    """Three devices, one with another model, that hold two of four blobs each; 40 of 80 test samples are public."""
-    path = folder / "skewed.npz"
-    if not path.exists():
-        write_dataset(path, num_classes=CLASSES, features=(WIDTH,), num_train=90, num_test=80)
-    scenario = small_scenario(
-        folder, f"data.dataset={path}", "data.partition=shards", "data.classes_per_device=2",
-        f"public.samples={PUBLIC_SAMPLES}", "public.distill_epochs=2", "learning.local_epochs=1",
-        "learning.initial_lr=0.05", "radio.noise_power=1e-16", "privacy.epsilon=50", "learning.rounds=1", *changes,
-    )  # fmt: skip
-    both = [{"count": 2, "model": "softmax_regression"}, {"count": 1, "model": "mlp"}]
-    return changed(scenario, {"fleet": {"groups": both}, "public": {"server_model": "mlp"}}) if groups else scenario
 
 
 def played(folder, scenario, scheme, tamper=None):

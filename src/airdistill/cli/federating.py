@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airdistill import DEFAULT_SCHEME
-from airdistill.cli.app import JsonOption, ScenarioArgument, SchemeOption, SetOption, app, print_json, print_text
+from airdistill.cli.app import (
+    JsonOption,
+    LedgerOption,
+    ScenarioArgument,
+    SchemeOption,
+    SetOption,
+    app,
+    print_json,
+    print_text,
+)
 from airdistill.errors import AirDistillError
 
 if TYPE_CHECKING:
@@ -94,11 +103,13 @@ def prepare_command(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the server.")] = 9092,
     scheme: SchemeOption = DEFAULT_SCHEME,
     seeded: Annotated[bool, typer.Option("--seeded", help="Reproducible noise, which gives no protection.")] = False,
+    ledger: LedgerOption = None,
     changes: SetOption = None,
 ) -> None:
     """Make the folders of a federation: one for the server and one for each device, with keys and certificates.
 
-    The noise is secure unless --seeded is given. docs/deploy.md describes the next steps.
+    The noise is secure unless --seeded is given. With --ledger, the folder of an earlier federation's server or device,
+    it is planned for the budget that is left. docs/deploy.md describes the next steps.
 
     Example: airdistill flower prepare quick --out federation --set fleet.devices=2 --set air.medium=secure_sum
     """
@@ -109,7 +120,7 @@ def prepare_command(
 
     noise = "privacy.noise=seeded" if seeded else "privacy.noise=secure"
     given = load(scenario, [noise, *(changes or [])])
-    folders = prepare(new_folder(out, "federation"), given, scheme)
+    folders = prepare(new_folder(out, "federation"), given, scheme, ledger)
     prepare_keys(folders, host, port)
     print_text(f"{out}: a server and {len(folders.devices)} devices, medium {folders.scenario.air.medium}")
 

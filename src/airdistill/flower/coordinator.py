@@ -20,6 +20,7 @@ from airdistill import __version__
 from airdistill.arrays import FloatArray
 from airdistill.data.public import Comparison, PublicSet, normalisation
 from airdistill.files import jsonable, write_whole
+from airdistill.flower.account import SERVER, Account
 from airdistill.flower.device import LEARN
 from airdistill.flower.endpoint import Endpoint, EndpointError
 from airdistill.flower.media import NO_ANSWER, Collected, DeviceLink, medium_of
@@ -62,12 +63,14 @@ class Devices(DeviceLink, Protocol):
 class Coordinator:
     """A run, restored from its folder; `play` runs the remaining rounds."""
 
-    def __init__(self, folder: Path, scheme: str, devices: Devices, eval_every: int = 1, radio: str = "") -> None:
+    def __init__(
+        self, folder: Path, scheme: str, devices: Devices, eval_every: int = 1, radio: str = "", account: str = ""
+    ) -> None:
         checkpoint, self._has_ended = newest_checkpoint(folder), (folder / SUMMARY).exists()
         if checkpoint is None and (folder / RUN).exists() and not self._has_ended:
             check_repeatable(folder, checkpoint_every=1)
         self._recorded = 0 if checkpoint is None else checkpoint.round_index
-        self.endpoint = Endpoint.open(folder, scheme, self._recorded)
+        self.endpoint = Endpoint.open(folder, scheme, self._recorded, Account.of(account, SERVER))
         self._devices, self._eval_every = devices, eval_every
         self._replies = ServerReplyCache(folder, devices, self._min_devices)
         self._medium = medium_of(self.endpoint, self._replies, radio)

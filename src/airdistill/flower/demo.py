@@ -32,6 +32,7 @@ from airdistill.learning.samples import input_shape
 from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.plan import Plan
 from airdistill.radio.sum_grid import SumGrid
+from airdistill.runs.accounts import spent_by_earlier_runs
 from airdistill.runs.folder import PLAN, ROUNDS, SCENARIO, write_json
 from airdistill.scenario.loading import as_toml, load
 from airdistill.scenario.model import Scenario
@@ -57,15 +58,16 @@ class Folders:
     devices: tuple[Path, ...]
 
 
-def prepare(folder: Path, scenario: Scenario, scheme: str) -> Folders:
+def prepare(folder: Path, scenario: Scenario, scheme: str, ledger: Path | None = None) -> Folders:
     """Make the folders of a federation under `folder`, which may have other content.
 
-    A scenario that a federation cannot run is rejected before anything is written.
+    It is planned with what an earlier run of the same devices, that of `ledger`, has left of their budgets. A scenario
+    that a federation cannot run is rejected before anything is written.
     """
     chosen = load_scheme(scheme)
     adapted = as_run_by(chosen, scenario)
     check_playable(chosen, adapted)
-    made, session = plan_scheme(chosen, adapted), secrets.token_hex(16)
+    made, session = plan_scheme(chosen, adapted, spent_by_earlier_runs(ledger, adapted)), secrets.token_hex(16)
     adapted = made.scenario  # a planner chooses what a scenario leaves to it
     text, plan = as_toml(adapted), made.to_dict()
     # Before any folder: an embedding that cannot be fitted must not leave a half-made federation.

@@ -31,6 +31,7 @@ from airdistill.data.public import (
 )
 from airdistill.errors import AirDistillError, InputError
 from airdistill.files import write_whole
+from airdistill.flower.account import Account
 from airdistill.flower.endpoint import Endpoint, EndpointError
 from airdistill.flower.public_set import SharedPublic
 from airdistill.flower.records import Record, unpacked
@@ -68,9 +69,15 @@ class UpdateReport:
 class Device:
     """One device, read from its folder for one message; the caller holds the lock of the folder."""
 
-    def __init__(self, folder: Path, number: int, scheme: str, radio: str = "", data: str = "") -> None:
-        """`data` names the device's own dataset; without it the device has its partition of the scenario's dataset."""
-        self.endpoint, self.number, self._folder, self._data = Endpoint.open(folder, scheme), number, folder, data
+    def __init__(
+        self, folder: Path, number: int, scheme: str, radio: str = "", data: str = "", account: str = ""
+    ) -> None:
+        """`data` names the device's own dataset; without it the device has its partition of the scenario's dataset.
+
+        `account` is the folder of its account, if it has one.
+        """
+        self.endpoint = Endpoint.open(folder, scheme, account=Account.of(account, str(number)))
+        self.number, self._folder, self._data = number, folder, data
         scenario = self.endpoint.plan.scenario
         if not data:
             check_has_data(scenario)

@@ -17,6 +17,7 @@ import numpy as np
 from airdistill import __version__
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.errors import AirDistillError, InputError
+from airdistill.flower.account import Account
 from airdistill.flower.public_set import SharedPublic, checked_digest
 from airdistill.learning.fleet import Engine
 from airdistill.planning.feature_means import FeatureMeans
@@ -27,7 +28,7 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.trust import trust_statement
 from airdistill.radio.charged_round import ChargedRound, charge_round
-from airdistill.runs.accounts import ledger_header, mark_of, trusted_ledger
+from airdistill.runs.accounts import begin_ledger, ledger_header, mark_of, trusted_ledger
 from airdistill.runs.folder import FEDERATION, LEDGER, PLAN, RUN, SCENARIO, digest_of, seal, write_json
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.loading import load
@@ -57,16 +58,21 @@ class Endpoint:
     ledger: Ledger
 
     @classmethod
-    def open(cls, folder: Path, scheme_name: str, recorded_rounds: int | None = None) -> Endpoint:
+    def open(
+        cls, folder: Path, scheme_name: str, recorded_rounds: int | None = None, account: Account | None = None
+    ) -> Endpoint:
         """Open a folder: plan and begin the ledger the first time, and read both from then on.
 
-        `recorded_rounds` restores the ledger after so many rounds; later rounds are repeated, and charged once.
+        The ledger continues those of earlier federations in the endpoint's `account`. `recorded_rounds` restores the
+        ledger after so many rounds; later rounds are repeated, and charged once.
         """
         if not (folder / SCENARIO).is_file():
             raise EndpointError(f"{folder}: has no {SCENARIO}; prepare it with airdistill flower prepare")
         scheme = load_scheme(scheme_name)
         if not (folder / RUN).exists():
-            _begin(folder, scheme)
+            _begin(folder, scheme, account)
+        elif account is not None:
+            account.check(folder)
         # From now on what was sealed counts: another plan, scenario or ledger is refused.
         trusted_ledger(folder)
         plan = _read_plan(folder)
@@ -149,7 +155,7 @@ def check_playable(scheme: Scheme, scenario: Scenario) -> None:
         raise InputError("radio.antennas", scenario.radio.antennas, "a federation receives with one antenna")
 
 
-def _begin(folder: Path, scheme: Scheme) -> None:
+def _begin(folder: Path, scheme: Scheme, account: Account | None) -> None:
     """Plan, unless the folder was prepared with a plan; begin the ledger; seal everything."""
     scenario = load(folder / SCENARIO)
     check_playable(scheme, scenario)
@@ -159,18 +165,36 @@ def _begin(folder: Path, scheme: Scheme) -> None:
     if plan.scenario != scenario or not _same_fleet(plan.fleet, realise_fleet(scenario)):
         raise EndpointError(f"{folder / PLAN}: is not the plan of the scenario in the same folder")
     public = checked_digest(folder) if plan.uplink.payload.needs_public_set else ""
-    ledger = Ledger.begin(_header(plan, scheme, _session_in(folder), public), folder / LEDGER)
+    header = _header(plan, scheme, _session_in(folder), public)
+    if account is None:
+        ledger = begin_ledger(folder, header, None)
+    else:
+        with account.open(folder) as earlier:
+            ledger = begin_ledger(folder, header if earlier is None else _on_other_data(header), earlier)
     how = {"airdistill": __version__, "scheme": scheme.name, FEDERATION: scenario.air.medium}
     seal(folder, {**how, "ledger": mark_of(ledger)})
+
+
+def _on_other_data(header: LedgerHeader) -> LedgerHeader:
+    """The header as if each device held other samples than before, which no endpoint can rule out for the others.
+
+    The costs of both are then added device by device, whichever record and row they belong to.
+    """
+    return replace(header, terms={**header.terms, "device_data": header.terms.get(SESSION, header.terms["noise_key"])})
 
 
 def _read_plan(folder: Path) -> Plan:
     return Plan.from_dict(json.loads((folder / PLAN).read_bytes()))
 
 
-def _same_fleet(one: RealisedFleet, other: RealisedFleet) -> bool:
-    """Compare samples and targets; the last bits may differ between machines."""
-    return all(np.allclose(mine, theirs, rtol=1e-9) for mine, theirs in zip(astuple(one), astuple(other), strict=True))
+def _same_fleet(planned: RealisedFleet, given: RealisedFleet) -> bool:
+    """Compare samples and targets; the last bits may differ between machines. A plan may leave budget unused, of which
+    earlier federations can have spent a part."""
+    unspent = replace(planned, mu=given.mu)
+    same = all(
+        np.allclose(mine, other, rtol=1e-9) for mine, other in zip(astuple(unspent), astuple(given), strict=True)
+    )
+    return same and bool((planned.mu <= given.mu * (1 + 1e-9)).all())
 
 
 def _session_in(folder: Path) -> str:
