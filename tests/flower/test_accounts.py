@@ -89,11 +89,11 @@ def test_a_second_federation_gets_what_the_first_has_left(tmp_path):
     """μ² of both add up to the target, computed from the noise that each of them charged."""
     scenario, accounts = scenario_in(tmp_path), tmp_path / "accounts"
     first, _ = stopped_after_one_round(tmp_path / "one", scenario, "airdistill_proxy", accounts)
-    second, devices = played(tmp_path / "two", scenario, "airdistill_features", accounts, ledger=first)
+    second, devices = played(tmp_path / "two", scenario, "feature_means", accounts, ledger=first)
     assert len(records(second)) == 2
     assert all(record["without_signal"] == record["without_lesson"] == {} for record in records(second))
     squared = np.zeros(3)
-    for folder, scheme in ((first, "airdistill_proxy"), (second, "airdistill_features")):
+    for folder, scheme in ((first, "airdistill_proxy"), (second, "feature_means")):
         for release in Endpoint.open(folder, scheme).ledger.releases:
             shift = release.weights * release.sensitivity["device"]
             squared += (shift**2 / release.counted_noise_var[scenario.privacy.trust])[:, 0]

@@ -74,7 +74,8 @@ def test_a_demonstration_on_a_public_set_has_one_and_sends_features_once():
     assert named["airdistill"].learning.rounds == 5
     assert named["airdistill_features"].public.samples == 400
     assert named["airdistill_features"].learning.rounds == 1
-    assert demo_scenario(4, 3, "emulated", "airdistill_features", ["privacy.epsilon=50"]).privacy.epsilon == 50
+    given = demo_scenario(4, 3, "secure_sum", "airdistill_features", ["public.samples=80"])
+    assert (given.learning.rounds, given.public.samples, given.fleet.expected_dropouts) == (3, 80, 1)
 
 
 def test_a_scheme_that_a_federation_cannot_run_is_rejected_before_anything_starts(tmp_path):

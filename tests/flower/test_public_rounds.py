@@ -27,6 +27,7 @@ from airdistill.scenario.loading import changed
 def short_chains(monkeypatch):
     """The search for the classes of clusters is most of the time, in the federation and in the simulator alike."""
     monkeypatch.setattr(public_clusters, "_STEPS", 50)
+    monkeypatch.setattr(public_clusters, "_STEPS_OF_CLUSTER", 5)
 
 
 def played(folder, scenario, scheme, tamper=None):
