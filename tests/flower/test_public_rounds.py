@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from against_simulator import difference_of_numbers, receptions_of, records
-from near_federation import federation
+from near_federation import federation, unchanged
 from public_worlds import CLASSES, PUBLIC_SAMPLES, WIDTH, public_scenario
 
 pytest.importorskip("flwr")
@@ -122,6 +122,32 @@ def test_a_vote_is_charged_before_it_leaves_and_noise_is_drawn_once(tmp_path):
         Device(devices.folders[0], 0, "airdistill_proxy").answer("signal", 1, {})
 
 
+@pytest.mark.parametrize(
+    ("scheme", "step"), [("airdistill_proxy", "signal"), ("airdistill_proxy", "learn"), ("feature_means", "learn")]
+)
+def test_a_restarted_server_repeats_a_round_on_a_public_set_with_the_same_result(tmp_path, scheme, step):
+    """The server is killed after device 1 has answered in round 2: it has pooled what it received in round 1."""
+    scenario = public_scenario(tmp_path, "learning.rounds=3")
+    server, devices = federation(tmp_path / "run", scenario, scheme)
+
+    def killed(name, round_index, device, real):
+        if (name, round_index, device) == (step, 2, 1) and real != "asked":
+            raise KeyboardInterrupt
+        return real
+
+    devices.tamper = killed
+    with pytest.raises(KeyboardInterrupt):
+        Coordinator(server, scheme, devices).play()
+    devices.tamper = unchanged
+    Coordinator(server, scheme, devices).play()
+    whole, others = federation(tmp_path / "whole", scenario, scheme, session=(server / SESSION).read_text())
+    Coordinator(whole, scheme, others).play()
+    assert (server / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
+    for own, other in zip(devices.folders, others.folders, strict=True):
+        assert (own / "weights.safetensors").read_bytes() == (other / "weights.safetensors").read_bytes()
+    assert all(record["without_signal"] == record["without_lesson"] == {} for record in records(server))
+
+
 @pytest.mark.parametrize("scheme", ["airdistill_features", "airdistill_proxy"])
 def test_federations_of_the_same_data_share_no_noise(tmp_path, scheme):
     scenario = public_scenario(tmp_path)
@@ -212,7 +238,9 @@ def test_the_public_set_is_checked_by_its_digest_when_a_device_starts_and_ever_a
         assert stored["samples"].shape == (PUBLIC_SAMPLES, WIDTH)
     another = (others.folders[0] / PUBLIC).read_bytes()
     (devices.folders[0] / PUBLIC).write_bytes(another)
-    with pytest.raises(PublicSetError, match=r"^public\.npz: has digest \w{12} and this federation's has \w{12}; copy"):
+    with pytest.raises(
+        PublicSetError, match=r"^public-set\.npz: has digest \w{12} and this federation's has \w{12}; copy"
+    ):
         devices.device(0)
     devices.device(1).answer("signal", 1, {})
     for file in (PUBLIC, PUBLIC_DIGEST):  # not even both together, once the ledger has begun
@@ -220,7 +248,9 @@ def test_the_public_set_is_checked_by_its_digest_when_a_device_starts_and_ever_a
     with pytest.raises(PublicSetError, match="this federation's has"):
         devices.device(1).answer("learn", 1, {"evaluate": 0})
     (devices.folders[2] / PUBLIC).unlink()
-    with pytest.raises(PublicSetError, match=r"public\.npz: is missing; copy public\.npz and public\.sha256 from"):
+    with pytest.raises(
+        PublicSetError, match=r"public-set\.npz: is missing; copy public-set\.npz and public-set\.sha256 from"
+    ):
         devices.device(2)
 
 

@@ -29,7 +29,7 @@ from airdistill.planning.plan import Plan
 from airdistill.schemes.feature_means import public_embedding
 
 # The second is in the format of sha256sum, with which anyone can check the first.
-PUBLIC, PUBLIC_DIGEST = "public.npz", "public.sha256"
+PUBLIC, PUBLIC_DIGEST = "public-set.npz", "public-set.sha256"
 
 
 class PublicSetError(AirDistillError):
