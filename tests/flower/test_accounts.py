@@ -123,6 +123,19 @@ def test_a_start_that_was_killed_is_repeated_without_losing_the_earlier_ledger(t
     assert account.read_bytes() == stored
 
 
+def test_the_account_of_a_device_is_in_the_settings_of_its_node(tmp_path):
+    from airdistill.flower.client_app import _device
+
+    _, devices = federation(tmp_path / "run", scenario_in(tmp_path), "ota_fd")
+    settings = {"folder": str(devices.folders[1]), "device": 1, "scheme": "ota_fd", "account": str(tmp_path / "own")}
+    with _device(settings) as device:
+        assert device.last_round == 0
+    stored = json.loads((tmp_path / "own" / ACCOUNT).read_text())
+    assert stored == {"owner": "1", "federations": [str(devices.folders[1])]}
+    with pytest.raises(AccountError, match="is the account of device 1"), _device({**settings, "device": 0}):
+        pass  # the server may read why
+
+
 def test_an_account_that_cannot_be_continued_is_refused(tmp_path):
     scenario, accounts = scenario_in(tmp_path), tmp_path / "accounts"
     _, first = begun(tmp_path / "one", scenario, "ota_fd", accounts)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from airdistill.flower.device import Device
 from airdistill.flower.endpoint import SESSION, Endpoint
 from airdistill.flower.public_set import PUBLIC, PUBLIC_DIGEST, PublicSetError
 from airdistill.flower.records import packed, unpacked
-from airdistill.learning import public_clusters
+from airdistill.learning import embeddings, fits, public_clusters
 from airdistill.runs.accounts import certify
 from airdistill.scenario.loading import changed
 
@@ -252,6 +253,29 @@ def test_the_public_set_is_checked_by_its_digest_when_a_device_starts_and_ever_a
         PublicSetError, match=r"public-set\.npz: is missing; copy public-set\.npz and public-set\.sha256 from"
     ):
         devices.device(2)
+
+
+def test_a_device_that_embeds_differently_refuses(tmp_path):
+    server, devices = federation(tmp_path / "run", public_scenario(tmp_path), "airdistill_features")
+    endpoint = devices.device(0).endpoint
+    shared = endpoint.public()
+    with pytest.raises(PublicSetError, match=r"public\.embedding: has digest \w{12} here and 0{12} in public-set\.npz"):
+        replace(shared, embedding="0" * 64).use(endpoint.plan, endpoint.engine())
+    # A second preparation gives the same bytes, and so the digest says whether two federations have one public set.
+    again, _ = federation(tmp_path / "again", public_scenario(tmp_path), "airdistill_features")
+    assert (again / PUBLIC).read_bytes() == (server / PUBLIC).read_bytes() == shared.to_bytes()
+
+
+def test_a_device_embeds_with_the_fit_that_it_was_given_and_makes_none(tmp_path, monkeypatch):
+    _, devices = federation(tmp_path / "run", public_scenario(tmp_path), "feature_means")
+    fits._memory.clear()
+
+    def refused(*_):
+        pytest.fail("the device fitted an embedding of its own")
+
+    monkeypatch.setattr(embeddings, "principal_directions", refused)
+    monkeypatch.setenv("AIRDISTILL_CACHE", str(tmp_path / "empty"))
+    assert devices.device(0).answer("signal", 1, {})["signal"]
 
 
 def test_another_public_set_is_another_federation(tmp_path):
