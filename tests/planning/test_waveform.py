@@ -163,7 +163,7 @@ def test_rows_that_are_not_sent_reveal_nothing_where_no_noise_is_certain():
 def test_a_round_in_which_no_noise_is_certain_is_refused(monkeypatch):
     plan = planned()
     source = channel_source(plan.scenario)
-    monkeypatch.setattr("airdistill.planning.waveform.certain_noise", lambda *_: 0.0)
+    monkeypatch.setattr("airdistill.planning.waveform.kept_noise", lambda *_: 0.0)
     with pytest.raises(AirDistillError, match="round 1: nothing was sent: channel errors may remove all"):
         design_of_round(plan, source, source.round_channel(1), 1, None)
 
@@ -203,7 +203,16 @@ def test_misalignment_grows_with_the_square_of_the_speed_until_the_plan_warns():
         (["radio.csi_error_db=-20"], "radio.csi_error_db"),
         (["privacy.noise=secure"], "privacy.noise"),
         (["air.medium=secure_sum"], "air.medium"),
-        (["waveform.observed=samples"], "waveform.observed"),
+        (["waveform.observed=samples"], "waveform.observed"),  # the devices move
+        (["waveform.observed=samples", "waveform.speed=0", "radio.fading=tdl-a"], "waveform.observed"),
+        (
+            ["waveform.observed=samples", "radio.fading=tdl-a", "privacy.trust=receiver_noise"],
+            "waveform.observed",
+        ),
+        (
+            ["waveform.observed=samples", "privacy.trust=receiver_noise", "radio.noise_power=0 W"],
+            "waveform.observed",
+        ),
         (["waveform.axes=1"], "waveform.axes"),
         # Up to 57 times what the ledger is charged: a fade turns a part of a signal to the axis without noise.
         (["waveform.axes=1", "privacy.trust=receiver_noise", "radio.noise_power=0 W"], "waveform.axes"),

@@ -185,7 +185,7 @@ fleets = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(fleets)
 def test_a_run_of_exactly_the_planned_rounds_is_never_stopped_by_rounding_errors(drawn):
     made = planned(drawn)
@@ -194,7 +194,7 @@ def test_a_run_of_exactly_the_planned_rounds_is_never_stopped_by_rounding_errors
     assert (ledger.squared_mu() <= made.fleet.mu**2 * (1 + 1e-9)).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12)
 @given(fleets)
 def test_one_round_more_than_planned_is_rejected(drawn):
     """Equal devices, so that each spends its whole budget. A weak channel spends less under receiver noise: omitted."""
@@ -266,9 +266,9 @@ def test_a_second_run_continues_from_earlier_spending(tmp_path):
     first.charge(random_release(1))
     # The second run declares other models: the spending of the first run is counted by these.
     terms = header(trust="own_noise", sensitivity="class_mean")
-    assert spent_before(tmp_path / "first.jsonl", terms, 3) == pytest.approx(
-        spent_by_hand([random_release(1)], "class_mean", "own_noise"), rel=1e-12
-    )
+    spent = spent_before(tmp_path / "first.jsonl", terms, 3)
+    assert spent.squared_mu == pytest.approx(spent_by_hand([random_release(1)], "class_mean", "own_noise"), rel=1e-12)
+    assert spent.excess_delta == 0
     second = Ledger.begin(terms, tmp_path / "second.jsonl", tmp_path / "first.jsonl")
     second.charge(random_release(1, seed=5))
     both = [random_release(1), random_release(1, seed=5)]

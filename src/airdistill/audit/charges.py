@@ -8,7 +8,7 @@ concentrated differential privacy for secure noise.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,8 @@ from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.release import Release, SubsampledSpending
 from airdistill.privacy.sensitivity import JOINT_MODELS
-from airdistill.privacy.trust import OwnNoise, is_built_in
+from airdistill.privacy.trust import OwnNoise, is_built_in, trust_from
+from airdistill.streams import stream
 
 _SAME = 1e-9  # relative, of weights, sensitivities and counted noise
 _ORDERS = np.linspace(-16.0, 40.0, 2001)  # ln(α − 1)
@@ -48,6 +49,10 @@ class Charges:
         self._subsampled = SubsampledSpending.from_header(ledger.header.payload, ledger.header.terms)
         self.spent = np.zeros((ledger.header.num_devices, ledger.header.num_rows))  # (w s)²/c so far
         self.num_releases = 0
+        counts = [*ledger.earlier_counts, ledger.num_releases]
+        runs = zip([*ledger.earlier_headers, ledger.header], counts, strict=True)
+        own_only = trust_from(ledger.header.trust, ledger.header.terms).counts_own_only
+        self._excess = 0.0 if own_only else sum(_excess_of(run, count) for run, count in runs)
 
     def see(self, this: Released, entry: Release) -> None:
         """Compare one entry, and add what its round has really cost."""
@@ -93,7 +98,21 @@ class Charges:
             for what, each in self._less.items()
             if not self._own_gains or what.startswith("sensitivity")
         ]
-        return [*found, *_header_differences(self._plan, self._header)]
+        return [*found, *_header_differences(self._plan, self._header), *self._late_channels()]
+
+    def _late_channels(self) -> list[str]:
+        """Channel errors of all runs, with the noise's part of δ, may not take more than was asked for."""
+        scenario = self._plan.scenario
+        asked = scenario.privacy.delta.draw(scenario.num_devices, stream(scenario.seed, "privacy.delta"))
+        late = self._excess > (asked - self._header.delta) * (1 + _SAME)
+        if self._excess == 0 or not late.any() or self._header.terms.get("csi_error", {}).get("reserved_delta") == 0:
+            return []
+        device = int(np.argmax(late))
+        total = float(self._header.delta[device]) + self._excess
+        return [
+            f"Channel errors of all runs in the ledger take {self._excess:.6g} of δ: with the noise device {device} "
+            f"has δ = {total:.6g}, and the scenario asks for {asked[device]:.6g}."
+        ]
 
     @property
     def notes(self) -> list[str]:
@@ -160,6 +179,18 @@ def _undercharged(what: str, found: list[_Difference]) -> str:
         f"The ledger charges less than was released, in {_rounds(found)}: {what} of device {device}, row {row} is "
         f"{worst.recorded:.6g} in the ledger and {worst.released:.6g} by the design of the round."
     )
+
+
+def _excess_of(run: LedgerHeader, num_releases: int) -> float:
+    """The probability that a channel error of a run was larger than counted."""
+    unaffected = run.terms["uplink"] == "orthogonal_knowledge" or isinstance(run.terms.get("medium"), Mapping)
+    if num_releases == 0 or unaffected:
+        return 0.0
+    if wave := run.terms.get("waveform"):
+        return float(wave["excess"]) * max(num_releases, int(wave["rounds"])) / int(wave["rounds"])
+    if error := run.terms.get("csi_error"):
+        return min(1.0, run.num_devices * num_releases * (1 - float(error["quantile"])))
+    return 0.0
 
 
 def _rounds(found: list[_Difference]) -> str:

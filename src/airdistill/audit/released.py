@@ -301,7 +301,10 @@ class Released:
             receiver = receiver * least * (self.plan.scenario.radio.noise == "complex")
         if self.observation.is_partial:  # through a waveform signals may be stronger, and others' noise weaker
             stronger = (1 + self.observation.limit) ** 2
-            others, receiver = others * self.observation.kept / stronger, receiver / stronger
+            others = others * self.observation.kept / (stronger * self.observation.fleet_factor)
+            receiver = receiver / (stronger * self.observation.receiver_factor)
+            if self.plan.scenario.privacy.trust == "own_noise":  # nothing else was bounded
+                others, receiver = own, np.zeros_like(receiver)
         counted = {"receiver_noise": others + receiver, "fleet_noise": others, "own_noise": own}
         squared = self.nominal**2 if self._tdma else np.ones(())
         return {
@@ -316,8 +319,10 @@ class Released:
         arriving = np.abs(self._combined(self.known) * self.design.noise_gain) ** 2
         error, payload = ChannelError.of(self.plan.scenario), self.plan.uplink.payload
         if self.observation.misalignment > 0:
-            sent = (self.weights**2).sum(axis=0) * payload.largest_norm**2 / payload.vector_length
-            return np.asarray(self._of_rows(arriving) + self.observation.misalignment * sent)
+            power = payload.largest_norm**2 / payload.vector_length
+            alone, together = (self.weights**2).sum(axis=0), self.weights.sum(axis=0) ** 2
+            lost = self.observation.misalignment * alone + self.observation.common_loss**2 * (together - alone)
+            return np.asarray(self._of_rows(arriving) + lost * power)
         if error.exact:
             return self._of_rows(arriving)
         share = (self.weights**2).sum(axis=0) * payload.largest_norm**2 / payload.vector_length

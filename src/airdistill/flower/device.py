@@ -38,7 +38,8 @@ from airdistill.flower.records import Record, unpacked
 from airdistill.flower.reply_cache import DeviceReplyCache
 from airdistill.flower.senders import Sender, sender_of
 from airdistill.learning.evaluation import Accuracy, TestSet
-from airdistill.learning.fleet import LearnerMaker, LearningFleet, TrainingDivergedError
+from airdistill.learning.fleet import LearningFleet, TrainingDivergedError
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.models import build_model, flat_weights
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.planning.feature_means import FeatureMeans
@@ -231,10 +232,8 @@ class Device:
             file.write(json.dumps({"round": round_index, **report.to_record()}) + "\n")
 
     def _accuracy(self, fleet: LearningFleet, dataset: Dataset) -> Accuracy:
-        engine = fleet.engine
-        samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
         counts = self.endpoint.plan.fleet.class_counts
-        tests = TestSet.of(samples, dataset.y_test, counts.shape[1], engine.chunk_samples)
+        tests = replace(TestSet.of_dataset(dataset, fleet.engine), num_classes=counts.shape[1])
         return tests.evaluate(fleet, counts[[self.number]])
 
 

@@ -151,6 +151,9 @@ def check_playable(scheme: Scheme, scenario: Scenario) -> None:
         raise InputError("fleet.participation", scenario.fleet.participation, rule)
     if scenario.air.medium == "waveform":
         raise InputError("air.medium", "waveform", "a federation has emulated, secure_sum or radio")
+    if scenario.data.resample:
+        rule = "the devices of a federation have samples of their own; resampling is for simulations"
+        raise InputError("data.resample", True, rule)
     if scenario.radio.antennas != 1:
         raise InputError("radio.antennas", scenario.radio.antennas, "a federation receives with one antenna")
 

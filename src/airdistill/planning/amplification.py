@@ -15,22 +15,24 @@ from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.neighbours import Neighbours
 from airdistill.privacy.pld import ROUNDING
 from airdistill.privacy.poisson_sampling import SubsampledGaussian, composition_groups, grid_index, published_mu
+from airdistill.privacy.release import EarlierRuns
 from airdistill.privacy.trust import trust_named
 from airdistill.scenario.model import Scenario
 
 
 def fleet_for_rounds(
-    scenario: Scenario, neighbours: Neighbours, num_rounds: int, spent_squared_mu: FloatArray | None = None
+    scenario: Scenario, neighbours: Neighbours, num_rounds: int, earlier: EarlierRuns | None = None
 ) -> RealisedFleet:
     """The fleet with the μ that T rounds may spend together; only secret participation makes it depend on T.
 
     μ² is T times that of a round: T equal rounds spend it, and fewer rounds of a higher cost must not.
     """
     if not scenario.fleet.participation_hidden:
-        return realise_fleet(scenario, spent_squared_mu)
-    fleet, privacy = realise_fleet(scenario), scenario.privacy
+        return realise_fleet(scenario, earlier)
+    earlier = earlier or EarlierRuns(np.zeros(scenario.num_devices))
+    spent, privacy = earlier.squared_mu, scenario.privacy
+    fleet = realise_fleet(scenario, replace(earlier, squared_mu=np.zeros_like(spent)))
     _check_delta(fleet.delta, num_rounds)
-    spent = np.zeros(fleet.num_devices) if spent_squared_mu is None else spent_squared_mu
     if privacy.accountant == "paper":
         granted = published_grant(scenario, fleet)
         if not granted.all():

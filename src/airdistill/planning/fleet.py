@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from airdistill.channel.link_budget import largest_power_w, noise_power_w
 from airdistill.data.partition import class_counts
 from airdistill.planning.waveform import error_probability
 from airdistill.privacy.ledger import BudgetExceeded
+from airdistill.privacy.release import EarlierRuns
 from airdistill.privacy.sensitivity import TrajectoryDynamics
 from airdistill.privacy.targets import ROUNDING, target_mu
 from airdistill.privacy.trust import trust_statement
@@ -23,7 +25,8 @@ from airdistill.streams import stream
 class RealisedFleet:
     """Counts `[device, class]`, and per device `[device]`: power limit, target (ε, δ) and the μ to plan with.
 
-    δ is that of the noise: the scenario's, less `reserved_delta` for channel errors.
+    δ is that of the noise: the scenario's, less `reserved_delta` for channel errors, less `earlier_excess` for those of
+    earlier runs of the same devices.
     """
 
     class_counts: IntArray
@@ -31,8 +34,9 @@ class RealisedFleet:
     epsilon: FloatArray
     delta: FloatArray
     mu: FloatArray
+    earlier_excess: float = 0.0
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
         return int(self.class_counts.shape[0])
 
@@ -41,22 +45,36 @@ class RealisedFleet:
         return int(self.class_counts.shape[1])
 
 
-def realise_fleet(scenario: Scenario, spent_squared_mu: FloatArray | None = None) -> RealisedFleet:
+def realise_fleet(scenario: Scenario, earlier: EarlierRuns | None = None) -> RealisedFleet:
     """Draw the fleet that a scenario describes; the same seed gives the same fleet.
 
-    `spent_squared_mu` `[device]` is what earlier runs of the same devices have spent. Raise `BudgetExceeded` if a
-    device has no budget left.
+    `earlier` is what earlier runs of the same devices have spent. Raise `BudgetExceeded` if a device has no budget
+    left.
     """
     num_devices, seed = scenario.num_devices, scenario.seed
     epsilon = scenario.privacy.epsilon.draw(num_devices, stream(seed, "privacy.epsilon"))
-    delta = _drawn_delta(scenario) - reserved_delta(scenario)
+    past = 0.0 if earlier is None else earlier.excess_delta
+    delta = _delta_for_noise(scenario, past)
     return RealisedFleet(
         class_counts=class_counts(scenario),
         peak_power_w=np.minimum(drawn_peak_power_w(scenario), peak_power_limit_w(scenario)),
         epsilon=epsilon,
         delta=delta,
-        mu=_mu_to_plan_with(scenario, epsilon, delta, spent_squared_mu),
+        mu=_mu_to_plan_with(scenario, epsilon, delta, earlier),
+        earlier_excess=past,
     )
+
+
+def _delta_for_noise(scenario: Scenario, earlier_excess: float) -> FloatArray:
+    """What channel errors of this run and of earlier ones leave of δ, `[device]`."""
+    asked, own = _drawn_delta(scenario), reserved_delta(scenario)
+    if (asked <= own + earlier_excess).any():
+        rule = (
+            f"channel errors of earlier runs in the ledger have taken {earlier_excess:.3g} of it, and those of this "
+            f"run may take {own:.3g}: nothing is left for the noise; raise it"
+        )
+        raise BudgetExceeded(f"privacy.delta = {asked.min():g}: {rule}")
+    return np.asarray(asked - own - earlier_excess)
 
 
 def drawn_peak_power_w(scenario: Scenario) -> FloatArray:
@@ -94,7 +112,7 @@ def _drawn_delta(scenario: Scenario) -> FloatArray:
 
 
 def _mu_to_plan_with(
-    scenario: Scenario, epsilon: FloatArray, delta: FloatArray, spent_squared_mu: FloatArray | None
+    scenario: Scenario, epsilon: FloatArray, delta: FloatArray, earlier: EarlierRuns | None
 ) -> FloatArray:
     """The μ that the target grants, less earlier spending and less what rounding to a grid may add.
 
@@ -102,7 +120,7 @@ def _mu_to_plan_with(
     """
     privacy = scenario.privacy
     granted = target_mu(epsilon, delta, privacy.accountant, privacy.noise)
-    spent = np.zeros(len(granted)) if spent_squared_mu is None else spent_squared_mu
+    spent = np.zeros(len(granted)) if earlier is None else earlier.squared_mu
     left = np.where(np.isinf(granted), np.inf, granted**2 - np.where(np.isinf(granted), 0.0, spent))
     if not (left > 0).all():
         device = int(np.argmin(left))

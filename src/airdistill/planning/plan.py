@@ -18,8 +18,7 @@ from airdistill.channel.waveform import AirTime, air_time, number_seconds
 from airdistill.planning.amplification import amplified_epsilon, fleet_for_rounds
 from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, ReceiverError, TrackingError
-from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice
-from airdistill.planning.convergence.truncation import best_truncation, typical_floor
+from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice, best_truncation, typical_floor
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.forecast import LIMITING_FACTORS, RoundForecast, forecast_round
 from airdistill.planning.payloads import ClassMeans, payload_named
@@ -42,6 +41,7 @@ from airdistill.planning.what_if.participation import (
     amplification_comparison,
     participation_comparison,
 )
+from airdistill.privacy.release import EarlierRuns
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.targets import epsilon_of_mu, epsilon_of_shift, without_rounding
 from airdistill.privacy.trust import trust_named
@@ -82,7 +82,7 @@ class Plan:
             f"noise {forecast.effective_noise:.3g}, {self.uplink_seconds:.3g} s, {self.uplink_joules:.3g} J)"
         )
 
-    @property
+    @cached_property
     def num_rounds(self) -> int:
         return self.rounds.chosen
 
@@ -155,7 +155,7 @@ def plan(
     scenario: Scenario,
     uplink: str = "knowledge",
     num_parameters: int | None = None,
-    spent_squared_mu: FloatArray | None = None,
+    earlier: EarlierRuns | None = None,
 ) -> Plan:
     """Plan a scenario:
 
@@ -167,11 +167,11 @@ def plan(
     6. state assumptions and warnings.
 
     `uplink` is a payload's kind ("knowledge", "public_knowledge", "gradient" or `package.module:Class`), or
-    "orthogonal_knowledge" for TDMA. A gradient needs the `num_parameters` of the model. `spent_squared_mu` `[device]`
-    is what earlier runs of the same devices have spent: the plan uses the rest.
+    "orthogonal_knowledge" for TDMA. A gradient needs the `num_parameters` of the model. `earlier` is what
+    earlier runs of the same devices have spent: the plan uses the rest.
     """
     channels = planning_draws(scenario)
-    fleet, objective, rounds = _fleet_and_rounds(scenario, uplink, num_parameters, spent_squared_mu, channels)
+    fleet, objective, rounds = _fleet_and_rounds(scenario, uplink, num_parameters, earlier, channels)
     sent, radio = objective.uplink, scenario.radio
 
     def forecast_of(of: Uplink) -> RoundForecast:
@@ -191,7 +191,7 @@ def plan(
         epsilon_by_model=epsilon_by_model,
         assumptions=assumptions_of(scenario, sent, rounds.chosen),
         warnings=(
-            *_about_earlier_runs(scenario, fleet, spent_squared_mu),
+            *_about_earlier_runs(scenario, fleet, earlier),
             *warnings_of(scenario, fleet, sent, rounds, forecast, epsilon_by_model),
             *correlation_warnings(correlation),
         ),
@@ -208,7 +208,7 @@ def _fleet_and_rounds(
     scenario: Scenario,
     kind: str,
     num_parameters: int | None,
-    spent_squared_mu: FloatArray | None,
+    earlier: EarlierRuns | None,
     channels: ComplexArray,
 ) -> tuple[RealisedFleet, GapObjective, RoundsChoice]:
     """The number of rounds, and the fleet that it was chosen for.
@@ -219,7 +219,7 @@ def _fleet_and_rounds(
     neighbours = (ClassMeans if kind == TDMA_KIND else payload_named(kind)).neighbours
 
     def chosen_with(num_rounds: int) -> tuple[RealisedFleet, GapObjective, RoundsChoice]:
-        fleet = fleet_for_rounds(scenario, neighbours, num_rounds, spent_squared_mu)
+        fleet = fleet_for_rounds(scenario, neighbours, num_rounds, earlier)
         sent = choose_uplink(scenario, fleet, kind, num_parameters, channels)
         objective = gap_objective(scenario, sent, channels)
         return fleet, objective, _choose_rounds(scenario, objective)
@@ -239,15 +239,14 @@ def _fleet_and_rounds(
     return fleet, objective, replace(rounds, chosen=tried, exact=exact)
 
 
-def _about_earlier_runs(
-    scenario: Scenario, fleet: RealisedFleet, spent_squared_mu: FloatArray | None
-) -> tuple[str, ...]:
-    if spent_squared_mu is None:
+def _about_earlier_runs(scenario: Scenario, fleet: RealisedFleet, earlier: EarlierRuns | None) -> tuple[str, ...]:
+    if earlier is None:
         return ()
-    most = float(epsilon_of_mu(np.sqrt(spent_squared_mu), fleet.delta, scenario.privacy.noise).max())
+    most = float(epsilon_of_mu(np.sqrt(earlier.squared_mu), fleet.delta, scenario.privacy.noise).max())
+    late = f", and δ = {earlier.excess_delta:.3g} for their channel errors" if earlier.excess_delta > 0 else ""
     return (
-        f"Earlier runs have spent up to ε = {most:.3g}. This plan uses the rest of every device's budget, and its ε "
-        "values cover its own rounds only.",
+        f"Earlier runs have spent up to ε = {most:.3g}{late}. This plan uses the rest of every device's budget, and "
+        "its ε values cover its own rounds only.",
     )
 
 

@@ -63,6 +63,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
                 "accountant": privacy.accountant,
                 "trust": privacy.trust,
                 "devices": devices,
+                **({} if plan.fleet.earlier_excess == 0 else {"earlier_excess": plan.fleet.earlier_excess}),
             },
             "fleet": {"class_counts": plan.fleet.class_counts, "peak_power_w": plan.fleet.peak_power_w},
             "assumptions": plan.assumptions,
@@ -81,6 +82,7 @@ def plan_from_dict(stored: dict[str, Any]) -> Plan:
         epsilon=_array([device["epsilon"] for device in devices]),
         delta=_array([device["delta"] for device in devices]),
         mu=_array([device["mu"] for device in devices]),
+        earlier_excess=stored["privacy"].get("earlier_excess", 0.0),
     )
     forecast = {**stored["forecast"], **{name: stored[name] for name in _AT_TOP}}
     models = devices[0]["epsilon_at_end"]
@@ -125,7 +127,10 @@ def _stored_choices(sent: dict[str, Any]) -> Choices:
         matrix = Correlation.from_dict(sent["correlation"])
         return Choices(correlation=matrix, typical_power_w=_array(sent["typical_power_w"]))
     floor = sent.get("floor") or None
-    kept, seen = None if floor is None else _array(floor), Observation(**sent.get("observation", {}))
+    kept, seen = (
+        None if floor is None else _array(floor),
+        Observation(**{name: _number(value) for name, value in sent.get("observation", {}).items()}),
+    )
     return Choices(sent.get("truncation", 0.0), kept, observation=seen)
 
 

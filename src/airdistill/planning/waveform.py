@@ -13,21 +13,28 @@ The noise of one row may be stronger than that of another in the same symbol, ov
 what is certain is that of the weakest row. Numbers that fill up the last symbol carry noise, too.
 
 So 1/c grows by the factor (1 + limit)²/V, by (1 + limit)², and not at all.
+
+A server that keeps every sample also has the cyclic prefixes. The fleet's noise then counts 1/χ of its variance, with
+the largest factor χ of any device, exact for the round's channels (`privacy.waveform`), and receiver noise by a factor
+of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import j0
 
 from airdistill.arrays import ComplexArray, FloatArray
-from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz
+from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz, mean_loss
 from airdistill.channel.waveform import Grid, air_time
 from airdistill.errors import AirDistillError, InputError
 from airdistill.privacy.trust import ReceiverNoise, TrustStatement, trust_statement
+from airdistill.privacy.waveform import FleetChannels, prefix_factor, receiver_factor
 from airdistill.scenario.model import Scenario
 
 if TYPE_CHECKING:
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 _RESERVED = 0.1  # share of δ that is kept for channel errors
 _PLANNING_LINKS = 8
 _PLANNED_DEVICES = 0.5  # quantile of the devices' error limits that the plan allows without a weaker signal
+_REDESIGNS = 4  # of a round at most, until the noise that its last design counts on is there
 _ROOM = 0.98  # of V, for rounds that are worse than those planned with
 _NOTHING_CERTAIN = (
     "channel errors may remove all of the other devices' noise from a tone: more pilot_symbols or pilot_power, "
@@ -51,24 +59,39 @@ class Observation:
     """How much of the designed noise a server sees the signals through, by what is certain of the waveform.
 
     `limit` bounds |r| − 1 of every signal; `kept` is V of the planned rounds; `misalignment` is the squared error of a
-    received number over its squared size, mean over devices. All are zero, and V one, without a waveform.
+    received number over its squared size, mean over devices. `common_loss` is the part of its amplitude that all
+    devices lose alike: it adds up over them. All are zero, and V one, without a waveform.
+    The noise of the fleet and of the receiver are divided by `fleet_factor` and `receiver_factor`, if the server has
+    more than numbers on elements.
     """
 
     limit: float = 0.0
     kept: float = 1.0
     misalignment: float = 0.0
+    common_loss: float = 0.0
+    fleet_factor: float = 1.0
+    receiver_factor: float = 1.0
 
-    @property
+    @cached_property
     def is_partial(self) -> bool:
         """Whether less is certain than was designed."""
-        return self.limit > 0 or self.kept < 1
+        return self.limit > 0 or self.kept < 1 or max(self.fleet_factor, self.receiver_factor) > 1
 
     def factor(self, trust: TrustStatement) -> float:
         """By how much less noise is counted than the design has."""
         if trust.counts_own_only:
             return 1.0
-        others = 1.0 if trust.name == ReceiverNoise.name else self.kept  # whose design adds no noise
-        return (1 + self.limit) ** 2 / others if others > 0 else np.inf
+        stronger = (1 + self.limit) ** 2
+        if trust.name == ReceiverNoise.name:  # whose design adds no noise
+            return stronger * self.receiver_factor
+        return stronger * self.fleet_factor / self.kept if self.kept > 0 else np.inf
+
+    def worse_of(self, other: Observation) -> Observation:
+        """The least noise of both."""
+        kept, fleet = min(self.kept, other.kept), max(self.fleet_factor, other.fleet_factor)
+        return replace(
+            self, kept=kept, fleet_factor=fleet, receiver_factor=max(self.receiver_factor, other.receiver_factor)
+        )
 
 
 def error_probability(scenario: Scenario) -> float:
@@ -131,11 +154,20 @@ def planned_observation(scenario: Scenario, source: WideChannel, sent: Uplink) -
     trust = trust_statement(scenario.privacy.trust)
     limit = 0.0 if trust.counts_own_only else float(np.quantile(limits, _PLANNED_DEVICES))
     weaker = [backed_off(link, error_limits(scenario, link, num_numbers), limit) for link in links]
-    kept = _ROOM * min(_kept_by_design(scenario, link, sent) for link in weaker)
+    seen = _least(seen_through(scenario, link, num_numbers, *_designed(scenario, link, sent)) for link in weaker)
+    kept = _ROOM * seen.kept
     if kept <= 0 and trust.counts_others and not trust.counts_receiver:
         raise InputError("waveform.csi", "pilot", _NOTHING_CERTAIN)
     change = aging(scenario, num_numbers)
-    return Observation(limit, min(kept, 1.0), float(np.mean([link.misalignment(change) for link in weaker])))
+    misaligned = float(np.mean([link.misalignment(change) for link in weaker]))
+    lost = mean_loss(scenario, num_numbers, weaker)
+    return replace(seen, limit=limit, kept=min(kept, 1.0), misalignment=misaligned, common_loss=lost)
+
+
+def keeps_samples(scenario: Scenario) -> bool:
+    """Whether noise of others must be counted for a server that keeps every sample, cyclic prefixes included."""
+    trust = trust_statement(scenario.privacy.trust)
+    return scenario.waveform.observed == "samples" and not trust.counts_own_only
 
 
 def coherence_db(scenario: Scenario, num_numbers: int) -> float:
@@ -165,6 +197,9 @@ def waveform_facts(scenario: Scenario, uplink: Uplink) -> dict[str, Any]:
     """What certificates and plans state of a waveform: `limit` is that of a signal's strength, 1 and more."""
     wave, seen = scenario.waveform, uplink.observation
     stated = {"observed": wave.observed, "csi": wave.csi, "limit": 1 + seen.limit, "kept": seen.kept}
+    if keeps_samples(scenario):
+        by_receiver = uplink.trust_model.name == ReceiverNoise.name
+        stated["factor"] = seen.receiver_factor if by_receiver else seen.fleet_factor
     return {**stated, "excess": error_probability(scenario), "rounds": most_rounds(scenario)}
 
 
@@ -183,14 +218,18 @@ def design_of_round(
 
     If less of the noise arrives in this round than was planned for, more of it is sent.
     """
-    design = plan.design(known, round_index, spent)
-    uplink = observed(plan.scenario, plan.uplink, source, design, known, round_index)
-    if uplink is plan.uplink:
-        return design, uplink
-    if np.isinf(uplink.observation.factor(uplink.trust_model)):
-        raise AirDistillError(f"round {round_index}: nothing was sent: {_NOTHING_CERTAIN}")
-    design = uplink.design(known, plan.num_rounds, round_index, spent)
-    return design, observed(plan.scenario, uplink, source, design, known, round_index)
+    if not isinstance(source, WideChannel):
+        return plan.design(known, round_index, spent), plan.uplink
+    uplink = plan.uplink
+    for _ in range(_REDESIGNS):
+        design = uplink.design(known, plan.num_rounds, round_index, spent)
+        found = observed(plan.scenario, uplink, source, design, known, round_index)
+        if found is uplink:
+            break
+        uplink = found  # another design shares the noise among devices in another way
+        if np.isinf(uplink.observation.factor(uplink.trust_model)):
+            raise AirDistillError(f"round {round_index}: nothing was sent: {_NOTHING_CERTAIN}")
+    return design, uplink
 
 
 def observed(
@@ -199,36 +238,63 @@ def observed(
     """The uplink by which a round's noise is counted: the planned one, or one that counts less if less arrives."""
     if not isinstance(source, WideChannel) or trust_statement(scenario.privacy.trust).counts_own_only:
         return uplink
-    link = round_link(scenario, uplink, source, round_index)
-    kept = certain_noise(scenario, link, uplink.num_slots, known, design)
-    if kept >= uplink.observation.kept:
-        return uplink
-    return replace(uplink, observation=replace(uplink.observation, kept=kept))
+    link, planned = round_link(scenario, uplink, source, round_index), uplink.observation
+    found = planned.worse_of(seen_through(scenario, link, uplink.num_slots, known, design))
+    return uplink if found == planned else replace(uplink, observation=found)
 
 
-def _kept_by_design(scenario: Scenario, link: WideLink, sent: Uplink) -> float:
+def _designed(scenario: Scenario, link: WideLink, sent: Uplink) -> tuple[ComplexArray, RoundDesign]:
     rounds = scenario.learning.rounds
     known = link.gain.astype(np.complex128)
-    design = sent.design(known, rounds if isinstance(rounds, int) else 1, 1)
-    return certain_noise(scenario, link, sent.num_slots, known, design)
+    return known, sent.design(known, rounds if isinstance(rounds, int) else 1, 1)
 
 
-def certain_noise(
+def seen_through(
     scenario: Scenario, link: WideLink, num_numbers: int, known: ComplexArray, design: RoundDesign
-) -> float:
-    """V of a design: the least noise on any tone, over the designed noise of its noisiest row; 1 if devices add none.
+) -> Observation:
+    """How much of a design's noise is certain through these links.
 
-    A symbol's noise is at least as strong as if every device had that of its weakest row in all numbers.
+    V is the least noise on any tone over the designed noise of the noisiest row; one if devices add none. A symbol's
+    noise is at least as strong as if every device had that of its weakest row in all numbers.
     """
     rows = design.noise_gain[:, design.rx_scale > 0]
     own = np.abs(known[:, None] * rows) ** 2
+    receiver = _receiver_factor(scenario, link)
     if not own.any():
-        return 1.0
+        return Observation(receiver_factor=receiver)
     weakest = own.min(axis=1)
     if not weakest.any():
-        return 0.0
-    part = float(weakest.sum() / own.sum(axis=0).max())
-    return part * kept_noise(scenario, link, num_numbers, weakest / weakest.sum())
+        return Observation(kept=0.0, receiver_factor=receiver)
+    shares = weakest / weakest.sum()
+    on_tones = kept_noise(scenario, link, num_numbers, shares)
+    fleet = max(1.0, on_tones * _fleet_factor(scenario, link, shares))  # V covers what floors do on elements
+    return Observation(0.0, float(weakest.sum() / own.sum(axis=0).max()) * on_tones, 0.0, fleet, receiver)
+
+
+def _fleet_factor(scenario: Scenario, link: WideLink, shares: FloatArray) -> float:
+    """χ of the fleet's noise for a server that keeps every sample. Of one path, a prefix repeats what elements show."""
+    if not keeps_samples(scenario) or link.taps.shape[1] == 1:
+        return 1.0
+    # The scenario's rules ask for channels that are known exactly.
+    return float(prefix_factor(FleetChannels(link.grid, link.taps, link.equaliser), shares).max())
+
+
+def _receiver_factor(scenario: Scenario, link: WideLink) -> float:
+    """χ of the receiver noise for a server that keeps every sample. Under fleet_noise no factor is known.
+
+    Of one path, a prefix repeats a part of its symbol: twice the energy at most, with the channel errors of elements.
+    """
+    if not keeps_samples(scenario):
+        return 1.0
+    if trust_statement(scenario.privacy.trust).name != ReceiverNoise.name:
+        return np.inf
+    if link.taps.shape[1] == 1:
+        return 2.0 if link.grid.prefix_samples else 1.0
+    return float(receiver_factor(FleetChannels(link.grid, link.taps, link.equaliser)).max())
+
+
+def _least(found: Iterable[Observation]) -> Observation:
+    return reduce(Observation.worse_of, found)
 
 
 def backed_off(link: WideLink, limits: FloatArray, limit: float) -> WideLink:

@@ -35,6 +35,18 @@ def counts_are_private(terms: Mapping[str, Any]) -> bool:
     return float(terms.get("features", {}).get("count_norm", 0.0)) > 0
 
 
+RESAMPLED = (
+    "Devices drew their samples from one training set, and several may hold the same one: the guarantee covers "
+    "everything that one device holds, and no sample that others hold too. Figures for one record count its copy on "
+    "one device."
+)
+
+
+def resampling_statement(terms: Mapping[str, Any]) -> list[str]:
+    """What a guarantee covers if devices may hold the same samples; nothing if they cannot."""
+    return [RESAMPLED] if terms.get("resampled") else []
+
+
 def counts_statement(terms: Mapping[str, Any]) -> list[str]:
     """That class counts are disclosed, of feature means that are divided by them."""
     return [_DISCLOSED_COUNTS] if "features" in terms and not counts_are_private(terms) else []
@@ -65,6 +77,11 @@ _PILOT_ERRORS = (
 ELEMENTS_ONLY = (
     "The server's receiver keeps demodulated resource elements only. One that keeps every sample sees, in the cyclic "
     "prefixes, other combinations of the devices' signals and noise, and more than is counted."
+)
+_ALL_SAMPLES = (
+    "All that the server's antenna receives is counted, cyclic prefixes included: noise counts 1/{factor} of its "
+    "variance. Channels have the computed paths, at whole samples, and do not change during a {still}; other paths or "
+    "changes would reveal more."
 )
 NOISE = {
     "seeded": "Seeded noise is a simulation: it protects no device, because anyone who knows the seed can remove it.",
@@ -264,7 +281,11 @@ def waveform_assumptions(waveform: Mapping[str, Any], own_noise_only: bool) -> l
     """What is taken for granted of an OFDM waveform, as a ledger's header or a plan describes it."""
     if own_noise_only:
         return [Assumption("own noise", _OWN_PHASE, declared=True)]
-    found = [Assumption("receiver keeps elements", ELEMENTS_ONLY)] if waveform["observed"] == "elements" else []
+    if waveform["observed"] == "elements":
+        found = [Assumption("receiver keeps elements", ELEMENTS_ONLY)]
+    else:
+        still, factor = "round" if waveform["csi"] == "perfect" else "symbol", rounded_up(float(waveform["factor"]))
+        found = [Assumption("paths of the channels", _ALL_SAMPLES.format(factor=factor, still=still))]
     if waveform["csi"] == "perfect":
         return [Assumption("exact channels", EXACT_CHANNELS), *found]
     numbers = {name: rounded_up(float(waveform[name])) for name in ("limit", "excess")}

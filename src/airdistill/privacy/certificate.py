@@ -320,10 +320,10 @@ def _valid_model(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> str:
 def _deltas(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> tuple[FloatArray, FloatArray]:
     """The δ that was asked for and the δ that is guaranteed, `[device]`.
 
-    The header's δ is that of the noise. A plan reserves a part of the target for channel errors beyond their limit;
-    such errors are independent of the noise, and so their probability adds to δ.
+    The header's δ is that of the noise. A plan reserves a part of the target for channel errors beyond their limit, of
+    its own run and of earlier ones. They are independent of the noise, and so the probabilities of all runs add to δ.
     """
-    reserved = float(header.terms.get("waveform", header.terms.get("csi_error", {})).get("reserved_delta", 0.0))
+    reserved = header.reserved_delta
     excess = sum(run.excess_delta or 0.0 for run in runs)
     # Adding what was subtracted leaves a rounding error, which must not be rounded up.
     asked = np.array([float(f"{delta + reserved:.12g}") for delta in header.delta]) if reserved else header.delta
@@ -357,10 +357,10 @@ def _broken_targets(header: LedgerHeader, runs: Sequence[CertifiedRun], accounts
     late = [account for account in asked if account.delta_in_all > account.delta * (1 + TOLERANCE)]
     if late:
         worst = max(late, key=lambda account: account.delta_in_all / account.delta)
+        remedy = "" if "waveform" in header.terms else " Raise radio.csi_quantile."
         reasons.append(
             f"Channel errors beyond their limit add their probability to δ: device {worst.device} has "
-            f"δ = {rounded_up(worst.delta_in_all)}, and the target was {rounded_up(worst.delta)}. Raise "
-            "radio.csi_quantile."
+            f"δ = {rounded_up(worst.delta_in_all)}, and the target was {rounded_up(worst.delta)}.{remedy}"
         )
     return reasons
 

@@ -21,10 +21,10 @@ from airdistill.errors import AirDistillError
 from airdistill.privacy.assumptions import Terms
 from airdistill.privacy.chain import Chain, LedgerError, digest_before_last, digest_of_body, ends_with
 from airdistill.privacy.correlation import Correlation, JointRounds
-from airdistill.privacy.ledger_header import LedgerHeader, noise_origin
-from airdistill.privacy.release import Release, Spending, SubsampledSpending
+from airdistill.privacy.ledger_header import LedgerHeader, excess_of_runs, noise_origin, problem_with_excess
+from airdistill.privacy.release import EarlierRuns, Release, Spending, SubsampledSpending
 from airdistill.privacy.targets import epsilon_of_mu, without_rounding
-from airdistill.privacy.trust import TRUST_MODELS
+from airdistill.privacy.trust import TRUST_MODELS, TrustStatement, trust_from, trust_statement
 
 logger = logging.getLogger(__name__)
 TOLERANCE = 1e-9  # relative, of μ²: rounding must not stop a run of exactly the planned rounds
@@ -235,6 +235,11 @@ class Ledger:
         """What earlier runs of the same devices have of it, `[device]`."""
         return self._declared(self._before_this_run)
 
+    def excess_delta(self, trust: TrustStatement, more_releases: int = 0) -> float:
+        """The probability that a channel error of any run was beyond its limit, if this run released so many more."""
+        counts = [*self.earlier_counts, self.num_releases + more_releases]
+        return excess_of_runs([*self.earlier_headers, self.header], counts, trust)
+
     def _declared(self, spending: Spending) -> FloatArray:
         return spending.squared_mu(self.header.sensitivity, self.header.trust, self.header.relabel)
 
@@ -292,7 +297,13 @@ class Ledger:
 
     def _check(self, release: Release, spending: Spending) -> None:
         terms = self.header
-        over = self._over_budget(release, spending) if terms.enforced else None
+        if not terms.enforced:
+            return
+        excess = self.excess_delta(trust_from(terms.trust, terms.terms), more_releases=1)
+        problem = problem_with_excess(terms, excess)
+        if problem is not None:
+            raise BudgetExceeded(f"round {release.round_index}: {problem}; it was not transmitted")
+        over = self._over_budget(release, spending)
         if over is None:
             return
         device, wanted = over
@@ -329,11 +340,12 @@ def _times_over(spent: FloatArray, budget: FloatArray) -> FloatArray:
         return np.nan_to_num(spent / budget, nan=0.0)
 
 
-def spent_before(path: Path, terms: Terms, num_devices: int) -> FloatArray:
-    """μ² that earlier runs of the same devices have spent, `[device]`, under a new run's terms."""
+def spent_before(path: Path, terms: Terms, num_devices: int) -> EarlierRuns:
+    """What earlier runs of the same devices have spent under a new run's terms."""
     earlier = Ledger.read(path)
     _check_fleet(earlier, terms, num_devices)
-    return earlier.spending.squared_mu(terms.sensitivity, terms.trust, terms.relabel)
+    squared_mu = earlier.spending.squared_mu(terms.sensitivity, terms.trust, terms.relabel)
+    return EarlierRuns(squared_mu, earlier.excess_delta(trust_statement(terms.trust)))
 
 
 def _check_keeps_earlier_runs(path: Path, given: Path | None) -> None:

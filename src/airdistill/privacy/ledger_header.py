@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,8 +12,12 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.files import jsonable
 from airdistill.privacy.chain import LedgerError
+from airdistill.privacy.trust import TrustStatement
 
 FORMAT = 1
+_ROUNDING = 1e-9  # relative, of δ
+TDMA = "orthogonal_knowledge"  # a kind of uplink
+EARLIER_EXCESS = "earlier_excess_delta"  # a term: what channel errors of earlier runs have taken of δ
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,15 @@ class LedgerHeader:
         return " ".join(filter(None, (self.payload, self.terms.get("device_data"))))
 
     @property
+    def reserved_delta(self) -> float:
+        """The part of every device's target δ that is kept for channel errors: of this run, and of earlier ones.
+
+        `delta` is the rest, for the noise.
+        """
+        own = self.terms.get("waveform", self.terms.get("csi_error", {})).get("reserved_delta", 0.0)
+        return float(own) + float(self.terms.get(EARLIER_EXCESS, 0.0))
+
+    @property
     def scenario_digest(self) -> str | None:
         """The digest of the run's scenario; None if the ledger does not record it."""
         return self.terms.get("scenario") or None
@@ -71,6 +84,46 @@ class LedgerHeader:
             raise LedgerError(f"a ledger of format {stored['format']}: this version reads format {FORMAT}")
         numbers = {name: _array(stored[name]) for name in ("epsilon", "delta", "mu")}
         return cls(**{name: stored[name] for name in stored if name not in ("kind", "format")} | numbers)
+
+
+def excess_delta(header: LedgerHeader, num_releases: int, trust: TrustStatement) -> float | None:
+    """The probability that a channel error of any device in any round was beyond its limit, by the union bound.
+
+    None if such errors matter under this trust model and the ledger, of an earlier version, does not record their
+    quantile.
+    """
+    terms = header.terms
+    limit = float(terms.get("csi_error_limit", 0.0))
+    if "waveform" not in terms and limit == 0:
+        return 0.0
+    secure_sum = isinstance(terms.get("medium"), Mapping)
+    if secure_sum or not trust.needs_aligned_channels(terms["uplink"] == TDMA):
+        return 0.0
+    if "waveform" in terms:
+        # Rounds that were charged again, or beyond the plan, have errors of their own.
+        stated = terms["waveform"]
+        return min(1.0, float(stated["excess"]) * max(1.0, num_releases / float(stated.get("rounds", np.inf))))
+    if "csi_error" not in terms:
+        return None
+    return min(1.0, header.num_devices * num_releases * (1.0 - float(terms["csi_error"]["quantile"])))
+
+
+def excess_of_runs(headers: Sequence[LedgerHeader], counts: Sequence[int], trust: TrustStatement) -> float:
+    """That of runs with so many releases, together: every run has channels and errors of its own."""
+    runs = zip(headers, counts, strict=True)
+    return sum(excess_delta(header, count, trust) or 0.0 for header, count in runs if count)
+
+
+def problem_with_excess(header: LedgerHeader, excess: float) -> str | None:
+    """Why so much for channel errors of all runs is more than a header keeps of δ; None if it is not.
+
+    A plan that could keep nothing of δ for its own has warned, and its certificate does not hold.
+    """
+    kept = header.reserved_delta
+    if excess <= kept * (1 + _ROUNDING) or header.terms.get("csi_error", {}).get("reserved_delta") == 0:
+        return None
+    rule = f"would take {excess:.6g} of δ, and {kept:.6g} is kept for them"
+    return f"channel errors of all runs in its ledger {rule}; plan a run that continues this ledger with it"
 
 
 def noise_origin(header: LedgerHeader, before: str, num_entries: int) -> str:

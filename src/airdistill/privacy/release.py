@@ -180,6 +180,14 @@ class Spending:
         return np.asarray(np.sum([np.zeros(self.num_devices), *spent], axis=0))
 
 
+@dataclass(frozen=True)
+class EarlierRuns:
+    """What earlier runs of the same devices have spent: μ² `[device]`, and of δ for channel errors beyond a limit."""
+
+    squared_mu: FloatArray
+    excess_delta: float = 0.0
+
+
 _TOLERANCE = 1e-8  # relative, of ε
 
 Runs = tuple[tuple[IntArray, int], ...]

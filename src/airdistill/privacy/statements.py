@@ -36,12 +36,13 @@ from airdistill.privacy.assumptions import (
     noise_statement,
     pilot_source,
     public_facts,
+    resampling_statement,
     votes_statement,
     waveform_assumptions,
 )
 from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.ledger import Ledger
-from airdistill.privacy.ledger_header import LedgerHeader
+from airdistill.privacy.ledger_header import TDMA, LedgerHeader, excess_delta
 from airdistill.privacy.neighbours import neighbours_from
 from airdistill.privacy.participation import participation_assumption, participation_statements
 from airdistill.privacy.trust import FleetNoise, trust_from
@@ -71,7 +72,7 @@ class CertifiedRun:
 
     @property
     def uses_tdma(self) -> bool:
-        return bool(self.terms["uplink"] == "orthogonal_knowledge")
+        return bool(self.terms["uplink"] == TDMA)
 
     @property
     def assumes_untrained_model(self) -> bool:
@@ -95,20 +96,8 @@ class CertifiedRun:
 
     @property
     def excess_delta(self) -> float | None:
-        """The probability that a channel error of any device in any round was beyond its limit, by the union bound.
-
-        None if such errors matter and the ledger, of an earlier version, does not record their quantile.
-        """
-        if "waveform" in self.terms:
-            # Rounds that were charged again, or beyond the plan, have errors of their own.
-            stated = self.terms["waveform"]
-            return min(1.0, float(stated["excess"]) * max(1.0, self.num_releases / float(stated.get("rounds", np.inf))))
-        if not self.protects_by_aligned_channels or float(self.terms.get("csi_error_limit", 0.0)) == 0:
-            return 0.0
-        if "csi_error" not in self.terms:
-            return None
-        outside = 1.0 - float(self.terms["csi_error"]["quantile"])
-        return min(1.0, self.header.num_devices * self.num_releases * outside)
+        """The probability of a channel error beyond its limit in this run; None if the ledger does not tell."""
+        return excess_delta(self.header, self.num_releases, trust_from(self.header.trust, self.terms))
 
 
 def runs_of(ledger: Ledger) -> list[CertifiedRun]:
@@ -211,6 +200,7 @@ def guarantees_of(
             *neighbours.statement(header.sensitivity, header.relabel, run.trained),
             *answers_statement(run.terms),
             *counts_statement(run.terms),
+            *resampling_statement(run.terms),
             *comparison_statement(run.terms),
             trust_from(header.trust, run.terms).statement(run.uses_tdma),
             *participation_statements(run.terms),
@@ -229,7 +219,9 @@ RECORD_VOID = (
 
 
 def record_figure(runs: Sequence[CertifiedRun]) -> bool | None:
-    """Whether every run's bound for one record is exact; None if no run's is."""
+    """Whether every run's bound for one record is exact; None if no run's is, or if a record may be on many devices."""
+    if any(run.terms.get("resampled") for run in runs):
+        return None
     private = [neighbours_from(run.header.payload, run.terms).record_is_exact for run in runs if run.is_private]
     return all(private) if any(private) and len(private) == len(runs) else (False if any(private) else None)
 

@@ -24,8 +24,9 @@ from airdistill.planning.plan import Plan
 from airdistill.planning.waveform import waveform_facts
 from airdistill.privacy.certificate import Certificate, certificate_of
 from airdistill.privacy.ledger import Ledger, spent_before
-from airdistill.privacy.ledger_header import LedgerHeader
+from airdistill.privacy.ledger_header import EARLIER_EXCESS, LedgerHeader
 from airdistill.privacy.participation import header_of
+from airdistill.privacy.release import EarlierRuns
 from airdistill.privacy.targets import target_mu
 from airdistill.privacy.trust import is_built_in, trust_header
 from airdistill.runs.checkpoint import newest_ledger_marks
@@ -138,6 +139,8 @@ def _terms(plan: Plan, releases: str) -> dict[str, Any]:
         facts["csi_error"] = {"quantile": scenario.radio.csi_quantile, "reserved_delta": reserved_delta(scenario)}
     if scenario.waveform.kind == "ofdm":
         facts["waveform"] = {**waveform_facts(scenario, plan.uplink), "reserved_delta": reserved_delta(scenario)}
+    if plan.fleet.earlier_excess > 0:
+        facts[EARLIER_EXCESS] = plan.fleet.earlier_excess
     if scenario.radio.antennas > 1:
         facts["antennas"] = scenario.radio.antennas
     if plan.uplink.correlation is not None:
@@ -203,8 +206,8 @@ def ledger_path(given: Path) -> Path:
     return path
 
 
-def spent_by_earlier_runs(given: Path | None, scenario: Scenario) -> FloatArray | None:
-    """μ² that the given ledger has spent, `[device]`, under this scenario's terms."""
+def spent_by_earlier_runs(given: Path | None, scenario: Scenario) -> EarlierRuns | None:
+    """What the runs of the given ledger have spent under this scenario's terms."""
     return None if given is None else spent_before(ledger_path(given), scenario.privacy, scenario.num_devices)
 
 

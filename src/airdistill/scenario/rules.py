@@ -57,6 +57,8 @@ def check_partition(scenario: Scenario) -> None:
     if data.normalization == "public" and scenario.public is None:
         rule = 'is fitted on public samples, and there are none; add a table [public], or use "fixed"'
         raise InputError("data.normalization", "public", rule)
+    if data.resample:
+        _check_resampling(scenario)
     if counts is not None:
         if len(counts) != scenario.num_devices:
             shape = Described(f"{len(counts)} rows × {len(counts[0])} columns")
@@ -66,6 +68,21 @@ def check_partition(scenario: Scenario) -> None:
         raise InputError("data.alpha", NOT_GIVEN, 'partition "dirichlet" needs a concentration')
     elif data.partition == "shards" and data.classes_per_device is None:
         raise InputError("data.classes_per_device", NOT_GIVEN, 'partition "shards" needs a number of classes')
+
+
+def _check_resampling(scenario: Scenario) -> None:
+    """Check resampling: one sample may be in several devices' vectors, of which a bound for one record counts one."""
+    data, sensitivity = scenario.data, scenario.privacy.sensitivity
+    if data.class_counts is not None:
+        raise InputError("data.resample", True, "declared class counts are not drawn; leave out data.class_counts")
+    if data.samples_per_device is None:
+        raise InputError("data.samples_per_device", NOT_GIVEN, "data.resample needs a number of samples per device")
+    if sensitivity != "device":
+        rule = (
+            "with data.resample several devices may hold the same record, of which a bound for one record counts one "
+            'copy; use "device", or data.resample = false'
+        )
+        raise InputError("privacy.sensitivity", sensitivity, rule)
 
 
 def check_learning(scenario: Scenario) -> None:
@@ -198,11 +215,12 @@ def _check_observed(scenario: Scenario) -> None:
     wave, radio, trust = scenario.waveform, scenario.radio, scenario.privacy.trust
     if trust == "own_noise" or math.isinf(min(scenario.privacy.epsilon.numbers)):
         return
-    if wave.observed == "samples":
+    if wave.observed == "samples" and not _bounds_prefixes(scenario):
         rule = (
-            f"with privacy.trust = {trust} a server that keeps every sample, cyclic prefixes included, sees more than "
-            'is counted: set privacy.trust = "own_noise", or declare with waveform.observed = "elements" that it keeps '
-            "demodulated elements only"
+            f"with privacy.trust = {trust} no bound is proven on what cyclic prefixes add for a server that keeps "
+            "every sample, through several paths known from pilots, or under fleet_noise from moving devices: set "
+            'privacy.trust = "own_noise", or declare with waveform.observed = "elements" that it keeps demodulated '
+            'elements only; waveform.csi = "perfect" plans for static channels that are known exactly'
         )
         raise InputError("waveform.observed", "samples", rule)
     only_own = f"with privacy.trust = {trust} no noise is proven to count through it but a device's own; use own_noise"
@@ -217,6 +235,19 @@ def _check_observed(scenario: Scenario) -> None:
     for applies, field, value in rejected:
         if applies:
             raise InputError(field, value, only_own)
+
+
+def _bounds_prefixes(scenario: Scenario) -> bool:
+    """Whether the channels that a scenario declares bound what the server learns from cyclic prefixes.
+
+    Of one path that does not change, a prefix repeats what elements show; receiver noise is new in it.
+    """
+    wave, radio, trust = scenario.waveform, scenario.radio, scenario.privacy.trust
+    if trust not in ("receiver_noise", "fleet_noise"):
+        return False
+    one_path = radio.gains is not None or not is_threegpp(radio.fading)
+    real_noise = trust == "receiver_noise" and radio.noise_power != 0
+    return wave.csi == "perfect" or (one_path and (real_noise or wave.speed == 0))
 
 
 def check_noise(scenario: Scenario) -> None:

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from airdistill.arrays import FloatArray
 from airdistill.data.public import load_data
 from airdistill.errors import AirDistillError, Described, InputError, described
 from airdistill.planning.feature_means import has_own_embedding
 from airdistill.planning.fleet import realise_fleet
 from airdistill.planning.payloads import Gradient, declared_public
 from airdistill.planning.plan import Plan, plan
+from airdistill.plugins import load_object
+from airdistill.privacy.release import EarlierRuns
 from airdistill.scenario.loading import changed, for_scheme
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.radio import Radio
@@ -108,13 +109,13 @@ def refuse_server_selector(scenario: Scenario) -> None:
         raise InputError("public.server_selector", selector, rule)
 
 
-def plan_scheme(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | None = None) -> Plan:
+def plan_scheme(scheme: Scheme, scenario: Scenario, earlier: EarlierRuns | None = None) -> Plan:
     """Plan a scenario from `as_run_by`, with what earlier runs have left of every device's budget.
 
     An exception in the user's own payload, trust or participation model becomes an error that names the line.
     """
     try:
-        return _planned(scheme, scenario, spent_squared_mu)
+        return _planned(scheme, scenario, earlier)
     except Exception as error:
         if isinstance(error, AirDistillError) or not has_own_code(scheme, scenario):
             raise
@@ -126,11 +127,16 @@ def has_own_code(scheme: Scheme, scenario: Scenario) -> bool:
     return is_users(scheme) or bool(named_code(scenario)) or has_own_embedding(scenario)
 
 
-def named_code(scenario: Scenario) -> list[str]:
-    """The references to trust models, participation models, receivers and networks of the user's own."""
-    named = [scenario.privacy.trust, scenario.fleet.sampling, scenario.learning.receiver, *scenario.model_names]
-    server = None if scenario.public is None else scenario.public.server_model
-    return [name for name in (*named, server or "") if ":" in name]
+def named_code(scenario: Scenario) -> list[tuple[str, str]]:
+    """The trust and participation models, receivers and networks of the user's own: the field and the reference."""
+    named = [
+        ("privacy.trust", scenario.privacy.trust),
+        ("fleet.sampling", scenario.fleet.sampling),
+        ("learning.receiver", scenario.learning.receiver),
+        *(("learning.model", name) for name in scenario.model_names),
+        ("public.server_model", "" if scenario.public is None else scenario.public.server_model or ""),
+    ]
+    return [(field, reference) for field, reference in named if ":" in reference]
 
 
 def is_users(scheme: Scheme) -> bool:
@@ -138,7 +144,9 @@ def is_users(scheme: Scheme) -> bool:
     return not type(scheme).__module__.startswith("airdistill.")
 
 
-def _planned(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | None) -> Plan:
+def _planned(scheme: Scheme, scenario: Scenario, earlier: EarlierRuns | None) -> Plan:
+    if ":" in scenario.learning.receiver:  # a plan does not call it, and must not promise a run that cannot begin
+        load_object(scenario.learning.receiver, "learning.receiver")
     if scheme.one_model and len(set(scenario.model_names)) > 1:
         mixed = Described(" and ".join(sorted(set(scenario.model_names))))
         rule = f"{scheme.name} needs one model for all devices; only distillation works with different models"
@@ -151,12 +159,12 @@ def _planned(scheme: Scheme, scenario: Scenario, spent_squared_mu: FloatArray | 
         raise InputError("learning.optimizer", scenario.learning.optimizer, rule)
     length = model_length(scheme, scenario)
     if scenario.public is not None and scheme.payload.needs_public_set:
-        fleet = realise_fleet(scenario, spent_squared_mu)
+        fleet = realise_fleet(scenario, earlier)
         scenario = scheme.payload.chosen(scenario, fleet)
         if scenario.data.class_counts is None:
             dataset, _ = load_data(scenario)  # a public set that cannot be loaded is refused now
             length = scheme.payload.length_for(scenario, fleet, dataset.x_train.shape[1:])
-    made = plan(scenario, scheme.uplink_kind, length, spent_squared_mu if scheme.releases == "private" else None)
+    made = plan(scenario, scheme.uplink_kind, length, earlier if scheme.releases == "private" else None)
     return made if scheme.releases == "private" else _without_protection(made, scheme)
 
 

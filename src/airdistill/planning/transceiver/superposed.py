@@ -22,7 +22,6 @@ from airdistill.planning.transceiver.design import (
     Links,
     RoundDesign,
     design_links,
-    effective_noise_var,
     noise_by_trust,
 )
 from airdistill.planning.transceiver.paper import design_round_paper, privacy_stringency
@@ -176,7 +175,7 @@ class SuperposedUplink(Uplink):
         """By how much more noise is designed than is counted: for misaligned channels, or through a waveform."""
         return self._misalignment_margin * self.observation.factor(self.trust_model)
 
-    @property
+    @cached_property
     def _weights_vary(self) -> bool:
         return self.truncation > 0 or not self.participation.everyone
 
@@ -199,6 +198,8 @@ class SuperposedUplink(Uplink):
         if self.observation.misalignment > 0:
             # A tone's error is spread over its symbol: every number has the same share of it.
             noise_var = noise_var + self.observation.misalignment * links.signal_share
+            # What all devices lose alike adds up where they send the same, which is taken for granted.
+            noise_var = noise_var + self.observation.common_loss**2 * links.common_share
         if self._exact_channels:
             return noise_var
         artificial = self.trust_model.artificial_noise_var(required)
@@ -218,11 +219,11 @@ class SuperposedUplink(Uplink):
                 asked = (
                     num_rounds * once if once is not None else self._round_requirement(links, self.required(num_rounds))
                 )
-                noise = self._predicted(links, asked, effective_noise_var(links, asked, trust))
+                noise = self._predicted(links, asked, trust.effective_noise_var(links, asked))
                 return noise * self.participation.variance_factor
             joined = self._links(channels, self.participation.masks(num_rounds, len(channels)))
             asked = self._round_requirement(joined, self.required(num_rounds))
-            return self._predicted(joined, asked, effective_noise_var(joined, asked, trust))
+            return self._predicted(joined, asked, trust.effective_noise_var(joined, asked))
 
         return noise_var
 
@@ -246,7 +247,7 @@ class SuperposedUplink(Uplink):
         mask = self.participation.mask(round_index)
         links = self._links(channel, mask)
         asked = self._round_requirement(links, self.required_at(num_rounds, round_index, spent))
-        made = design_links(links, self._active_channels(channel, mask), asked, self.trust)
+        made = design_links(links, self._active_channels(channel, mask), asked, self.trust_model)
         if not self._exact_channels or self._margin != 1 or self.observation.misalignment > 0:
             made = replace(
                 made,
@@ -262,12 +263,21 @@ class SuperposedUplink(Uplink):
         """From the channel as it is known: the noise that is certain for any error up to its limit."""
         if self.observation.is_partial:
             seen, counted = self.observation, noise_by_trust(design, channel, 0.0, "fleet_noise")
+            if self._counts_own_only:
+                # Nothing was bounded of what errors of the channel do to other noise: a later run of the ledger, with
+                # another trust model, cannot count it either.
+                return counted_by_trust(counted["own_noise"], counted["own_noise"], 0.0, self.trust)
             receiver = divide_or(np.array(self.channel_noise_var), design.rx_scale**2, np.inf)
             stronger = (1 + seen.limit) ** 2
             # A row that is not sent reveals nothing, also where no noise is certain (inf · 0 would be NaN).
             sent = np.isfinite(counted["fleet_noise"])
-            others = np.where(sent, np.where(sent, counted["fleet_noise"], 0.0) * seen.kept / stronger, np.inf)
-            return counted_by_trust(counted["own_noise"], others, receiver / stronger, self.trust)
+            kept = seen.kept / (stronger * seen.fleet_factor)
+            others = np.where(sent, np.where(sent, counted["fleet_noise"], 0.0) * kept, np.inf)
+            if np.isinf(seen.receiver_factor):
+                receiver = np.zeros_like(receiver)
+            return counted_by_trust(
+                counted["own_noise"], others, receiver / (stronger * seen.receiver_factor), self.trust
+            )
         if self._exact_channels:
             return noise_by_trust(design, channel, self.channel_noise_var, self.trust)
         limit = self.error.limit
