@@ -191,13 +191,14 @@ def _read_plan(folder: Path) -> Plan:
 
 
 def _same_fleet(planned: RealisedFleet, given: RealisedFleet) -> bool:
-    """Compare samples and targets; the last bits may differ between machines. A plan may leave budget unused, of which
-    earlier federations can have spent a part."""
-    unspent = replace(planned, mu=given.mu)
+    """Compare samples and targets; the last bits may differ between machines. A plan may leave budget unused, and keep
+    a part of δ, of which earlier federations can have spent some."""
+    past = planned.earlier_excess
+    unspent = replace(planned, mu=given.mu, delta=planned.delta + past, earlier_excess=given.earlier_excess)
     same = all(
         np.allclose(mine, other, rtol=1e-9) for mine, other in zip(astuple(unspent), astuple(given), strict=True)
     )
-    return same and bool((planned.mu <= given.mu * (1 + 1e-9)).all())
+    return same and past >= 0 and bool((planned.mu <= given.mu * (1 + 1e-9)).all())
 
 
 def _session_in(folder: Path) -> str:
