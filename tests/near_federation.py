@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import ConfigRecord
+
 from airdistill.errors import AirDistillError
 from airdistill.flower.coordinator import Introduction
 from airdistill.flower.demo import prepare
@@ -46,7 +48,8 @@ class InProcessDevices:
                 answers[number] = NO_ANSWER
                 continue
             try:
-                answer = self.device(number).answer(step, round_index, question)
+                # Flower's records take numbers, strings, bytes and lists of them only: anything else is an error.
+                answer = dict(ConfigRecord(self.device(number).answer(step, round_index, dict(ConfigRecord(question)))))
             except AirDistillError as refusal:
                 answer = f"failed: {refusal}"
             answers[number] = self.tamper(step, round_index, number, answer)

@@ -11,7 +11,7 @@ not protect the devices from the server.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +63,7 @@ class UpdateReport:
     accuracy: Accuracy | None
 
     def to_record(self) -> Record:
-        measured = {} if self.accuracy is None else asdict(self.accuracy)
+        measured = {} if self.accuracy is None else self.accuracy.to_dict()
         return {"training": self.training, "distillation": self.distillation, **measured}
 
 
