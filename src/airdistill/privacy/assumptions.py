@@ -145,6 +145,10 @@ COMPARED = (
     "copies are not detected."
 )
 NOT_COMPARED = "The public samples were not compared with private or test samples: they may be copies of these."
+COMPARED_BY_DEVICES = (
+    "Each device compared the public samples with its own training samples before it sent anything: no exact copies. "
+    "Near copies are not detected."
+)
 SKIPPED = (
     "Samples that were not held out as public, because the dataset has other copies of them: {skipped}. Which ones is "
     "not protected."
@@ -239,8 +243,9 @@ def comparison_statement(terms: Mapping[str, Any]) -> list[str]:
     """What public samples were compared with; nothing for runs without a public set."""
     compared = terms.get("public_comparison")
     if compared is None:
-        # A federation, which has no data of its own, or a ledger of an older version.
-        return [NOT_COMPARED] if "public" in terms else []
+        if "public_set" in terms:  # of a federation, whose server has no private samples
+            return [COMPARED_BY_DEVICES]
+        return [NOT_COMPARED] if "public" in terms else []  # a ledger of an older version
     return [COMPARED.format(**compared), *copies_in_dataset(compared)]
 
 
