@@ -30,6 +30,7 @@ from airdistill.scenario.loading import changed
 from airdistill.scenario.sections import Waveform
 
 WAVE = ["waveform.kind=ofdm", "waveform.observed=elements"]
+STATIC_SAMPLES = ["waveform.observed=samples", "waveform.csi=perfect"]
 STRONG = ["radio.distance=100 m", "waveform.pilot_symbols=20", "radio.fading=tdl-a"]
 
 
@@ -221,9 +222,12 @@ def test_misalignment_grows_with_the_square_of_the_speed_until_the_plan_warns():
         (["radio.fading=tdl-e", "radio.delay_spread=120 ns"], "radio.delay_spread"),  # its last path: 2.48 µs
         (["waveform.pilot_power=0 W"], "waveform.pilot_power"),
         (["waveform.amplifier=rapp"], "waveform.amplifier"),
-        (["waveform.carrier_offset=10 Hz"], "waveform.carrier_offset"),
-        (["waveform.phase_noise=1 Hz"], "waveform.phase_noise"),
-        (["waveform.timing_error=1 us"], "waveform.timing_error"),
+        (["waveform.amplifier=clip", "privacy.trust=receiver_noise", "radio.fading=tdl-a"], "waveform.amplifier"),
+        (["waveform.carrier_offset=10 Hz", "radio.fading=tdl-a"], "waveform.carrier_offset"),
+        (["waveform.carrier_offset=10 Hz", *STATIC_SAMPLES], "waveform.carrier_offset"),
+        (["waveform.phase_noise=1 Hz", "radio.fading=tdl-a"], "waveform.phase_noise"),
+        (["waveform.phase_noise=1 Hz", *STATIC_SAMPLES], "waveform.phase_noise"),
+        (["waveform.timing_error=1 us", *STATIC_SAMPLES], "waveform.timing_error"),
         (["waveform.kind=single_tone", "air.medium=waveform"], "air.medium"),
     ],
 )
@@ -231,6 +235,15 @@ def test_what_a_waveform_does_not_carry_is_refused(changes, field):
     with pytest.raises(InputError) as refused:
         ad.load("quick", [*WAVE, *changes])
     assert refused.value.field == field
+
+
+def test_a_late_device_beyond_the_prefix_is_refused():
+    """72 samples of prefix: paths and delays of 72 fit, of 73 do not."""
+    one_sample = 1 / (1024 * 30e3)
+    assert planned(f"waveform.timing_error={71.9 * one_sample} s").uplink.observation.fleet_factor == 1
+    with pytest.raises(InputError, match="73 samples late, and paths of 0, do not fit a cyclic prefix of 72"):
+        planned(f"waveform.timing_error={72.1 * one_sample} s")
+    planned(f"waveform.timing_error={72.1 * one_sample} s", "privacy.trust=own_noise")
 
 
 def test_drift_is_that_of_the_drawn_phases():
