@@ -12,6 +12,7 @@ from airdistill.channel.selective import WideLink, aging, tone_gains
 from airdistill.channel.sources import channel_source
 from airdistill.channel.waveform import Grid, air_time
 from airdistill.errors import AirDistillError, InputError
+from airdistill.planning.noise_factors import check_delays
 from airdistill.planning.waveform import (
     Observation,
     backed_off,
@@ -238,12 +239,19 @@ def test_what_a_waveform_does_not_carry_is_refused(changes, field):
 
 
 def test_a_late_device_beyond_the_prefix_is_refused():
-    """72 samples of prefix: paths and delays of 72 fit, of 73 do not."""
+    """72 samples of prefix, paths of 30: delays of 42 fit, of 43 do not."""
     one_sample = 1 / (1024 * 30e3)
-    assert planned(f"waveform.timing_error={71.9 * one_sample} s").uplink.observation.fleet_factor == 1
-    with pytest.raises(InputError, match="73 samples late, and paths of 0, do not fit a cyclic prefix of 72"):
-        planned(f"waveform.timing_error={72.1 * one_sample} s")
-    planned(f"waveform.timing_error={72.1 * one_sample} s", "privacy.trust=own_noise")
+
+    def late(num_samples, *changes):
+        field = f"waveform.timing_error={num_samples * one_sample} s"
+        scenario = ad.load("quick", [*WAVE, "radio.fading=tdl-a", "radio.delay_spread=100 ns", field, *changes])
+        check_delays(scenario, replace(a_link(), taps=np.zeros((5, 31), dtype=np.complex128)))
+
+    late(41.9)
+    with pytest.raises(InputError, match="43 samples late, and paths of 30, do not fit a cyclic prefix of 72"):
+        late(42.1)
+    late(42.1, "privacy.trust=own_noise")
+    late(42.1, "privacy.epsilon=inf")
 
 
 def test_drift_is_that_of_the_drawn_phases():

@@ -139,8 +139,9 @@ def has_impairments(scenario: Scenario) -> bool:
 def check_delays(scenario: Scenario, link: WideLink) -> None:
     """Raise if a late device's signal may reach beyond the cyclic prefix: no factor is proven for it."""
     grid = Grid.of(scenario)
-    own_only = trust_statement(scenario.privacy.trust).counts_own_only
-    if grid is None or scenario.waveform.timing_error == 0 or own_only:
+    privacy = scenario.privacy
+    unused = trust_statement(privacy.trust).counts_own_only or math.isinf(min(privacy.epsilon.numbers))
+    if grid is None or scenario.waveform.timing_error == 0 or unused:
         return
     late = math.ceil(scenario.waveform.timing_error * grid.sample_rate_hz)
     paths = link.taps.shape[1] - 1
