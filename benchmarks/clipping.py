@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from airdistill.data import load_dataset
-from airdistill.learning.fleet import Engine, LearnerMaker
+from airdistill.learning.fleet import Engine
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import to_tensor
 from airdistill.runs.options import keep_freed_memory

@@ -12,7 +12,8 @@ import pytest
 from airdistill.cli import main
 from airdistill.runs.comparison import Comparison
 from airdistill.runs.executors import LocalExecutor
-from airdistill.runs.runner import run
+from airdistill.runs.folder import RUN
+from airdistill.runs.runner import resume, run
 
 
 def exit_code(*arguments):
@@ -37,5 +38,8 @@ def runs_in_this_process():
 def _run_one_by_one(_executor, folder, _given, waiting, _jobs, _on_progress):
     stored = Comparison.read(folder)
     for task in waiting:
+        if (task.folder_in(folder) / RUN).exists():
+            resume(task.folder_in(folder))
+            continue
         arm, options = stored.arm(task.label), replace(stored.options, threads=1)
         run(arm.with_seed(task.seed), arm.scheme, arm.rounds, task.folder_in(folder), options)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from airdistill.radio.superposition import error_free
 from airdistill.report.plan import receiver_rows
 from airdistill.runs.options import RunOptions
 from airdistill.runs.runner import run
+from airdistill.runs.simulation import own_code
 from airdistill.schemes import Outcome, Scheme
 from airdistill.schemes.distillation import OtaFd
 from airdistill.schemes.payloads import BaseProtocol
@@ -187,6 +189,45 @@ class Twofold(OtaFd):
         return Outcome(this.learn(this.transmit(vectors).received))
 
 
+class Loud(OtaFd):
+    """A hundred times the planned power: signal, noise and scale are consistent, but no transmitter sends them."""
+
+    name = "loud"
+
+    def play(self, this):
+        planned = this.design()
+        gains = {name: 10 * getattr(planned, name) for name in ("signal_gain", "noise_gain", "rx_scale")}
+        this.charge(replace(planned, **gains))
+        return super().play(this)
+
+
+class Wrapped(OtaFd):
+    """Broadcasts the reception in place of an array."""
+
+    name = "wrapped"
+
+    def play(self, this):
+        reception = this.transmit(this.vectors())
+        return Outcome(this.learn(reception), reception)
+
+
+class Cut(OtaFd):
+    """Broadcasts too few entries."""
+
+    name = "cut"
+
+    def play(self, this):
+        reception = this.transmit(this.vectors())
+        return Outcome(this.learn(reception.received[:, :2]), reception)
+
+
+class LossesOnly(OtaFd):
+    name = "losses_only"
+
+    def play(self, this):
+        return this.learn(this.transmit(this.vectors()).received)
+
+
 class NotTrust:
     """Not derived from Trust."""
 
@@ -271,6 +312,17 @@ class SendsEndless(OtaFd):
     payload = Endless
 
 
+@dataclass(frozen=True)
+class Misspelt(TooLong):
+    kind = f"{__name__}:Misspelt"
+    neighbours = Neighbours("misspelt vectors", basis={"devices": "Clipped."})
+
+
+class SendsMisspelt(OtaFd):
+    name = "sends_misspelt"
+    payload = Misspelt
+
+
 class Relay(OwnNoise):
     """Half of the receiver noise is a relay's. Its flags do not say that other noise counts."""
 
@@ -287,6 +339,38 @@ class HonestRelay(Relay):
     counts_receiver = True
 
 
+class Anchors(OwnNoise):
+    """The first two devices add the noise for all."""
+
+    sentence = "The noise of devices 0 and 1 protects all devices."
+    assumption = "honest anchors"
+    counts_others = True
+
+    def added(self, required):
+        shares = np.zeros_like(required)
+        shares[..., :2, :] = required.max(axis=-2, keepdims=True) / 2
+        return shares
+
+    def counted(self, own, together, receiver_var):  # noqa: ARG002
+        return own[:2].sum(axis=0)
+
+
+class Unscaled(OwnNoise):
+    sentence = "A device's own noise counts."
+
+    def inverse_scale_sq(self, links, required):  # noqa: ARG002
+        return 1.0
+
+
+class Overpowered(OwnNoise):
+    """Scales all signals beyond the power limits."""
+
+    sentence = "A device's own noise counts."
+
+    def inverse_scale_sq(self, links, required):
+        return super().inverse_scale_sq(links, required) / 4
+
+
 class Flattened(Honest):
     def counted(self, own, together, receiver_var):
         return super().counted(own, together, receiver_var).sum()
@@ -295,6 +379,10 @@ class Flattened(Honest):
 class Unassuming(FleetNoise):
     name = "unassuming"
     assumption = None
+
+
+class Maskless(Participation):
+    """Does not say which devices join."""
 
 
 class Rolling(Participation):
@@ -377,6 +465,11 @@ def message(scenario_of, scheme="ota_fd"):
         Noiseless,
         Unprotected,
         Twofold,
+        Loud,
+        Wrapped,
+        Cut,
+        LossesOnly,
+        SendsMisspelt,
         OwnSlots,
         SendsMisnamed,
         SendsDisguised,
@@ -434,7 +527,7 @@ def test_a_relay_whose_noise_counts_with_the_receivers(tmp_path):
     np.testing.assert_allclose(counted[own], counted["own_noise"] + of_receiver / 2)
 
 
-@pytest.mark.parametrize("trust", [NotTrust, Underestimating, Unassuming, Flattened, Relay])
+@pytest.mark.parametrize("trust", [NotTrust, Underestimating, Unassuming, Flattened, Relay, Unscaled, Overpowered])
 def test_trust_models(trust, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert_documented(message(lambda: small_scenario(tmp_path, f"privacy.trust={__name__}:{trust.__name__}")))
@@ -442,7 +535,12 @@ def test_trust_models(trust, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("field", "own"),
-    [("fleet.sampling", Rolling), ("learning.receiver", Plain), ("learning.receiver", Counting)],
+    [
+        ("fleet.sampling", Rolling),
+        ("fleet.sampling", Maskless),
+        ("learning.receiver", Plain),
+        ("learning.receiver", Counting),
+    ],
 )
 def test_participation_models_and_receivers(field, own, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -484,9 +582,46 @@ def test_neighbours(change, said):
 
 
 def test_a_plan_lists_the_users_own_receiver(tmp_path):
-    scenario = small_scenario(tmp_path, "learning.receiver=mine:Averaging")
+    own = f"{__name__}:Overwriting"
+    plan = ad.plan(small_scenario(tmp_path, f"learning.receiver={own}"), "ota_fd")
+    assert receiver_rows(plan, ad.what_if(plan))[1][-1][0] == f"{own}*"
+
+
+def test_a_plan_is_not_made_for_a_receiver_that_no_run_can_find(tmp_path):
+    scenario = small_scenario(tmp_path, f"learning.receiver={__name__}:Overwritin")
+    with pytest.raises(AirDistillError, match=f"has no Overwritin; did you mean {__name__}:Overwriting"):
+        ad.plan(scenario, "ota_fd")
+
+
+def test_code_that_was_not_needed_yet_is_not_taken_for_changed_code(tmp_path, monkeypatch):
+    """An audit compares a run's own modules before anything has imported them."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "median_of_rounds.py").write_text(f"from {__name__} import Overwriting\n")
+    scenario = small_scenario(tmp_path, "learning.receiver=median_of_rounds:Overwriting")
     plan = ad.plan(scenario, "ota_fd")
-    assert receiver_rows(plan, ad.what_if(plan))[1][-1][0] == "mine:Averaging*"
+    known = own_code(plan, OtaFd())
+    assert known["median_of_rounds"] is not None
+    monkeypatch.delitem(sys.modules, "median_of_rounds")
+    assert own_code(plan, OtaFd()) == known
+    del sys.modules["median_of_rounds"]
+
+
+def test_two_methods_are_a_trust_model(tmp_path):
+    """What devices add and what counts of it: the plan expects what the ledger then counts, and limits are kept."""
+    own = f"{__name__}:Anchors"
+    plan = ad.plan(small_scenario(tmp_path, f"privacy.trust={own}"), "ota_fd")
+    channel = np.array([3e-5, 2e-5 + 1e-5j, 4e-5j])
+    design = plan.design(channel)
+    amplitude = np.abs(channel)[:, None] * np.abs(design.noise_gain) / design.rx_scale
+    expected = np.broadcast_to((amplitude[:2] ** 2).sum(axis=0), design.weights.shape)
+    np.testing.assert_allclose(design.counted_noise_var, expected)
+    np.testing.assert_allclose(plan.uplink.noise_by_trust(design, channel)[own], expected)
+    needed = plan.uplink.required(plan.num_rounds)
+    assert (expected >= needed * (1 - 1e-9)).all()
+    assert not design.noise_gain[2].any()
+    assert plan.uplink.trust_model.name == own
+    slack = 1 - (np.abs(design.signal_gain) ** 2 + np.abs(design.noise_gain) ** 2) / plan.fleet.peak_power_w[:, None]
+    np.testing.assert_allclose(slack.min(axis=0), 0, atol=1e-9)  # the optimum uses all power of one device
 
 
 @pytest.mark.parametrize("field", ["privacy.trust", "fleet.sampling", "learning.receiver"])

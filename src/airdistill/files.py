@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,22 @@ def place_of(source: str | Path) -> Path:
 def write_whole(target: Path, content: bytes | memoryview, secret: bool = False) -> None:
     """Write a file atomically: a crash or a second writer never leaves a partial file.
 
-    The content is written to a temporary file, flushed to the disk and renamed. Only the owner can read a `secret`
-    file.
+    Only the owner can read a `secret` file.
+    """
+    write_parts(target, [content], secret)
+
+
+def write_parts(target: Path, parts: Iterable[bytes | memoryview], secret: bool = False) -> None:
+    """Write a file atomically, part by part: content that is as large as a fleet is never held as a whole.
+
+    It is written to a temporary file, flushed to the disk and renamed.
     """
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o600 if secret else 0o666 & ~_umask())

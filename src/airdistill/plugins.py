@@ -11,6 +11,7 @@ written still work.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import sys
@@ -61,9 +62,14 @@ def load_object(reference: str, field: str) -> Any:
     except Exception as error:  # a user's module can raise any exception
         absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.split(".")[0]
         way_out = "; run the command in its folder, or put that on PYTHONPATH" if absent else ""
+        if module_name.endswith(".py"):
+            way_out = f"; name the module without .py: {module_name.removesuffix('.py')}:{name}"
         raise InputError(field, reference, f"cannot be imported: {described(error)}{way_out}") from error
     if not hasattr(module, name):
-        way_out = ": name the file of the class instead, as in mine:Class" if module_name == "__main__" else ""
+        alike = difflib.get_close_matches(name, [known for known in vars(module) if known[0] != "_"], 1)
+        way_out = f"; did you mean {module_name}:{alike[0]}?" if alike else ""
+        if module_name == "__main__":
+            way_out = ": name the file of the class instead, as in mine:Class"
         raise InputError(field, reference, f"{module_name} has no {name}{way_out}")
     return getattr(module, name)
 

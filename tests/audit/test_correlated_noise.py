@@ -7,9 +7,8 @@ from small_worlds import small_scenario
 
 import airdistill as ad
 from airdistill.audit import AuditOptions, audit_run
-from airdistill.audit.certificate import certified_mu
 from airdistill.audit.empirical import audit_empirically
-from airdistill.audit.exact import audit_exactly, constructed_pairs
+from airdistill.audit.exact import audit_exactly, certified_mu, constructed_pairs
 from airdistill.audit.neighbours import neighbours_of
 from airdistill.runs.options import RunOptions
 

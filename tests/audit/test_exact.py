@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import airdistill as ad
 from airdistill.audit import AuditOptions, audit
-from airdistill.audit.certificate import guarantee_of
-from airdistill.audit.exact import audit_exactly, measured_mu
+from airdistill.audit.exact import audit_exactly, guarantee_of, measured_mu
 from airdistill.audit.neighbours import NeighbouringPair, follow, neighbours_of
 from airdistill.learning.models import build_model
 from airdistill.planning.payloads import CLASS_MEAN_BOUND, LEMMA_1, RECORD_GRADIENT

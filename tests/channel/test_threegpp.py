@@ -9,8 +9,14 @@ from small_worlds import small_scenario
 
 import airdistill as ad
 from airdistill.channel import channel_source
-from airdistill.channel.propagation import narrowband_gains
-from airdistill.channel.threegpp import ROUNDS_PER_BLOCK, ThreeGppChannel, cell_draws, load_sionna, seeded_sionna
+from airdistill.channel.threegpp import (
+    ROUNDS_PER_BLOCK,
+    ThreeGppChannel,
+    cell_draws,
+    load_sionna,
+    narrowband_gains,
+    seeded_sionna,
+)
 from airdistill.errors import InputError
 from airdistill.scenario import load
 from airdistill.streams import stream

@@ -36,6 +36,42 @@ def test_every_sample_belongs_to_at_most_one_device_and_the_counts_are_correct(k
         assert np.bincount(labels[held], minlength=5).tolist() == counts.tolist()
 
 
+RESAMPLED = {
+    "iid": (),
+    "dirichlet": ("data.partition=dirichlet", "data.alpha=0.3"),
+    "shards": ("data.partition=shards", "data.classes_per_device=2"),
+}
+
+
+@pytest.mark.parametrize("kind", RESAMPLED)
+def test_resampled_devices_share_samples_and_hold_none_twice(kind):
+    changes = ["fleet.devices=300", "data.samples_per_device=[4, 9]", "data.resample=true", *RESAMPLED[kind]]
+    labels = labels_of([70, 100, 90, 0, 80])
+    result = assign_samples(load("quick", changes), labels)
+    sizes = [len(held) for held in result.indices]
+    assert (min(sizes), max(sizes)) == (4, 9)
+    assert sum(sizes) > len(labels)
+    assert all(len(np.unique(held)) == len(held) for held in result.indices)
+    for held, counts in zip(result.indices, result.class_counts, strict=True):
+        assert np.bincount(labels[held], minlength=5).tolist() == counts.tolist()
+    if kind == "shards":
+        assert (np.count_nonzero(result.class_counts, axis=1) == 2).all()
+        held = result.class_counts[result.class_counts > 0].reshape(-1, 2)
+        assert np.abs(held[:, 0] - held[:, 1]).max() <= 1
+    again = assign_samples(load("quick", changes), labels)
+    assert all((one == other).all() for one, other in zip(result.indices, again.indices, strict=True))
+
+
+def test_every_sample_is_equally_likely_to_be_resampled():
+    """Each of 340 samples is on Binomial(2000, 17/340) devices: 100 of them, within six standard deviations of 9.75."""
+    changes = ["fleet.devices=2000", "data.samples_per_device=17", "data.resample=true"]
+    result = assign_samples(load("quick", changes), labels_of([70, 100, 90, 0, 80]))
+    times = np.bincount(np.concatenate(result.indices), minlength=340)
+    assert np.abs(times - 100).max() < 6 * 9.75
+    # The sum of (times − 100)² over samples follows its expectation 340 · 95 within six of its standard deviations.
+    assert np.sum((times - 100.0) ** 2) == pytest.approx(340 * 95, rel=6 * np.sqrt(2 / 340))
+
+
 def test_iid_devices_have_similar_class_counts():
     labels = labels_of([3000] * 4)
     counts = partition_iid(labels, np.full(30, 400), rng()).class_counts

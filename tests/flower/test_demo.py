@@ -14,9 +14,9 @@ from airdistill.scenario.loading import changed
 
 
 def test_devices_over_tls_learn_the_same_as_the_simulator(tmp_path, few_digits):
-    """Compare all fields of the records for two softmax regressions and one paper network over four rounds."""
+    """Compare all fields of the records for two softmax regressions and one paper network over two rounds."""
     groups = [{"count": 2, "model": "softmax_regression"}, {"count": 1, "model": "paper_cnn"}]
-    preset = load("quick", [f"data.dataset={few_digits}", "data.samples_per_device=60", "learning.rounds=4"])
+    preset = load("quick", [f"data.dataset={few_digits}", "data.samples_per_device=60", "learning.rounds=2"])
     scenario = changed(preset, {"fleet": {"devices": 3, "groups": groups}})
     seen = []
     shown = demonstrate(scenario, "airdistill", tmp_path / "federation", seen.append, timeout_s=600)

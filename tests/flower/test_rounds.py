@@ -18,7 +18,7 @@ from airdistill.flower.coordinator import Coordinator, Introduction
 from airdistill.flower.demo import prepare
 from airdistill.flower.device import Device
 from airdistill.flower.endpoint import SESSION, Endpoint, EndpointError
-from airdistill.flower.media import _check_signal
+from airdistill.flower.media import NO_ANSWER, _check_signal
 from airdistill.flower.records import packed
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.radio.superposition import Permission
@@ -290,6 +290,41 @@ def test_a_restarted_server_repeats_the_round_with_the_same_result(tmp_path, sch
         whole, others = federation(tmp_path / "whole", scenario, scheme, session=(server / SESSION).read_text())
         Coordinator(whole, scheme, others).play()
         assert (server / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
+
+
+def test_a_lost_device_an_invalid_signal_and_a_killed_server_in_one_run(tmp_path):
+    """Device 1 is lost in round 2 after its charge, device 2 then sends NaN, and the server is killed in round 3."""
+    scenario = small_scenario(tmp_path, "learning.rounds=3", "privacy.trust=own_noise")
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd")
+    whole, others = federation(tmp_path / "whole", scenario, "ota_fd", session=(server / SESSION).read_text())
+
+    def lost_and_invalid(step, t, device, real):
+        if device == 1 and t >= 2:
+            return real if (step, t, real) == ("signal", 2, "asked") else NO_ANSWER if real != "asked" else None
+        return ANSWERS["not finite"] if (step, t, device) == ("signal", 2, 2) and real != "asked" else real
+
+    def killed(step, t, device, real):
+        if (step, t, device) == ("signal", 3, 2) and real != "asked":
+            raise KeyboardInterrupt
+        return lost_and_invalid(step, t, device, real)
+
+    devices.tamper = killed
+    with pytest.raises(KeyboardInterrupt):
+        Coordinator(server, "ota_fd", devices).play()
+    devices.tamper = others.tamper = lost_and_invalid
+    Coordinator(server, "ota_fd", devices).play()
+    Coordinator(whole, "ota_fd", others).play()
+    assert (server / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
+    assert [list(record["without_signal"]) for record in records(server)] == [[], ["1", "2"], ["1"]]
+    assert "not finite" in records(server)[1]["without_signal"]["2"]
+    # Each device is charged for the rounds in which it was asked: the lost device for two, the others for all.
+    assert [certify(folder).num_releases for folder in devices.folders] == [3, 2, 3]
+    of_all = certify(server)
+    for number, folder in enumerate(devices.folders):
+        account, known = certify(folder).devices[number], of_all.devices[number]
+        # The server charges a device that might have replied.
+        assert account.spent < known.spent if number == 1 else account.spent == known.spent
+        assert known.kept
 
 
 def without_checkpoints(server):

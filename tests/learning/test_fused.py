@@ -14,11 +14,12 @@ from torch import nn
 from airdistill.data.datasets import Dataset
 from airdistill.errors import InputError
 from airdistill.learning.evaluation import TestSet as EvaluationSet
-from airdistill.learning.fleet import Engine, LearnerMaker, LearningFleet
+from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.fused.form import form_of, logits_by_form
 from airdistill.learning.fused.learner import FusedLearner
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, predictions_of
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.mixed import MixedSteps, passes_in_batches
 from airdistill.learning.models import build_model
 

@@ -117,7 +117,7 @@ def test_single_channel_images_get_channels_last_strides():
     images = torch.zeros(4, 1, 28, 28)
     assert channels_last(images).stride() == (784, 1, 28, 1)
     learner = Learner(build_model("paper_cnn", (1, 28, 28), 10, RNG, F32), images, np.zeros(4, np.int64), 10, 3)
-    assert [chunk.stride() for chunk in learner._chunks] == [(784, 1, 28, 1)] * 2
+    assert [chunk.stride() for chunk, _ in learner._batches()] == [(784, 1, 28, 1)] * 2
 
 
 def test_knowledge_is_the_mean_prediction_of_each_class(mnist):

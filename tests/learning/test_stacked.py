@@ -1,3 +1,4 @@
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner
 from airdistill.learning.samples import to_tensor
-from airdistill.learning.stacking import can_stack, can_stack_orders
+from airdistill.learning.stacking import TorchLogits, can_stack, can_stack_orders
 from airdistill.runs.options import RunOptions
 from airdistill.runs.simulation import Simulation
 from airdistill.schemes import load_scheme
@@ -92,6 +93,52 @@ def test_local_epochs_with_a_smaller_last_batch(model, target, distill_weight):
     losses = [fleet.local_epochs(target, 0.1, distill_weight, some_orders(), 5) for fleet in (one_by_one, stacked)]
     assert_same(one_by_one, stacked, *losses)
     assert all(not torch.equal(tensor, before[name]) for name, tensor in stacked.state().items())
+
+
+@pytest.mark.parametrize(("chunk_samples", "groups"), [(10, 2), (300, 3)])
+def test_groups_of_devices_compute_what_all_compute_together(monkeypatch, chunk_samples, groups):
+    monkeypatch.setattr(TorchLogits, "most_samples", 20)
+    target = Target.of(RECEIVED, F64, CPU)
+    one_by_one, stacked = fleets("mlp", chunk_samples)
+    assert len(stacked.stacked._groups) == groups
+    expected = one_by_one.knowledge(for_full_batch=False)
+    assert stacked.knowledge(for_full_batch=True) == pytest.approx(expected, abs=1e-10, nan_ok=True)
+    losses = [fleet.full_batch_step(target, 0.3, 0.7) for fleet in (one_by_one, stacked)]
+    assert_same(one_by_one, stacked, *losses)
+    for optimiser in ("sgd", "momentum"):
+        losses = [fleet.local_epochs(target, 0.1, 0.7, some_orders(), 5, optimiser) for fleet in (one_by_one, stacked)]
+        assert_same(one_by_one, stacked, *losses)
+    tests = EvaluationSet.of(to_tensor(DATASET.x_test, F64, CPU), DATASET.y_test, CLASSES, 10)
+    counts = np.ones((DEVICES, CLASSES), dtype=np.int64)
+    assert tests.evaluate(stacked, counts) == tests.evaluate(one_by_one, counts)
+
+
+@pytest.mark.parametrize("most_samples", [1 << 17, 30])
+def test_devices_that_share_samples_read_them_from_one_place(monkeypatch, most_samples):
+    monkeypatch.setattr(TorchLogits, "most_samples", most_samples)
+    rng, target = np.random.default_rng(1), Target.of(RECEIVED, F64, CPU)
+    held = [rng.choice(len(DATASET.y_train), SAMPLES, replace=False) for _ in range(DEVICES)]
+    shared, stacked = (
+        LearningFleet.of(DATASET, held, ["paper_cnn"] * DEVICES, 0, Engine(dtype=F64, chunk_samples=10, stacked=each))
+        for each in (False, True)
+    )
+    pools = [learner.pool_and_rows[0].data_ptr() for learner in shared.learners]
+    assert len(set(pools)) == 1
+    copies = LearningFleet(
+        [
+            Learner(learner.model, to_tensor(DATASET.x_train[own], F64, CPU), DATASET.y_train[own], CLASSES, 10)
+            for learner, own in zip(copy.deepcopy(shared.learners), held, strict=True)
+        ],
+        Engine(dtype=F64, chunk_samples=10),
+    )
+    fleets_of_all = (shared, stacked, copies)
+    losses = [fleet.full_batch_step(target, 0.3, 0.7) for fleet in fleets_of_all]
+    assert losses[0] == losses[2]
+    losses = [fleet.local_epochs(target, 0.1, 0.7, some_orders(), 5) for fleet in fleets_of_all]
+    assert losses[0] == losses[2]
+    assert_same(shared, stacked, *losses[:2])
+    weights = copies.state()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in shared.state().items())
 
 
 class Operations(TorchDispatchMode):

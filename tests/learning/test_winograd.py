@@ -11,13 +11,14 @@ from block_networks import CLASSES, network
 
 from airdistill.data.datasets import load_dataset
 from airdistill.learning.evaluation import TestSet as EvaluationSet
-from airdistill.learning.fleet import Engine, LearnerMaker, LearningFleet
+from airdistill.learning.fleet import Engine, LearningFleet
 from airdistill.learning.fused import winograd
 from airdistill.learning.fused.form import ConvBlock, form_of
 from airdistill.learning.fused.layout import TILE_ROWS, tilings_of
 from airdistill.learning.fused.learner import FusedLearner
 from airdistill.learning.fused.winograd import OUTPUTS, SIZES, input_transform, kernel_rows, output_transform, tiling_of
 from airdistill.learning.learner import Learner
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.models import build_model
 
 F32, F64 = torch.float32, torch.float64

@@ -9,8 +9,8 @@ from scipy.optimize import minimize
 import airdistill as ad
 from airdistill.channel import channel_source
 from airdistill.errors import InputError
-from airdistill.planning.correlated_noise import best_correlation, prefix_variance
 from airdistill.planning.plan import Plan, plan
+from airdistill.planning.transceiver.correlated import best_correlation, prefix_variance
 from airdistill.privacy.correlation import Correlation
 from airdistill.privacy.gaussian import gaussian_mu
 from airdistill.schemes.planning import as_run_by

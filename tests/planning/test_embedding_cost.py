@@ -12,7 +12,7 @@ from airdistill.learning import contrastive
 from airdistill.learning.cluster_features import fit_clusters
 from airdistill.learning.embeddings import fit_embedding
 from airdistill.learning.fleet import Engine
-from airdistill.planning.what_if.embedding_cost import _bytes_of, _encoder, embedding_cost
+from airdistill.planning.what_if.feature_means import _bytes_of, _encoder, embedding_cost
 from airdistill.schemes.registry import plan_run
 from airdistill.units import with_prefix
 
@@ -62,8 +62,10 @@ def test_an_encoder_has_the_foreseen_numbers(device, width):
     assert (recipe.width, numbers, 4 * width) == (width, *_encoder(3, width))
 
 
-def test_a_plan_states_the_size(capsys):
-    public = ("--set", "public.samples=40", "--set", "data.partition=iid", "--scheme", "feature_means")
+def test_a_plan_states_the_size(capsys, few_digits):
+    few = ("fleet.devices=4", "data.samples_per_device=60", f"data.dataset={few_digits}", "learning.rounds=2")
+    small = tuple(word for change in few for word in ("--set", change))
+    public = (*small, "--set", "public.samples=40", "--set", "data.partition=iid", "--scheme", "feature_means")
     own = ("--set", "public.embedding=torch.nn:Flatten", "--set", "public.features=4")
     for changes in ((), own):
         assert exit_code("plan", "quick", *public, *changes, "--json") == 0
@@ -72,5 +74,5 @@ def test_a_plan_states_the_size(capsys):
         assert exit_code("plan", "quick", *public, *changes) == 0
         words = "the size of your own network" if changes else f"{with_prefix(stated['cpu_bytes'], 'B')}, sent to the"
         assert words in " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert exit_code("plan", "quick", "--json") == 0
+    assert exit_code("plan", "quick", *small, "--json") == 0
     assert json.loads(capsys.readouterr().out)["embedding_cost"] is None

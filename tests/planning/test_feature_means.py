@@ -11,7 +11,7 @@ from scipy.stats import norm
 from airdistill.errors import InputError
 from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.plan import plan
-from airdistill.planning.what_if.class_sums import feature_evidence
+from airdistill.planning.what_if.feature_means import feature_evidence
 from airdistill.privacy.sensitivity import feature_means_sensitivity
 from airdistill.scenario import load
 from airdistill.schemes.feature_means import device_vector

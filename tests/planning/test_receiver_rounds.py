@@ -20,8 +20,7 @@ from airdistill.planning.convergence.gap import (
     misalignment_gap,
 )
 from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, TrackingError
-from airdistill.planning.convergence.rounds import GapObjective
-from airdistill.planning.convergence.truncation import best_truncation, typical_floor
+from airdistill.planning.convergence.rounds import GapObjective, best_truncation, typical_floor
 from airdistill.planning.plan import Plan, choose_uplink, gap_objective, planning_draws
 from airdistill.planning.what_if.steps import RECEIVERS, what_if
 from airdistill.schemes.planning import as_run_by, plan_scheme
@@ -90,6 +89,32 @@ def test_the_best_rounds_agree_with_exhaustive_search(fleet, seed, name):
     objective = GapObjective.over(uplink_of(fleet, "fleet_noise"), drawn(fleet, seed), CONSTANTS, 0.05, receiver)
     every = objective.gaps(list(range(1, 151)))
     assert objective.gap(objective.best_rounds(150)) <= min(every) * (1 + 1e-9)
+
+
+def test_a_search_simulates_each_number_of_rounds_once():
+    """The same T has the same gap to the last bit, alone or beside others, and under scaled constants."""
+
+    class Counting(TrackingError):  # noqa: N818
+        def weighted_sums(self, noise_vars, squared_bias, num_rounds, length):
+            asked.extend(num_rounds)
+            return super().weighted_sums(noise_vars, squared_bias, num_rounds, length)
+
+    asked: list[int] = []
+    scenario = ad.load("quick", ["learning.rounds=9"])
+    planned = make_plan(scenario)
+    channels = planning_draws(scenario)
+    objective = GapObjective.over(planned.uplink, channels, CONSTANTS, 0.05, Counting(PARTS))
+    together = objective.gaps([40, 3, 7])
+    objective.best_rounds(60)
+    smaller = objective.with_constants_scaled(0.1).gaps([3, 40])
+    assert len(set(asked)) == len(asked) > 3
+
+    def alone(num_rounds, factor=1.0):
+        fresh = GapObjective.over(planned.uplink, channels, CONSTANTS, 0.05, TrackingError(PARTS))
+        return fresh.with_constants_scaled(factor).gap(num_rounds)
+
+    assert together == [alone(40), alone(3), alone(7)]
+    assert smaller == [alone(3, 0.1), alone(40, 0.1)]
 
 
 def test_projection_bounds_the_error_by_the_simplex():

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_fleets import TRUSTS, fleets, uplink_of
-from scipy.stats import norm
 from small_worlds import small_scenario
 
 import airdistill as ad
@@ -97,8 +96,16 @@ def test_a_charged_round_sends_only_noise_for_devices_outside_the_secret_mask(tm
     assert len(sizes) > 1, "some rounds have devices that send only noise"
 
 
-@pytest.mark.parametrize("trust", TRUSTS)
-@pytest.mark.parametrize("scheme", ["ota_fd", "airdistill", "ota_fl", "ota_fl_sampled", "ota_proxy_fd"])
+@pytest.mark.parametrize(
+    ("scheme", "trust"),
+    [
+        *(("ota_fd", trust) for trust in TRUSTS),
+        ("airdistill", "own_noise"),
+        *(("ota_fl", trust) for trust in TRUSTS),
+        ("ota_fl_sampled", "fleet_noise"),
+        ("ota_proxy_fd", "receiver_noise"),
+    ],
+)
 def test_a_run_spends_what_was_planned_and_the_ledger_does_not_record_the_masks(tmp_path, scheme, trust):
     changes = [*SECRET, f"privacy.trust={trust}", SAME_CHANNEL, "learning.rounds=7"]
     public = ["public.samples=6", "learning.local_epochs=1"] if scheme == "ota_proxy_fd" else []
@@ -157,7 +164,8 @@ def test_the_optimal_attack_never_exceeds_the_ledger_unless_it_knows_the_masks(t
         return sent.received, mask[0]
 
     def log_density(received, centre):
-        return norm.logpdf((received - centre) / np.sqrt(counted)[:, None]).sum()
+        """But for a constant, which cancels."""
+        return -0.5 * ((received - centre) ** 2 / counted[:, None]).sum()
 
     losses, losses_with_mask = np.zeros(trials), np.zeros(trials)
     for trial in range(trials):
@@ -325,9 +333,15 @@ class TestThePublishedForm:
         assert "does not apply" in rows["  published bound"]
 
 
-@pytest.mark.parametrize("trust", TRUSTS)
-@pytest.mark.parametrize("accountant", ["exact", "paper"])
-@pytest.mark.parametrize("scheme", ["ota_fd", "ota_fl"])
+@pytest.mark.parametrize(
+    ("scheme", "accountant", "trust"),
+    [
+        ("ota_fd", "exact", "receiver_noise"),
+        ("ota_fd", "paper", "own_noise"),
+        ("ota_fl", "exact", "own_noise"),
+        ("ota_fl", "paper", "fleet_noise"),
+    ],
+)
 def test_without_privacy_targets_no_noise_is_required(tmp_path, scheme, accountant, trust):
     """ε = ∞, with too few devices for the published form: it then applies without any noise."""
     changes = ["privacy.epsilon=inf", f"privacy.trust={trust}", f"privacy.accountant={accountant}"]

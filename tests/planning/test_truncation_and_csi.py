@@ -14,7 +14,7 @@ from small_worlds import small_scenario
 import airdistill as ad
 from airdistill.channel.csi import ChannelError, planning_estimates, round_estimate
 from airdistill.errors import InputError
-from airdistill.planning.convergence.truncation import typical_floor
+from airdistill.planning.convergence.rounds import typical_floor
 from airdistill.planning.plan import plan, planning_draws
 from airdistill.planning.transceiver.design import design_round, noise_by_trust
 from airdistill.planning.transceiver.superposed import active_devices, squared_bias_bound, weights_of_active_devices

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from airdistill.planning.correlated_noise import best_correlation, prefix_variance
+from airdistill.planning.transceiver.correlated import best_correlation, prefix_variance
 from airdistill.privacy.correlation import Correlation
 
 jax = pytest.importorskip("jax")

@@ -185,7 +185,7 @@ fleets = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(fleets)
 def test_a_run_of_exactly_the_planned_rounds_is_never_stopped_by_rounding_errors(drawn):
     made = planned(drawn)
@@ -194,7 +194,7 @@ def test_a_run_of_exactly_the_planned_rounds_is_never_stopped_by_rounding_errors
     assert (ledger.squared_mu() <= made.fleet.mu**2 * (1 + 1e-9)).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12)
 @given(fleets)
 def test_one_round_more_than_planned_is_rejected(drawn):
     """Equal devices, so that each spends its whole budget. A weak channel spends less under receiver noise: omitted."""

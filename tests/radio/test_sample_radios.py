@@ -241,7 +241,7 @@ def test_a_federations_round_through_gnu_radio(gnu_radio, monkeypatch):
 
     monkeypatch.setenv(loopback.PORT, str(free_port()))
     scenario = scenario_of("radio.noise_power=1e-11 W")
-    shape = (10, 60)  # 1,200 numbers on both axes: their variance is known to 0.2 dB
+    shape = (10, 120)  # 2,400 numbers on both axes: their variance is known to 0.13 dB
     symbols = symbols_of(3, shape=shape)
     server = gnu_radio.FrontEnd(scenario)
     try:

@@ -18,6 +18,7 @@ from airdistill.planning.payloads import ClassMeans
 from airdistill.planning.transceiver.design import Links, design_links, design_round
 from airdistill.planning.transceiver.tdma import TdmaUplink
 from airdistill.privacy.sensitivity import TrajectoryDynamics, required_noise_var
+from airdistill.privacy.trust import trust_named
 from airdistill.radio import discrete_noise
 from airdistill.radio.discrete_noise import LARGEST_SIGNAL, SecureGrid, discrete_gaussian, transmit_on_grid
 from airdistill.radio.superposition import receive, superpose, superpose_tdma
@@ -57,7 +58,7 @@ def gradient_grid(trust, length=500, mu=MU):
     required = ROUNDS * (weights * 2 * CLIP) ** 2 / mu[:, None] ** 2
     energy_slots = length / CLIP**2
     links = Links.weighted(weights, energy_slots, CHANNEL, POWER, 1e-15)
-    design = design_links(links, CHANNEL, required, trust)
+    design = design_links(links, CHANNEL, required, trust_named(trust))
     own = trust == "own_noise"
     return design, SecureGrid.of(design, CHANNEL, np.full((4, 1), 2 * CLIP), length, energy_slots, own)
 

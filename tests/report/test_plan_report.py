@@ -7,7 +7,7 @@ from rich.console import Console
 
 import airdistill as ad
 from airdistill.errors import InputError
-from airdistill.planning.what_if.class_sums import feature_evidence
+from airdistill.planning.what_if.feature_means import feature_evidence
 from airdistill.report.plan import print_plan
 from airdistill.report.plan_figure import plot_gap
 from airdistill.report.wording import limiting_factor, number

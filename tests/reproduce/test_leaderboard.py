@@ -14,15 +14,19 @@ import airdistill as ad
 from airdistill.errors import InputError
 from airdistill.reproduce.leaderboard import (
     EPSILONS,
+    FIRST_TUNING_SEED,
     SPLITS,
     Question,
+    Setting,
+    all_tuned,
     comparison_of,
+    ranked_schemes,
     records_in,
     run_leaderboard,
     sources_of,
+    tuned_for,
 )
 from airdistill.reproduce.standings import OURS, against, read_board
-from airdistill.reproduce.tuning import FIRST_TUNING_SEED, Setting, all_tuned, ranked_schemes, tuned_for
 from airdistill.runs.executors import LocalExecutor
 from airdistill.runs.options import RunOptions
 from airdistill.runs.record import RunRecord

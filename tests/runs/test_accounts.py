@@ -56,10 +56,11 @@ class Dying(Scheme):
             os.kill(os.getpid(), signal.SIGKILL)
         return Outcome(this.learn(reception.received), reception)
 '''
-# Forks for every try, because Python and PyTorch take seconds to start.
+# Forks for every try, because Python and PyTorch take seconds to start: the runner imports PyTorch beforehand.
 KILL_MANY = """
 import os, sys
 import airdistill as ad
+import airdistill.runs.runner
 from airdistill.runs.options import RunOptions
 
 kills = 0

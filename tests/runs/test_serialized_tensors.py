@@ -3,7 +3,8 @@
 import torch
 from safetensors.torch import load, save
 
-from airdistill.runs.checkpoint import _TYPES, serialized
+from airdistill.runs import checkpoint
+from airdistill.runs.checkpoint import _TYPES, SerializedTensors, serialized
 
 NUMBERS = torch.arange(24).reshape(1, 2, 3, 4)
 
@@ -26,3 +27,13 @@ def test_the_file_equals_the_librarys_up_to_the_order_of_its_header():
     ours, theirs = serialized(tensors), save(tensors)
     assert len(ours) == len(theirs)
     assert ours[-72:] == theirs[-72:]
+
+
+def test_large_tensors_are_written_in_parts(monkeypatch):
+    tensors = {f"{device}.{name}": torch.randn(5, 2) for device in range(9) for name in "ab"}
+    whole = serialized(tensors)
+    monkeypatch.setattr(checkpoint, "_PART_BYTES", 100)
+    content = SerializedTensors(tensors)
+    parts = [bytes(part) for part in content]
+    assert max(map(len, parts[1:])) <= 100
+    assert (b"".join(parts), content.num_bytes) == (whole, len(whole))

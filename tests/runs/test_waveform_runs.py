@@ -68,6 +68,31 @@ def test_the_measured_error_is_the_planned_one(fading, csi):
     assert np.mean(ratios) == pytest.approx(1, abs=0.05 if csi == "perfect" else 0.1)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_fade_floors_take_from_all_signals_adds_up(alike):
+    """The planned error is that of equal vectors; those of different entries lose independently: Σw², not (Σw)².
+
+    1,220 numbers fill a symbol: interference does not leave the payload.
+    """
+    changes = [*WAVE, "radio.fading=tdl-a", "waveform.csi=perfect", "waveform.fade_floor_db=-10", "public.samples=122"]
+    quiet = ["privacy.trust=own_noise", "privacy.epsilon=inf", "radio.noise_power=1e-24 W", "fleet.devices=40"]
+    plan = ad.plan(ad.load("skewed", [*changes, *quiet]), scheme="airdistill_proxy")
+    num_devices, length = plan.fleet.num_devices, plan.uplink.vector_length
+    if alike:
+        vectors = np.repeat(vectors_of(plan)[:1], num_devices, axis=0)
+    else:  # four devices in each entry
+        entry = np.arange(num_devices) % length
+        vectors = np.repeat(np.eye(length)[entry][:, None], plan.uplink.num_rows, axis=1) * plan.uplink.largest_norm
+    received = charged_round(plan, "airdistill_proxy").transmit(vectors)
+    seen, each = plan.uplink.observation, plan.uplink.largest_norm**2 / length / num_devices
+    pairs = num_devices - 1 if alike else num_devices / length - 1  # with whom a device shares its entries
+    lost = each * (seen.misalignment + pairs * seen.common_loss**2)
+    assert received.squared_error.mean() == pytest.approx(lost, rel=0.08)
+    if alike:
+        assert received.predicted_noise_var.mean() == pytest.approx(lost, rel=0.01)
+        assert pairs * seen.common_loss**2 > seen.misalignment  # most of the error is common
+
+
 def test_a_run_is_certified_audited_and_resumed(tmp_path):
     """Three rounds of class means over samples: the certificate names what it rests on, and the audit agrees."""
     changes = [*WAVE, *NEAR, "radio.fading=tdl-a", "learning.rounds=2", "learning.model=softmax_regression"]

@@ -119,9 +119,7 @@ def test_with_csi_errors_the_design_uses_the_channel_estimate(tmp_path):
     "changes",
     [
         (),
-        ("privacy.trust=receiver_noise",),
         WEAK,
-        ("radio.csi_error_db=-20",),
         ("radio.csi_error_db=-20", "privacy.trust=own_noise"),
         ("privacy.sensitivity=trajectory",),
     ],

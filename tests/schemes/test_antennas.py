@@ -15,8 +15,17 @@ from airdistill.schemes.registry import load_scheme
 PUBLIC = ("public.samples=12", "learning.local_epochs=1")
 
 
-@pytest.mark.parametrize("scheme", ["ota_fd", "airdistill", "ota_proxy_fd", "airdistill_proxy"])
-@pytest.mark.parametrize("trust", ["receiver_noise", "fleet_noise", "own_noise"])
+@pytest.mark.parametrize(
+    ("scheme", "trust"),
+    [
+        ("ota_fd", "receiver_noise"),
+        ("ota_fd", "own_noise"),
+        ("airdistill", "fleet_noise"),
+        ("airdistill", "receiver_noise"),
+        ("ota_proxy_fd", "own_noise"),
+        ("airdistill_proxy", "fleet_noise"),
+    ],
+)
 def test_every_round_is_charged_within_the_budget(tmp_path, scheme, trust):
     changes = [
         "radio.antennas=3",

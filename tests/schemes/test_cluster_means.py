@@ -18,7 +18,7 @@ from airdistill.learning.cluster_features import fit_clusters
 from airdistill.learning.fleet import Engine
 from airdistill.planning.feature_means import ClusterMeans
 from airdistill.planning.plan import Plan
-from airdistill.planning.what_if.class_sums import feature_evidence
+from airdistill.planning.what_if.feature_means import feature_evidence
 from airdistill.privacy.ledger import Ledger
 from airdistill.scenario import load
 from airdistill.schemes.feature_means import device_vector
@@ -184,7 +184,7 @@ def test_both_guarantees_are_certified_side_by_side(tmp_path, counts, model, eps
 
 @pytest.mark.parametrize("scheme", ["feature_means", "airdistill_features"])
 def test_clusters_teach_all_classes(tmp_path, scheme):
-    """A run resumes to the same, and a record says how the sum was read."""
+    """A record says how the sum was read, and a run resumes to the same."""
     changes = (*CLUSTERS, "learning.rounds=2", "privacy.epsilon=200")
     record = played(tmp_path, scheme, *changes)
     rounds = [json.loads(line) for line in (record.folder / "rounds.jsonl").read_text().splitlines()]
@@ -192,6 +192,8 @@ def test_clusters_teach_all_classes(tmp_path, scheme):
     assert rounds[-1]["labels_right"]["received"] > 0.8
     made = plan_of(record)
     assert Plan.from_dict(made.to_dict()).to_dict() == made.to_dict()
+    if scheme == "feature_means":  # which reads every sum by itself: there is nothing to restore
+        return
 
     def stop(*_):
         raise KeyboardInterrupt

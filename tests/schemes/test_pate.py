@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from in_process import runs_in_this_process
 from small_worlds import small_scenario, write_dataset
 
 import airdistill as ad
@@ -182,7 +183,8 @@ def test_a_published_data_dependent_epsilon_is_stated_and_guarantees_nothing(tmp
 
 def test_a_comparison_says_who_is_trusted(tmp_path):
     schemes, out = ["pate", "local_only"], tmp_path / "compared"
-    record = compare(scenario_in(tmp_path), schemes, out=out, options=OPTIONS, jobs=1)
+    with runs_in_this_process():
+        record = compare(scenario_in(tmp_path), schemes, out=out, options=OPTIONS)
     notes = notes_of(record)
     assert notes[-1].startswith("pate: The guarantee holds if the aggregator is trusted")
     assert sum("aggregator" in note for note in notes) == 1

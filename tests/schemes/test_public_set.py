@@ -37,6 +37,7 @@ from airdistill.schemes.registry import load_scheme
 from airdistill.streams import stream
 
 FAST = RunOptions(threads=1, eval_every=100, dtype="float64")
+TAUGHT = "public.distill_epochs=50"  # most of a run's time, where devices have to learn from the rows
 SCHEMES = ("proxy_fd", "selective_fd", "ota_proxy_fd", "airdistill_proxy")
 
 
@@ -47,15 +48,20 @@ def skewed(folder, *changes):
         write_dataset(path, num_classes=4, features=(8,), num_train=240, num_test=120)
     return small_scenario(
         folder, f"data.dataset={path}", "fleet.devices=12", "data.partition=shards", "data.classes_per_device=2",
-        "public.samples=60", "public.distill_epochs=50", "learning.rounds=1", "learning.local_epochs=5",
+        "public.samples=60", "public.distill_epochs=1", "learning.rounds=1", "learning.local_epochs=5",
         "learning.batch_size=5", "learning.initial_lr=0.05", "radio.noise_power=1e-16", "privacy.epsilon=50", *changes,
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    return ad.run(skewed(folder), "local_only", out=folder / "run", options=FAST)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_devices_learn_classes_that_they_do_not_hold(tmp_path, scheme):
-    alone = ad.run(skewed(tmp_path), "local_only", out=tmp_path / "alone", options=FAST)
-    together = ad.run(skewed(tmp_path), scheme, out=tmp_path / "together", options=FAST)
+def test_devices_learn_classes_that_they_do_not_hold(tmp_path, alone, scheme):
+    together = ad.run(skewed(tmp_path, TAUGHT), scheme, out=tmp_path / "together", options=FAST)
     assert alone.accuracy["mean"] < 0.6
     assert together.accuracy["mean"] > 0.75
     assert together.rounds[0]["labels_right"]["broadcast"] > 0.6
@@ -90,7 +96,7 @@ def test_class_means_do_not_teach_missing_classes(tmp_path):
 def test_the_received_noise_has_the_planned_variance(tmp_path):
     """The mean ratio of measured to predicted variance over 20 rounds is 1 within five standard errors."""
     record = ad.run(
-        skewed(tmp_path, "learning.rounds=20", "public.distill_epochs=1"),
+        skewed(tmp_path, "learning.rounds=20", "learning.local_epochs=1"),
         "ota_proxy_fd",
         out=tmp_path / "run",
         options=FAST,
@@ -173,7 +179,7 @@ def test_whole_devices_are_protected_whatever_sensitivity_the_scenario_declares(
 
 @pytest.mark.parametrize("receiver", ["linear", "projected", "tracking", "learning"])
 def test_every_receiver_reads_public_predictions(tmp_path, receiver):
-    scenario = skewed(tmp_path, "learning.rounds=2", f"learning.receiver={receiver}")
+    scenario = skewed(tmp_path, "learning.rounds=2", "public.distill_epochs=10", f"learning.receiver={receiver}")
     record = ad.run(scenario, "ota_proxy_fd", out=tmp_path / "run", options=FAST)
     assert all(line["labels_right"]["broadcast"] > 0.5 for line in record.rounds)
 
@@ -185,7 +191,7 @@ def test_class_means_have_no_learning_receiver(tmp_path):
 
 def test_models_of_different_kinds_learn_from_each_other(tmp_path):
     groups = 'fleet.groups=[{count=6,model="mlp"},{count=6,model="softmax_regression"}]'
-    record = ad.run(skewed(tmp_path, groups), "airdistill_proxy", out=tmp_path / "run", options=FAST)
+    record = ad.run(skewed(tmp_path, groups, TAUGHT), "airdistill_proxy", out=tmp_path / "run", options=FAST)
     assert record.accuracy["worst"] > 0.5
 
 
@@ -197,7 +203,8 @@ def test_an_invalid_server_model_is_rejected_before_anything_is_transmitted(tmp_
             )
         assert refused.value.field in ("public.server_model", "learning.model")
         assert not (tmp_path / "run").exists()
-    record = ad.run(skewed(tmp_path, "public.server_model=mlp"), "airdistill_proxy", out=tmp_path / "run", options=FAST)
+    scenario = skewed(tmp_path, "public.server_model=mlp", TAUGHT)
+    record = ad.run(scenario, "airdistill_proxy", out=tmp_path / "run", options=FAST)
     assert record.accuracy["mean"] > 0.7
 
 

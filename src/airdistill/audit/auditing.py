@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from airdistill import DEFAULT_SCHEME
-from airdistill.audit.certificate import guarantee_of
 from airdistill.audit.context import AuditContext, Link, NoiseSource, replay
 from airdistill.audit.empirical import EmpiricalAudit, audit_empirically
-from airdistill.audit.exact import ExactAudit, audit_exactly, choose_worst, constructed_pairs
+from airdistill.audit.exact import ExactAudit, audit_exactly, choose_worst, constructed_pairs, guarantee_of
 from airdistill.audit.labels import LabelAudit, audit_labels
 from airdistill.audit.membership import MembershipAudit, audit_membership
 from airdistill.audit.neighbours import neighbours_of

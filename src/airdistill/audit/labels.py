@@ -22,10 +22,9 @@ import numpy as np
 from scipy.special import ndtr
 
 from airdistill.arrays import FloatArray, IntArray
-from airdistill.audit.certificate import guarantee_of
 from airdistill.audit.context import AuditContext, NoiseSource
 from airdistill.audit.empirical import affordable, production_source
-from airdistill.audit.exact import TOLERANCE, transcript_seed
+from airdistill.audit.exact import TOLERANCE, guarantee_of, transcript_seed
 from airdistill.audit.label_readers import Others, Reader
 from airdistill.audit.label_shadows import LabelShadows, total_variation, train_label_shadows
 from airdistill.audit.membership import LEVEL, Interval, auc, proportion

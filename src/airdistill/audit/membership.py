@@ -17,8 +17,8 @@ from scipy.special import betaincinv, expit, logit, ndtr, ndtri
 from scipy.stats import rankdata
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray
-from airdistill.audit.certificate import certified_mu
 from airdistill.audit.context import AuditContext
+from airdistill.audit.exact import certified_mu
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.audit.public_membership import NEAREST, device_scores, sum_scores
 from airdistill.audit.shadows import (
@@ -212,6 +212,8 @@ def _point_to_dict(point: RatePoint) -> dict[str, Any]:
 
 def audit_membership(context: AuditContext, options: AuditOptions, on_progress: OnProgress) -> MembershipAudit:
     """Train the shadow fleets and score every record of the pool."""
+    if context.scenario.data.resample:
+        raise InputError("data.resample", True, "the attack needs records of one device each, and some are on several")
     pool = pool_of(context, options.seed)
     if pool.is_member.all():
         rule = "the fleet trained on all records of some class; membership inference needs others of every class"

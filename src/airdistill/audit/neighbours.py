@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.audit.context import AuditContext, NoiseSource, broadcast_of, learn
-from airdistill.learning.fleet import LearnerMaker, LearningFleet
+from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.learner import Learner
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.models import build_model, draws_at_random
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.runs.simulation import seed_torch

@@ -2,6 +2,9 @@
 
 The attacks replay a plan; this part reads the run's own folder. A build that adds no noise, or charges a tenth, leaves
 a folder in which ledger, records and plan contradict each other. Nothing is trained here.
+
+A run that continues a ledger shares its devices and, as a rule, its seed. Noise that both runs drew can be removed by
+comparing them, and so the other runs of a chain are looked for. A continued ledger names the folder of its successor.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from airdistill.audit.chained import along_chain, table_of
 from airdistill.audit.charges import Charges
 from airdistill.audit.empirical import Correlation
 from airdistill.audit.membership import LEVEL
@@ -24,17 +26,22 @@ from airdistill.audit.received import (
     NoiseVariance,
     RecordedNoise,
     TableTests,
+    WhitenedTable,
+    correlation_between,
     table_tests,
+    whitened_table,
 )
 from airdistill.audit.redrawn import entry_keys
 from airdistill.audit.released import Replan
 from airdistill.channel.sources import channel_source
+from airdistill.errors import AirDistillError
 from airdistill.files import json_value
 from airdistill.planning.plan import Plan
+from airdistill.privacy.chain import digest_of_body
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.privacy.release import Release
 from airdistill.runs.accounts import trusted_ledger
-from airdistill.runs.folder import CERTIFICATE, RunError
+from airdistill.runs.folder import CERTIFICATE, LEDGER, RunError
 from airdistill.runs.record import RunRecord, undamaged_run
 
 _SAME_EPSILON = 1e-6  # relative
@@ -217,3 +224,65 @@ def _about_tables(plan: Plan, tests: TableTests | None) -> list[str]:
         return []
     kept = f"no table of received {plan.uplink.payload.words} tells its noise"
     return [f"In these records {kept}: reuse and direction of the noise were not tested on what was received."]
+
+
+def table_of(line: Any, ledger: Ledger) -> WhitenedTable | None:
+    """The noise of a kept table; None if misaligned signals or secret participation are part of the difference."""
+    terms = ledger.header.terms
+    if terms.get("csi_error_limit", 0.0) != 0 or terms.get("participation_hidden", False):
+        return None
+    if not ledger.header.payload.startswith("knowledge"):
+        return None
+    return whitened_table(dict(line))
+
+
+def along_chain(folder: Path, ledger: Ledger, tables: list[WhitenedTable]) -> tuple[dict[str, Correlation], list[str]]:
+    """Correlations with the runs before and after this one, by folder, and notes on what could not be compared."""
+    found: dict[str, Correlation] = {}
+    notes: list[str] = []
+    others, missing = _chained(folder, ledger)
+    for other in others:
+        try:
+            theirs = Ledger.read(other / LEDGER)
+            lines = RunRecord.read(other).rounds
+        except AirDistillError as error:
+            notes.append(f"The run in {other} of this chain cannot be compared: {error}.")
+            continue
+        kept = [table for line in lines if (table := table_of(line, theirs)) is not None]
+        correlation = correlation_between(tables, kept)
+        if correlation is None:
+            notes.append(f"The run in {other} of this chain keeps no tables that can be compared.")
+        else:
+            found[f"the run in {other}"] = correlation
+    return found, [*notes, *missing]
+
+
+def _chained(folder: Path, ledger: Ledger) -> tuple[list[Path], list[str]]:
+    """The folders of the run that continues this one and of the one that it continues, and notes on those not found."""
+    others, notes = [], []
+    assert ledger.chain is not None
+    if ledger.closed:
+        successor = Path(ledger.chain.last["in"])
+        places = [place for place in (successor, folder.parent / successor.name) if (place / LEDGER).is_file()]
+        others += places[:1]
+        if not places:
+            notes.append(f"The run that continues this ledger is not at {successor}: its noise was not compared.")
+    if ledger.num_earlier:
+        before = _predecessor(folder, digest_of_body(ledger.header.to_dict()))
+        others += [] if before is None else [before]
+        if before is None:
+            rule = "is not beside it: their noise was not compared"
+            notes.append(f"This run continues the ledger of another, whose folder {rule}.")
+    return others, notes
+
+
+def _predecessor(folder: Path, header_digest: str) -> Path | None:
+    """The folder beside this one whose ledger ends with a note that this run continues it."""
+    for path in sorted(folder.resolve().parent.glob(f"*/{LEDGER}")):
+        try:
+            last = json_value(path.read_bytes().splitlines()[-1])
+            if last["kind"] == "continued" and last["by"] == header_digest:
+                return path.parent
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            continue  # another run's damaged ledger is not this audit's matter
+    return None

@@ -319,8 +319,10 @@ class Released:
         arriving = np.abs(self._combined(self.known) * self.design.noise_gain) ** 2
         error, payload = ChannelError.of(self.plan.scenario), self.plan.uplink.payload
         if self.observation.misalignment > 0:
-            sent = (self.weights**2).sum(axis=0) * payload.largest_norm**2 / payload.vector_length
-            return np.asarray(self._of_rows(arriving) + self.observation.misalignment * sent)
+            power = payload.largest_norm**2 / payload.vector_length
+            alone, together = (self.weights**2).sum(axis=0), self.weights.sum(axis=0) ** 2
+            lost = self.observation.misalignment * alone + self.observation.common_loss**2 * (together - alone)
+            return np.asarray(self._of_rows(arriving) + lost * power)
         if error.exact:
             return self._of_rows(arriving)
         share = (self.weights**2).sum(axis=0) * payload.largest_norm**2 / payload.vector_length

@@ -18,7 +18,8 @@ from airdistill.audit.context import AuditContext, learn
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.data.partition import partition_dirichlet, partition_iid, partition_shards
 from airdistill.errors import InputError
-from airdistill.learning.fleet import LearnerMaker, LearningFleet
+from airdistill.learning.fleet import LearningFleet
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.runs.simulation import seed_torch

@@ -1,4 +1,4 @@
-"""The link budget: receiver noise, antenna gains and losses, and the power and air time that transmit limits leave.
+"""The link budget: path loss, receiver noise, antennas and losses, and the power and air time that limits leave.
 
     SNR = peak power + antenna gains − implementation loss − path loss − noise power        (all in dB)
 
@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from airdistill.arrays import FloatArray
 from airdistill.scenario.bands import BANDS, DEFAULT_NOISE_W, DEFAULT_TONE_HZ, occupied_bandwidth_hz, tone_bandwidth_hz
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.radio import Radio
 
+SPEED_OF_LIGHT_M_S = 3e8  # the paper's value
 BOLTZMANN_J_K = 1.380649e-23
 REFERENCE_K = 290.0  # the temperature at which noise figures are defined
 
@@ -59,6 +63,15 @@ def device_noise_power_w(scenario: Scenario) -> float:
 def noise_figure_db(scenario: Scenario) -> float:
     """The noise figure that a noise power comes to; below 0 the receiver would be quieter than a resistor at 290 K."""
     return level_db(noise_power_w(scenario) / thermal_noise_w(tone_bandwidth_hz(scenario)))
+
+
+def path_gain(distance_m: FloatArray, carrier_hz: float, exponent: float) -> FloatArray:
+    """(c / (4π f d))^exponent, `[device]`.
+
+    The paper multiplies "the small-scale fading coefficient on the path loss" and does not say whether the path loss is
+    an amplitude. Here it is a power, and so h = √path_gain · fading.
+    """
+    return (SPEED_OF_LIGHT_M_S / (4 * np.pi * carrier_hz * np.asarray(distance_m, dtype=np.float64))) ** exponent
 
 
 def antenna_gain(radio: Radio) -> float:

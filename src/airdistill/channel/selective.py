@@ -11,7 +11,7 @@ the air at once with A numbers each, g² = 1/(A N mean|e|²); without spreading 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import j0, jn_zeros
 
 from airdistill.arrays import ComplexArray, FloatArray
-from airdistill.channel.propagation import SPEED_OF_LIGHT_M_S
+from airdistill.channel.link_budget import SPEED_OF_LIGHT_M_S
 from airdistill.channel.waveform import Grid, air_time
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.sections import Waveform
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 # Draws amplitudes of paths at times 0, s, 2s, …, `[device, time, path]`, and their delays (s), `[device, path]`, from
 # a generator, a number of times and their distance s. More times do not change the first ones.
 DrawPaths = Callable[[np.random.Generator, int, float], tuple[ComplexArray, FloatArray]]
+_TIMES = 33  # of a round's data, over which a mean is taken
 _LEAST_SINGULAR = 1e-3  # of the delays that a pilot on the used tones can tell apart
 
 
@@ -202,6 +203,21 @@ def delays_basis(grid: Grid) -> ComplexArray:
     responses = np.exp(-2j * np.pi * np.outer(grid.offsets, delays) / grid.fft_size)
     vectors, sizes, _ = np.linalg.svd(responses, full_matrices=False)
     return np.asarray(vectors[:, sizes > _LEAST_SINGULAR * sizes[0]])
+
+
+def mean_loss(scenario: Scenario, num_numbers: int, links: Sequence[WideLink]) -> float:
+    """By which amplitude, relative to 1, numbers arrive weaker: the mean over devices, links and tones.
+
+    Fade floors and weaker signals take 1 − Ĥe, and channels that change leave J0(2πf_Dt) of what was measured: the rms
+    over the data's time. It has one sign for all devices, and their losses add up.
+    """
+    weaker = float(np.mean([1 - link.attenuation for link in links]))
+    if scenario.waveform.csi == "perfect":
+        return weaker
+    timing = air_time(scenario, num_numbers)
+    times_s = np.linspace(timing.total_s - timing.data_s, timing.total_s, _TIMES)
+    changed = float(np.sqrt(np.mean((1 - j0(2 * np.pi * doppler_hz(scenario) * times_s)) ** 2)))
+    return weaker + changed - weaker * changed
 
 
 def doppler_hz(scenario: Scenario) -> float:

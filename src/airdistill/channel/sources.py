@@ -16,9 +16,9 @@ from airdistill.channel.link_budget import (
     device_noise_power_w,
     largest_power_w,
     noise_power_w,
+    path_gain,
     pilot_power_w,
 )
-from airdistill.channel.propagation import draw_fading, path_gain
 from airdistill.channel.selective import DrawPaths, WideChannel, constant_paths, doppler_hz, flat_paths
 from airdistill.channel.threegpp import threegpp_channel, threegpp_paths
 from airdistill.data.formats import read_npz
@@ -113,6 +113,25 @@ def large_scale_gains(scenario: Scenario) -> FloatArray:
         loss = path_gain(drawn_distances_m(scenario), radio.carrier, radio.path_loss_exponent)
         return loss * antenna_gain(radio)
     return np.asarray((np.abs(drawn) ** 2).mean(axis=0))
+
+
+def draw_fading(kind: str, num_devices: int, rng: np.random.Generator, rician_k_db: float = 0.0) -> ComplexArray:
+    """Draw one coefficient per device, `[device]`, with E|·|² = 1.
+
+    `real_gaussian` follows the paper's wording ("i.i.d. standard Gaussian") literally.
+    """
+    if kind == "none":
+        return np.ones(num_devices, dtype=np.complex128)
+    if kind == "real_gaussian":
+        return rng.standard_normal(num_devices).astype(np.complex128)
+    scattered: ComplexArray = np.sqrt(0.5) * (rng.standard_normal(num_devices) + 1j * rng.standard_normal(num_devices))
+    if kind == "rayleigh":
+        return scattered
+    if kind == "rician":
+        k_factor = 10.0 ** (rician_k_db / 10.0)
+        direct, rest = np.sqrt(k_factor / (k_factor + 1)), np.sqrt(1 / (k_factor + 1))
+        return np.asarray(direct + rest * scattered)
+    raise ValueError(f"fading = {kind!r}: must be rayleigh, rician, real_gaussian or none")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from airdistill.arrays import ComplexArray, FloatArray
-from airdistill.channel.link_budget import antenna_gain
-from airdistill.channel.propagation import SPEED_OF_LIGHT_M_S, narrowband_gains, path_gain
+from airdistill.channel.link_budget import SPEED_OF_LIGHT_M_S, antenna_gain, path_gain
 from airdistill.errors import InputError
 from airdistill.scenario.cells import CELLS, Clutter
 from airdistill.scenario.model import Scenario
@@ -253,3 +252,16 @@ def seeded_sionna(rng: np.random.Generator) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         generator.set_state(state)
+
+
+def narrowband_gains(path_coefficients: ComplexArray, path_gain: FloatArray | float = 1.0) -> ComplexArray:
+    """h of every round and device, `[round, device]`, from Sionna's path coefficients `[round, device, path]`.
+
+    * Sionna's coefficients a are amplitudes. Those of cells include path loss and shadowing as 10^(−PL/20)·√SF,
+      and so |Σa|² is already a power gain: `path_gain` has antennas and losses only.
+    * TDL coefficients have E Σ|a|² = 1, including the line-of-sight path, and do not include path loss: `path_gain`
+      `[device]` is a power and is converted to an amplitude here.
+    * A slot is one tone at the carrier: Σ a exp(−j2πfτ) with f = 0 is the sum of the coefficients.
+    * Sionna's noise variance N0 is the total of both axes, as is the receiver noise of a link budget.
+    """
+    return np.asarray(np.sqrt(path_gain) * path_coefficients.sum(axis=-1))

@@ -157,6 +157,15 @@ Tf32Option = Annotated[
 ]
 ThreadsOption = Annotated[int, typer.Option("--threads", help="Devices trained in parallel; 0: one per core.")]
 EvalEveryOption = Annotated[int, typer.Option("--eval-every", help="Rounds between evaluations.")]
+EvalDevicesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--eval-devices", help="Devices on which accuracy is measured; by default all, or 100 of a large fleet."
+    ),
+]
+EvalSamplesOption = Annotated[
+    int | None, typer.Option("--eval-samples", help="Test samples on which accuracy is measured, drawn at random.")
+]
 CheckpointEveryOption = Annotated[int, typer.Option("--checkpoint-every", help="Rounds between checkpoints.")]
 JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Runs in parallel; 0: one per core, or as many as fit.")]
 OnOption = Annotated[

@@ -16,7 +16,9 @@ from airdistill.cli.app import (
     CpusOption,
     DeviceOption,
     EngineOption,
+    EvalDevicesOption,
     EvalEveryOption,
+    EvalSamplesOption,
     GpusOption,
     JobsOption,
     JsonOption,
@@ -68,6 +70,8 @@ def compare_command(
     gpus: GpusOption = None,
     track: TrackOption = None,
     eval_every: EvalEveryOption = 20,
+    eval_devices: EvalDevicesOption = None,
+    eval_samples: EvalSamplesOption = None,
     checkpoint_every: CheckpointEveryOption = 5,
     as_json: JsonOption = False,
 ) -> None:
@@ -80,7 +84,15 @@ def compare_command(
     from airdistill.runs.options import RunOptions
     from airdistill.scenario.loading import load
 
-    options = RunOptions(device, engine, tf32=tf32, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    options = RunOptions(
+        device,
+        engine,
+        tf32=tf32,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        eval_devices=eval_devices,
+        eval_samples=eval_samples,
+    )
     executor = executor_for(on, cpus, gpus)
     given, names = load(scenario, changes or []), [name.strip() for name in schemes.split(",")]
     follow_comparison(
@@ -114,6 +126,8 @@ def sweep_command(
     gpus: GpusOption = None,
     track: TrackOption = None,
     eval_every: EvalEveryOption = 20,
+    eval_devices: EvalDevicesOption = None,
+    eval_samples: EvalSamplesOption = None,
     checkpoint_every: CheckpointEveryOption = 5,
     as_json: JsonOption = False,
 ) -> None:
@@ -137,7 +151,15 @@ def sweep_command(
 
         _show_plans(sweep_plans(given, grid, names, seeds, rounds, out), as_json)
         return
-    options = RunOptions(device, engine, tf32=tf32, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    options = RunOptions(
+        device,
+        engine,
+        tf32=tf32,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        eval_devices=eval_devices,
+        eval_samples=eval_samples,
+    )
     executor = executor_for(on, cpus, gpus)
     follow_comparison(
         lambda bar: sweep(given, grid, names, seeds, rounds, out, options, jobs, bar, executor, track or []), as_json

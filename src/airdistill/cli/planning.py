@@ -53,8 +53,7 @@ def plan_command(
     Example: airdistill plan paper --scheme ota_fd --set radio.peak_power="10 mW" --plot gap.png
     """
     from airdistill.files import jsonable
-    from airdistill.planning.what_if.class_sums import feature_evidence
-    from airdistill.planning.what_if.embedding_cost import embedding_cost
+    from airdistill.planning.what_if.feature_means import embedding_cost, feature_evidence
     from airdistill.planning.what_if.public_set import public_set_what_if
     from airdistill.planning.what_if.steps import what_if
     from airdistill.runs.options import plan

@@ -15,7 +15,9 @@ from airdistill.cli.app import (
     CpusOption,
     DeviceOption,
     EngineOption,
+    EvalDevicesOption,
     EvalEveryOption,
+    EvalSamplesOption,
     GpusOption,
     JobsOption,
     JsonOption,
@@ -65,6 +67,8 @@ def run_command(
     tf32: Tf32Option = False,
     threads: ThreadsOption = 0,
     eval_every: EvalEveryOption = 20,
+    eval_devices: EvalDevicesOption = None,
+    eval_samples: EvalSamplesOption = None,
     checkpoint_every: CheckpointEveryOption = 5,
     track: TrackOption = None,
     as_json: JsonOption = False,
@@ -77,7 +81,16 @@ def run_command(
     from airdistill.runs.runner import run
     from airdistill.scenario.loading import load
 
-    options = RunOptions(device, engine, threads, tf32=tf32, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    options = RunOptions(
+        device,
+        engine,
+        threads,
+        tf32=tf32,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        eval_devices=eval_devices,
+        eval_samples=eval_samples,
+    )
     given = load(scenario, changes or [])
 
     def start(on_round: OnRound) -> RunRecord:
@@ -94,6 +107,8 @@ def resume_command(
     cpus: CpusOption = None,
     gpus: GpusOption = None,
     track: TrackOption = None,
+    eval_devices: EvalDevicesOption = None,
+    eval_samples: EvalSamplesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Resume a run, a comparison, a sweep or a leaderboard that was stopped or killed, bit-identically.
@@ -107,6 +122,10 @@ def resume_command(
 
     if on != "local" and not (folder / COMPARISON).exists():
         raise InputError("--on", on, "is for comparisons and sweeps; all others are resumed on this machine")
+    sample = {"--eval-devices": eval_devices, "--eval-samples": eval_samples}
+    for name, given in sample.items():
+        if given is not None and ((folder / LEADERBOARD).exists() or (folder / COMPARISON).exists()):
+            raise InputError(name, given, "is for a run; those of a comparison are measured as it was begun")
     if (folder / LEADERBOARD).exists():
         follow_leaderboard(Question.read(folder), folder, jobs, as_json)
         return
@@ -114,7 +133,7 @@ def resume_command(
         executor = executor_for(on, cpus, gpus)
         follow_comparison(lambda bar: resume_comparison(folder, jobs, bar, executor, track or []), as_json)
         return
-    _follow(lambda on_round: resume(folder, on_round, track or []), str(folder), as_json)
+    _follow(lambda on_round: resume(folder, on_round, track or [], eval_devices, eval_samples), str(folder), as_json)
 
 
 def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) -> None:
@@ -122,6 +141,7 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
     from airdistill.report.progress import round_bar
     from airdistill.report.run import print_run, write_run_page
     from airdistill.report.terminal import Terminal
+    from airdistill.runs.accounts import certify
 
     show_log_lines()
     try:
@@ -130,12 +150,13 @@ def _follow(start: Callable[[OnRound], RunRecord], label: str, as_json: bool) ->
     except KeyboardInterrupt:
         sys.stderr.write("stopped; finished rounds are saved: continue with airdistill resume\n")
         sys.exit(130)
-    page = write_run_page(record)
+    certificate = certify(record)
+    page = write_run_page(record, certificate)
     if as_json:
         damage = {"damage": record.damage} if record.damage else {}
         print_json({"folder": str(record.folder), "report": str(page), **damage, **record.summary})
     else:
-        print_run(record, Terminal())
+        print_run(record, Terminal(), certificate)
 
 
 @app.command("report")

@@ -2,11 +2,13 @@
 
 `iid` cuts a shuffled training set into pieces. `dirichlet` draws every device's class proportions from a Dirichlet
 distribution. `shards` gives every device samples of exactly `classes_per_device` classes. A sample belongs to at most
-one device.
+one device, unless the scenario resamples: every device then draws from the whole training set, each sample at most
+once, and devices may hold samples of others. A fleet may then be larger than the data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +17,10 @@ from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.data.public import private_labels
 from airdistill.errors import Described, InputError
 from airdistill.scenario.model import Scenario
+from airdistill.stages import report_stage
 from airdistill.streams import stream
+
+_STAGE = "samples drawn for devices"
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ def assign_samples(scenario: Scenario, labels: IntArray) -> Partition:
     data = scenario.data
     sizes = _sizes(scenario, len(labels))
     rng = stream(scenario.seed, "partition")
+    if data.resample:
+        return resampled(scenario, labels, sizes, rng)
     if data.partition == "dirichlet":
         assert data.alpha is not None  # validated with the scenario
         return partition_dirichlet(labels, sizes, data.alpha, rng)
@@ -52,7 +59,7 @@ def _sizes(scenario: Scenario, num_samples: int) -> IntArray:
         rng = stream(scenario.seed, "data.samples_per_device")
         return scenario.data.samples_per_device.draw_integers(scenario.num_devices, rng)
     if scenario.num_devices > num_samples:
-        rule = f"more devices than the {num_samples} training samples"
+        rule = f"more devices than the {num_samples} training samples; data.resample lets devices share samples"
         raise InputError("fleet.devices", scenario.num_devices, rule)
     return np.full(scenario.num_devices, num_samples // scenario.num_devices)
 
@@ -72,7 +79,8 @@ def partition_dirichlet(labels: IntArray, sizes: IntArray, alpha: float, rng: np
     _check_supply(labels, sizes)
     supply = np.bincount(labels)
     counts = np.zeros((len(sizes), len(supply)), dtype=np.int64)
-    for device in rng.permutation(len(sizes)):
+    for done, device in enumerate(rng.permutation(len(sizes)), start=1):
+        report_stage(_STAGE, done, len(sizes))
         shares = rng.dirichlet(np.full(len(supply), alpha))
         counts[device] = _draw_classes(int(sizes[device]), shares, supply, rng)
         supply = supply - counts[device]
@@ -95,14 +103,18 @@ def partition_shards(labels: IntArray, sizes: IntArray, classes_per_device: int,
     """Give every device exactly `classes_per_device` classes, in numbers as even as the supply allows."""
     _check_supply(labels, sizes)
     supply = np.bincount(labels)
+    _check_classes(classes_per_device, sizes, supply)
+    holds = _assign_classes(len(sizes), classes_per_device, supply, rng)
+    return _assign(labels, _even_shares(holds, sizes, supply), rng)
+
+
+def _check_classes(classes_per_device: int, sizes: IntArray, supply: IntArray) -> None:
     num_present = int(np.count_nonzero(supply))
     if classes_per_device > num_present:
         raise InputError("data.classes_per_device", classes_per_device, f"the data has {num_present} classes")
     if classes_per_device > sizes.min():
         rule = f"a device has only {sizes.min()} samples"
         raise InputError("data.classes_per_device", classes_per_device, rule)
-    holds = _assign_classes(len(sizes), classes_per_device, supply, rng)
-    return _assign(labels, _even_shares(holds, sizes, supply), rng)
 
 
 def _assign_classes(num_devices: int, per_device: int, supply: IntArray, rng: np.random.Generator) -> BoolArray:
@@ -193,5 +205,57 @@ def _assign(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> Par
 
 def _check_supply(labels: IntArray, sizes: IntArray) -> None:
     if sizes.sum() > len(labels):
-        asked = Described(f"{sizes.sum()} in all")
-        raise InputError("data.samples_per_device", asked, f"the training set has {len(labels)}")
+        asked, rule = Described(f"{sizes.sum()} in all"), "data.resample lets devices share samples"
+        raise InputError("data.samples_per_device", asked, f"the training set has {len(labels)}; {rule}")
+
+
+def resampled(scenario: Scenario, labels: IntArray, sizes: IntArray, rng: np.random.Generator) -> Partition:
+    """Draw every device's samples from the whole training set, whatever the other devices hold.
+
+    No device holds a sample twice: what one record moves is then what it moves without resampling.
+    """
+    if sizes.max() > len(labels):
+        raise InputError("data.samples_per_device", int(sizes.max()), f"the training set has {len(labels)}")
+    supply = np.bincount(labels)
+    members = [np.flatnonzero(labels == klass) for klass in range(len(supply))]
+    wanted_by = _class_draws(scenario, sizes, supply, rng)
+    indices, counts = [], np.zeros((len(sizes), len(supply)), dtype=np.int64)
+    for device, size in enumerate(sizes.tolist()):
+        if wanted_by is None:
+            held = rng.choice(len(labels), size, replace=False, shuffle=False)
+        else:
+            wanted = wanted_by(device)
+            held = np.concatenate([rng.choice(members[k], wanted[k], replace=False) for k in np.flatnonzero(wanted)])
+        indices.append(held)
+        counts[device] = np.bincount(labels[held], minlength=len(supply))
+        report_stage(_STAGE, device + 1, len(sizes))
+    return Partition(tuple(indices), counts)
+
+
+def _class_draws(
+    scenario: Scenario, sizes: IntArray, supply: IntArray, rng: np.random.Generator
+) -> Callable[[int], IntArray] | None:
+    """How many samples of each class a device draws; None if classes come as they are in the data."""
+    data = scenario.data
+    if data.partition == "dirichlet":
+        concentration = np.full(len(supply), data.alpha)
+        return lambda device: _draw_classes(int(sizes[device]), rng.dirichlet(concentration), supply, rng)
+    if data.partition == "shards":
+        assert data.classes_per_device is not None  # validated with the scenario
+        _check_classes(data.classes_per_device, sizes, supply)
+        holds = _assign_classes(len(sizes), data.classes_per_device, supply, rng)
+        return lambda device: _even_counts(int(sizes[device]), holds[device], supply)
+    return None
+
+
+def _even_counts(size: int, holds: BoolArray, supply: IntArray) -> IntArray:
+    """A device's samples spread evenly over the classes that it holds, the first of which have one more."""
+    counts = np.zeros_like(supply)
+    classes = np.flatnonzero(holds)
+    counts[classes] = size // len(classes)
+    counts[classes[: size % len(classes)]] += 1
+    if (counts > supply).any():
+        klass = int(np.argmax(counts - supply))
+        rule = f"a device would hold {counts[klass]} samples of class {klass}, which has {supply[klass]}; lower it"
+        raise InputError("data.samples_per_device", size, rule)
+    return counts

@@ -97,6 +97,12 @@ def private_labels(scenario: Scenario) -> IntArray:
     return load_data(scenario)[0].y_train
 
 
+def num_test_samples(scenario: Scenario) -> int:
+    """The number of test samples that `load_data` leaves for evaluation."""
+    public, given = scenario.public, len(load_dataset(scenario.data.dataset).y_test)
+    return given - (public.samples if public is not None and public.source == "test" else 0)
+
+
 def _held_out(public: Public, dataset: Dataset) -> tuple[Dataset, PublicSet]:
     """Split the dataset into what stays and the public set."""
     train, test = _digests(dataset.x_train), _digests(dataset.x_test)

@@ -27,7 +27,8 @@ from airdistill.flower.records import Record, unpacked
 from airdistill.flower.reply_cache import DeviceReplyCache
 from airdistill.flower.senders import Sender, sender_of
 from airdistill.learning.evaluation import Accuracy, TestSet
-from airdistill.learning.fleet import LearnerMaker, LearningFleet, TrainingDivergedError
+from airdistill.learning.fleet import LearningFleet, TrainingDivergedError
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.models import build_model
 from airdistill.learning.samples import input_shape, to_tensor
 from airdistill.runs.checkpoint import serialized
@@ -167,9 +168,7 @@ class Device:
             file.write(json.dumps({"round": round_index, **report.to_record()}) + "\n")
 
     def _accuracy(self, fleet: LearningFleet, dataset: Dataset) -> Accuracy:
-        engine = fleet.engine
-        samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
-        tests = TestSet.of(samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
+        tests = TestSet.of_dataset(dataset, fleet.engine)
         return tests.evaluate(fleet, self.endpoint.plan.fleet.class_counts[[self.number]])
 
 

@@ -118,6 +118,9 @@ def check_playable(scheme: Scheme, scenario: Scenario) -> None:
         raise InputError("fleet.sampling", scenario.fleet.sampling, rule)
     if scenario.fleet.participation < 1:
         raise InputError("fleet.participation", scenario.fleet.participation, rule)
+    if scenario.data.resample:
+        rule = "the devices of a federation have samples of their own; resampling is for simulations"
+        raise InputError("data.resample", True, rule)
     if scenario.radio.antennas != 1:
         raise InputError("radio.antennas", scenario.radio.antennas, "a federation receives with one antenna")
 

@@ -17,8 +17,9 @@ from torch.nn.functional import log_softmax
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.cuda_graphs import captured
-from airdistill.learning.fleet import Engine, LearnerMaker
+from airdistill.learning.fleet import Engine
 from airdistill.learning.fused.form import NetworkForm
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.mixed import Descent
 from airdistill.learning.models import draws_at_random
 from airdistill.learning.samples import channels_last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,15 +16,15 @@ from airdistill.data.datasets import Dataset
 from airdistill.data.public import PublicSet
 from airdistill.errors import AirDistillError, InputError
 from airdistill.learning.clipping import check_independent_samples, trainable
-from airdistill.learning.fused.form import NetworkForm, form_of
 from airdistill.learning.gradients import Target
 from airdistill.learning.learner import Learner, Losses, predictions_of
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.mixed import MixedSteps
-from airdistill.learning.models import build_model, draws_at_random, num_parameters, set_flat_weights
+from airdistill.learning.models import build_model, by_device, draws_at_random, num_parameters, set_flat_weights, under
 from airdistill.learning.optimisers import PLAIN
-from airdistill.learning.samples import channels_last, input_shape, to_tensor
+from airdistill.learning.samples import channels_last, held_samples, input_shape, to_tensor
 from airdistill.learning.stacked import StackedLearners
-from airdistill.learning.stacking import can_stack, can_stack_orders, same_code
+from airdistill.learning.stacking import can_stack, can_stack_orders
 from airdistill.stages import report_stage
 from airdistill.streams import stream
 
@@ -83,42 +82,6 @@ class Engine:
             return collect(pool.map(function, *arguments))
 
 
-class LearnerMaker:
-    """Makes learners with the engine's kernels. Models with the same code are inspected only once."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._inspected: list[tuple[nn.Module, NetworkForm | None]] = []
-
-    def learner(self, model: nn.Module, samples: Tensor, labels: IntArray, num_classes: int) -> Learner:
-        """A learner for one device."""
-        form = self.form(model, tuple(samples.shape[1:]))
-        if form is None:
-            return Learner(model, samples, labels, num_classes, self._engine.chunk_samples)
-        from airdistill.learning.fused.learner import FusedLearner  # importing Numba is slow
-
-        return FusedLearner(model, form, samples, labels, num_classes, self._engine.chunk_samples)
-
-    def form(self, model: nn.Module, input_shape: tuple[int, ...]) -> NetworkForm | None:
-        """The model's form if the fused kernels will be used, else None."""
-        engine = self._engine
-        if engine.kernels == "torch" or engine.device.type != "cpu" or engine.stacked:
-            return None
-        form = None
-        if engine.dtype == torch.float32:
-            for other, found in self._inspected:
-                if same_code(model, other):
-                    return found
-            form = form_of(model, input_shape)
-            if form is not None and engine.kernels == "auto" and not form.blocks:
-                form = None  # PyTorch's matrix products leave little to gain, and importing Numba is slow
-            self._inspected.append((copy.deepcopy(model), form))
-        if form is None and engine.kernels == "fused":
-            rule = "is for float32 and networks of convolutions with 2×2 max-pooling and ReLU, then dense layers"
-            raise InputError("--engine", "fused", rule)
-        return form
-
-
 class LearningFleet:
     """Learners in the order of their devices."""
 
@@ -162,13 +125,15 @@ class LearningFleet:
         one per class of the dataset.
         """
         shape, num_classes = input_shape(dataset.x_train), num_classes or dataset.num_classes
-        samples = to_tensor(dataset.x_train, engine.dtype, engine.device)
+        each_held = list(indices)
+        samples = held_samples(dataset.x_train, each_held, engine.dtype, engine.device)
         learners, maker = [], LearnerMaker(engine)
-        for device, held in enumerate(indices):
+        for device, held in enumerate(each_held):
             rng = stream(seed, "model-weights", 0, 0 if one_model else device)
             model = build_model(models[device], shape, num_classes, rng, engine.dtype).to(engine.device)
-            own = samples[torch.from_numpy(held).to(engine.device)]
-            learners.append(maker.learner(model, own, dataset.y_train[held], num_classes))
+            own, rows = samples[device]
+            learners.append(maker.learner(model, own, dataset.y_train[held], num_classes, rows, models[device]))
+            report_stage("devices", device + 1, len(each_held))
         if any(draws_at_random(learner.model) for learner in learners):
             # All threads share PyTorch's generator: only a single thread draws from it in a reproducible order.
             engine = replace(engine, workers=1)
@@ -362,26 +327,14 @@ class LearningFleet:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load weights, optimisers and what devices remember, as `state` returned them."""
-        self.remembered = {name: tensor.numpy().copy() for name, tensor in _under(_REMEMBERED, state).items()}
+        self.remembered = {name: tensor.numpy().copy() for name, tensor in under(_REMEMBERED, state).items()}
+        weights, optimisers = by_device(state), by_device(under(_OPTIMISER, state))
         for device, learner in enumerate(self.learners):
-            learner.model.load_state_dict(_under("0." if self.one_model else f"{device}.", state))
-            _load_optimiser(learner, _under(f"{_OPTIMISER}{device}.", state))
+            learner.model.load_state_dict(weights.get("0" if self.one_model else str(device), {}))
+            learner.load_optimiser(optimisers.get(str(device), {}))
             learner.drop_cache()
         if self.stacked is not None:
             self.stacked.drop_cache()
-
-
-def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def _load_optimiser(learner: Learner, stored: dict[str, Tensor]) -> None:
-    """Load an optimiser's state by `name.tensor`; nothing is stored before the first step."""
-    if stored:
-        name = next(iter(stored)).partition(".")[0]
-        learner.optimiser_named(name).load(_under(f"{name}.", stored))
-    elif learner.optimiser is not None:
-        learner.optimiser.load({})
 
 
 def check_finite(losses: Sequence[Losses], finite_weights: list[bool], round_index: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,15 +54,25 @@ def predictions_of(logits: Tensor) -> FloatArray:
 class Learner:
     """A device: its model, its samples in chunks, and possibly a forward pass that is kept for the update."""
 
-    def __init__(self, model: nn.Module, samples: Tensor, labels: IntArray, num_classes: int, chunk: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: Tensor,
+        labels: IntArray,
+        num_classes: int,
+        chunk: int,
+        rows: Tensor | None = None,
+    ) -> None:
+        """A device that holds these rows of `samples`, by default all, with labels `[sample]` of those that it holds.
+
+        Rows are read whenever they are needed: devices that share samples keep no copies.
+        """
         if samples.ndim == 4:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = model
         self.num_classes = num_classes
-        self._samples = channels_last(samples)
+        self._pool, self._rows, self._chunk = self._in_layout(samples), rows, chunk
         self._labels = torch.from_numpy(labels).to(samples.device)
-        self._chunks = torch.split(self._samples, chunk)
-        self._chunk_labels = torch.split(self._labels, chunk)
         self._class_counts = torch.bincount(self._labels, minlength=num_classes)
         self._kept: list[Tensor] | None = None
         self.optimiser: Optimiser | None = None  # None before the first step with one
@@ -70,6 +80,33 @@ class Learner:
     @property
     def num_samples(self) -> int:
         return len(self._labels)
+
+    @staticmethod
+    def _in_layout(samples: Tensor) -> Tensor:
+        """Samples in the memory layout in which they are read."""
+        return channels_last(samples)
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels `[sample]`."""
+        return self._labels
+
+    @property
+    def pool_and_rows(self) -> tuple[Tensor, Tensor | None]:
+        """The samples that the device may share with others, and the rows that it holds; None: all."""
+        return self._pool, self._rows
+
+    @property
+    def _samples(self) -> Tensor:
+        return self._pool if self._rows is None else self._in_layout(self._pool[self._rows])
+
+    def _taken(self, places: Tensor) -> Tensor:
+        """The samples at these places among the device's own."""
+        return self._pool[places if self._rows is None else self._rows[places]]
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples and labels of one forward pass each."""
+        return zip(torch.split(self._samples, self._chunk), torch.split(self._labels, self._chunk), strict=True)
 
     def samples_and_labels(self) -> tuple[Tensor, Tensor]:
         """Samples `[sample, ...]` and labels `[sample]`."""
@@ -88,9 +125,9 @@ class Learner:
 
         `keep` keeps the forward pass in memory, and `full_batch_step` reuses it.
         """
-        sums = torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64, device=self._samples.device)
+        sums = torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64, device=self._labels.device)
         kept = []
-        for samples, labels in zip(self._chunks, self._chunk_labels, strict=True):
+        for samples, labels in self._batches():
             with torch.set_grad_enabled(keep):
                 logits = self.model(samples)
             kept.append(logits)
@@ -118,7 +155,7 @@ class Learner:
         # On a copy and with the generator restored: measuring must not change statistics or random draws of a run.
         model = copy.deepcopy(self.model)
         with torch.random.fork_rng(), torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
-            logits = model(self._chunks[0])
+            logits = model(self._samples[: self._chunk])
         return sum(storages.values()) / len(logits)
 
     def optimiser_named(self, name: str) -> Optimiser:
@@ -127,13 +164,22 @@ class Learner:
             self.optimiser = Optimiser.fresh(name, trainable(self.model))
         return self.optimiser
 
+    def load_optimiser(self, stored: dict[str, Tensor]) -> None:
+        """Load an optimiser's state by `name.tensor`; nothing is stored before the first step."""
+        if stored:
+            name = next(iter(stored)).partition(".")[0]
+            own = {key.removeprefix(f"{name}."): tensor for key, tensor in stored.items()}
+            self.optimiser_named(name).load(own)
+        elif self.optimiser is not None:
+            self.optimiser.load({})
+
     def full_batch_step(
         self, target: Target | None, lr: float, distill_weight: float, optimiser: str = PLAIN
     ) -> Losses:
         """Eq. (4): one gradient step on all samples, on the kept forward pass if there is one."""
         kept, self._kept = self._kept, None
         training = distillation = 0.0
-        for position, (samples, labels) in enumerate(zip(self._chunks, self._chunk_labels, strict=True)):
+        for position, (samples, labels) in enumerate(self._batches()):
             logits = kept[position] if kept is not None else self.model(samples)
             share = len(labels) / self.num_samples
             losses = self._backward(logits, labels, target, distill_weight, share)
@@ -158,7 +204,7 @@ class Learner:
         for order in orders:
             for batch in torch.split(torch.from_numpy(order).to(self._labels.device), batch_size):
                 share = len(batch) / (self.num_samples * len(orders))
-                samples, labels = channels_last(self._samples[batch]), self._labels[batch]
+                samples, labels = channels_last(self._taken(batch)), self._labels[batch]
                 losses = self._backward(self.model(samples), labels, target, distill_weight, 1.0)
                 training += share * losses.training
                 distillation += share * losses.distillation
@@ -170,10 +216,10 @@ class Learner:
         device, weights = self._labels.device, trainable(self.model)
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         velocities = [torch.zeros_like(weight) for weight in weights]
-        rates = torch.from_numpy(steps.lr).to(device, self._samples.dtype)
+        rates = torch.from_numpy(steps.lr).to(device, self._pool.dtype)
         for packed, lr in zip(torch.from_numpy(steps.packed).to(device), rates, strict=True):
             own, shared, offsets = steps.unpacked(packed)
-            samples = steps.augment(torch.cat([self._samples[own], public[shared]]), offsets)
+            samples = steps.augment(torch.cat([self._taken(own), public[shared]]), offsets)
             logits = self.model(channels_last(samples))
             losses = mixed_losses(logits, self._labels[own], target, shared)
             loss = steps.own_weight * losses[0] + steps.public_weight * losses[1]
@@ -214,7 +260,7 @@ class Learner:
     def gradient(self, target: Target | None, distill_weight: float) -> tuple[Tensor, Losses]:
         """∇F of eq. (1) at the current parameters as one vector, without a step."""
         training = distillation = 0.0
-        for samples, labels in zip(self._chunks, self._chunk_labels, strict=True):
+        for samples, labels in self._batches():
             share = len(labels) / self.num_samples
             losses = self._backward(self.model(samples), labels, target, distill_weight, share)
             training += losses.training
@@ -227,7 +273,7 @@ class Learner:
 
     def clipped_gradient(self, clip_norm: float) -> tuple[Tensor, Losses]:
         """(1/B_i)Σ_b clip_C(∇f_b) of the cross-entropy, as one vector."""
-        chunk = _CLIPPING_CHUNK if self._samples.device.type == "cpu" else self.num_samples
+        chunk = _CLIPPING_CHUNK if self._labels.device.type == "cpu" else self.num_samples
         chunks = zip(torch.split(self._samples, chunk), torch.split(self._labels, chunk), strict=True)
         sums = [clipped_sum(self.model, samples[None], labels[None], clip_norm) for samples, labels in chunks]
         gradient = torch.cat([part.gradient for part in sums]).sum(dim=0) / self.num_samples

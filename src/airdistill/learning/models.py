@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -113,10 +113,17 @@ def build_model(
     scenario field that names the model, for error messages.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**63)))
+        seed = int(rng.integers(2**63))
+        if ":" in name:
+            torch.manual_seed(seed)
+        else:  # seeding GPUs that are not used takes as long as drawing the weights
+            torch.default_generator.manual_seed(seed)
         model = _create(name, input_shape, num_classes, field).to(dtype)
-        # Within the seeded context: lazy layers draw their weights in their first forward pass.
-        _check_output(model, name, input_shape, num_classes, dtype, field)
+        if ":" in name:
+            # Within the seeded context: lazy layers draw their weights in their first forward pass.
+            _check_output(model, name, input_shape, num_classes, dtype, field)
+        else:
+            _check_built_in(name, input_shape, num_classes, dtype, field)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(field, name, "has no parameters to train")
     return model
@@ -164,6 +171,14 @@ def _check_output(
         raise InputError(field, name, f"must give {num_classes} outputs a sample, not {given}")
 
 
+@lru_cache
+def _check_built_in(name: str, input_shape: tuple[int, ...], num_classes: int, dtype: torch.dtype, field: str) -> None:
+    """The same for a built-in model, once: a fleet of thousands has thousands of them."""
+    _check_output(
+        _create(name, input_shape, num_classes, field).to(dtype), name, input_shape, num_classes, dtype, field
+    )
+
+
 def count_parameters(name: str, input_shape: tuple[int, ...], num_classes: int) -> int:
     """The number of trainable parameters of the model with this name."""
     model = build_model(name, input_shape, num_classes, np.random.default_rng(0), torch.float32)
@@ -193,3 +208,17 @@ def num_parameters(model: nn.Module) -> int:
 def draws_at_random(model: nn.Module) -> bool:
     """Whether a forward pass draws random numbers, judged by the types of its layers."""
     return any(isinstance(module, (_DropoutNd, nn.RReLU)) for module in model.modules())
+
+
+def under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def by_device(state: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The tensors under `device.name`, by device: one pass, because a search for each device takes N² steps."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        device, _, rest = name.partition(".")
+        found.setdefault(device, {})[rest] = tensor
+    return found

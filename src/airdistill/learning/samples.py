@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
+from airdistill.arrays import IntArray
+
 # The customary mean and standard deviation of MNIST: public constants, not computed from any device's data.
 _MNIST_MEAN, _MNIST_STD = 0.1307, 0.3081
 
@@ -37,6 +39,22 @@ def to_tensor(samples: NDArray[np.generic], dtype: torch.dtype, device: torch.de
     if samples.dtype == np.uint8:
         tensor = (tensor / 255 - _MNIST_MEAN) / _MNIST_STD
     return channels_last(tensor)
+
+
+def held_samples(
+    samples: NDArray[np.generic], held: Sequence[IntArray], dtype: torch.dtype, device: torch.device
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Every device's samples, without a copy for each: a tensor, and the rows of it that the device holds.
+
+    `held` are positions in `samples`. If no two devices share a sample, each has a part of one tensor, and its rows are
+    None: all. Otherwise all have the same tensor, which has each sample once.
+    """
+    places, sizes = np.concatenate(held), [len(each) for each in held]
+    used, rows = np.unique(places, return_inverse=True)
+    if len(used) == len(places):
+        return [(part, None) for part in torch.split(to_tensor(samples[places], dtype, device), sizes)]
+    shared = to_tensor(samples[used], dtype, device)
+    return [(shared, own) for own in torch.split(torch.from_numpy(rows.reshape(-1)).to(device), sizes)]
 
 
 def channels_last(tensor: Tensor) -> Tensor:

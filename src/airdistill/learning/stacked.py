@@ -12,25 +12,30 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, nll_loss, one_hot
+from torch.nn.functional import one_hot
 
-from airdistill.arrays import FloatArray, IntArray
-from airdistill.errors import InputError
+from airdistill.arrays import BoolArray, FloatArray, IntArray
 from airdistill.learning.clipping import clipped_sum
 from airdistill.learning.cuda_graphs import CudaGraphPass, MinibatchStep
 from airdistill.learning.deferred import DeferredLosses
-from airdistill.learning.fused.cuda import FusedLogits, fused_logits, loss_gradients
-from airdistill.learning.fused.form import form_of
+from airdistill.learning.fused.cuda import PASS_BYTES, FusedLogits, loss_gradients
 from airdistill.learning.gradients import Target, parameter_gradients
 from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
 from airdistill.learning.optimisers import PLAIN, Optimiser
 from airdistill.learning.stacking import (
+    StackedSamples,
     TorchLogits,
+    choose_logits,
     class_sums,
     contiguous,
     contiguous_stack,
+    device_groups,
     device_vectors,
+    joined,
+    losses_of,
+    mean_losses,
+    part_of,
     split_pairs,
     stacked_parameters,
 )
@@ -39,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 # Samples per chunk for clipping: enough to keep a GPU busy, within a few GiB for small kernels.
 _CLIPPING_CHUNK = 1 << 14
-# Peak memory that a pass through the fused kernels may take.
-_FUSED_BYTES = 4 << 30
 
 
 class StackedLearners:
@@ -59,8 +62,7 @@ class StackedLearners:
         the memory budget of the fused kernels.
         """
         models = [learner.model for learner in learners]
-        # Only the code of this copy is used, and so hooks or modes of a device's model have no effect. It shares the
-        # weights of device 0.
+        # Only its code is used, and so hooks or modes of a device's model have no effect. It has device 0's weights.
         self._template = copy.deepcopy(models[0])
         self._parameters = stacked_parameters(models)
         self._trained = [stack for stack in self._parameters.values() if stack.requires_grad]
@@ -68,17 +70,16 @@ class StackedLearners:
             for model, own in zip(models, stack.detach().unbind(), strict=True):
                 model.get_parameter(name).data = own
             self._template.get_parameter(name).data = stack.detach()[0]
-        samples, labels = zip(*(learner.samples_and_labels() for learner in learners), strict=True)
-        self._samples, self._labels = contiguous_stack(samples), contiguous_stack(labels)
+        self._samples = StackedSamples(learners)
+        self._labels = contiguous_stack([learner.labels for learner in learners])
         self._num_classes = learners[0].num_classes
         self._class_counts = self._indicators(self._labels).sum(dim=1)  # [device, class]
-        self._logits = self._choose_logits(kernels)
-        self._chunk = self._fitting_chunk(chunk)
-        self._chunks = [
-            (self._logits.to_layout(samples_chunk), labels_chunk)
-            for samples_chunk, labels_chunk in split_pairs(self._samples, self._labels, self._chunk, dim=1)
-        ]
-        self._passes = self._captured_passes(_FUSED_BYTES if kept_bytes is None else kept_bytes)
+        self._logits = choose_logits(kernels, self._template, self._parameters, self._samples)
+        self._chunk = self._logits.fitting_chunk(chunk, len(learners))
+        self._groups = device_groups(self._labels[:, : self._chunk], self._logits.most_samples)
+        # A larger fleet's samples are arranged anew for every pass: they are not held twice.
+        self._arranged = [*self._arrange(self._groups[0])] if len(self._groups) == 1 else None
+        self._passes = self._captured_passes(PASS_BYTES if kept_bytes is None else kept_bytes)
         self._current_pass: CudaGraphPass | None = None  # the pass that ran with the current weights, if any
         self._last_keep: bool | None = None  # of the last call of `knowledge`; None before the first
         self._last_losses: DeferredLosses | None = None  # of the step that led to the current weights
@@ -97,8 +98,10 @@ class StackedLearners:
             return np.asarray(forward.knowledge.cpu().numpy())
         sums = self._class_counts.new_zeros(*self._class_counts.shape, self._num_classes)
         with torch.no_grad():
-            for samples, labels in self._chunks:
-                sums += class_sums(self._logits(self._parameters, samples), self._indicators(labels))
+            for devices in self._groups:
+                parameters, _ = self._part(devices)
+                for samples, labels in self._chunks(devices):
+                    sums[devices] += class_sums(self._logits(parameters, samples), self._indicators(labels))
         return np.asarray((sums / self._class_counts[:, :, None]).cpu().numpy())
 
     def full_batch_step(
@@ -143,23 +146,27 @@ class StackedLearners:
         """Steps on own samples and on `public` ones `[sample, ...]`; all devices' steps must be stackable."""
         first, public = steps[0], contiguous(public)
         packed = torch.from_numpy(np.stack([each.packed for each in steps], axis=1)).to(self._labels.device)
-        every_device = self._every_device()
         velocities = [torch.zeros_like(stack) for stack in self._trained]
 
         def step(batch: Tensor, target: Target | None, lr: Tensor) -> Tensor:
             assert target is not None  # given below
-            own, shared, offsets = first.unpacked(batch)
-            samples = first.augment(torch.cat([self._samples[every_device, own], public[shared]], dim=1), offsets)
-            losses = mixed_losses(self._forward(samples), self._labels[every_device, own], target, shared)
-            loss = first.own_weight * losses[0] + first.public_weight * losses[1]
-            # A device's loss depends on its own weights only: the gradient of the sum over devices is that of each.
-            gradients = torch.autograd.grad(loss.sum(), self._trained, materialize_grads=True)
+            parts = []
+            for devices in self._groups:
+                own, shared, offsets = first.unpacked(batch[devices])
+                together = torch.cat([self._samples.taken(devices, own), public[shared]], dim=1)
+                parameters, trained = self._part(devices)
+                logits = self._forward(parameters, first.augment(together, offsets))
+                losses = mixed_losses(logits, self._labels[devices].gather(1, own), target, shared)
+                loss = first.own_weight * losses[0] + first.public_weight * losses[1]
+                # A device's loss depends on its own weights only: the gradient of the sum over devices is that of each.
+                parts.append((torch.autograd.grad(loss.sum(), trained, materialize_grads=True), losses.detach()))
+            gradients, losses = joined(parts)
             clipped = first.clip(gradients, device_axis=True)
             if first.optimiser == PLAIN:
                 descend(self._trained, clipped, velocities, lr, first.momentum)
             else:
                 self._update(clipped, lr, first.optimiser)
-            return losses.detach()
+            return losses
 
         changed = [*self._changed_by(first.optimiser), *velocities]
         minibatch_step = MinibatchStep(step, (len(self._labels), packed.shape[2]), target, changed)
@@ -176,19 +183,20 @@ class StackedLearners:
     def gradients(self) -> tuple[Tensor, list[Losses]]:
         """The mean gradient of every device's cross-entropy, `[device, parameter]`."""
         gradients, losses = self._full_batch(None, 0.0)
-        return device_vectors(gradients), _losses_of(losses.tolist())
+        return device_vectors(gradients), losses_of(losses.tolist())
 
     def clipped_gradients(self, clip_norm: float) -> tuple[Tensor, list[Losses]]:
         """`gradients` with per-sample clipping, if all devices have the weights of device 0."""
         by_group = []
         devices_in_chunk = max(1, _CLIPPING_CHUNK // self._labels.shape[1])
-        groups = split_pairs(self._samples, self._labels, devices_in_chunk, dim=0)
-        for chunks in (split_pairs(*group, _CLIPPING_CHUNK, dim=1) for group in groups):
+        for devices in device_groups(self._labels[:, :1], devices_in_chunk):
+            samples = self._samples.part(devices, slice(None))
+            chunks = split_pairs(samples, self._labels[devices], _CLIPPING_CHUNK, dim=1)
             sums = [clipped_sum(self._template, chunk, chunk_labels, clip_norm) for chunk, chunk_labels in chunks]
             gradient = torch.stack([part.gradient for part in sums]).sum(dim=0)
             by_group.append((gradient, torch.stack([part.loss for part in sums]).sum(dim=0)))
         gradients, training = (torch.cat(parts) / self._labels.shape[1] for parts in zip(*by_group, strict=True))
-        return gradients, _losses_of(torch.stack([training, torch.zeros_like(training)]).tolist())
+        return gradients, losses_of(torch.stack([training, torch.zeros_like(training)]).tolist())
 
     def parameters(self) -> Tensor:
         """Every device's trainable parameters as one vector each, `[device, parameter]`."""
@@ -217,6 +225,11 @@ class StackedLearners:
         correct = (predicted == true).to(torch.float64)
         return np.asarray((correct @ self._indicators(true)).cpu().numpy())
 
+    def correct(self, chunks: Iterable[Tensor], labels: IntArray, devices: IntArray) -> BoolArray:
+        """Whether these devices classify each sample correctly, `[device, sample]`."""
+        predicted = torch.cat([logits.argmax(dim=2) for logits in self._evaluate(chunks, devices)], dim=1)
+        return np.asarray(predicted.cpu().numpy() == labels)
+
     def drop_cache(self) -> None:
         """Drop what was computed from the old weights, because they have changed."""
         self._current_pass = self._last_losses = None
@@ -236,33 +249,26 @@ class StackedLearners:
             self._run_pass(self._last_keep)
         return self._last_losses
 
-    def _choose_logits(self, kernels: str) -> TorchLogits | FusedLogits:
-        """The kernels for this choice; "fused" is an error if they cannot be used, "auto" falls back to PyTorch's."""
-        if kernels == "torch" or self._samples.device.type != "cuda":
-            return TorchLogits(self._template)
-        form = form_of(self._template, tuple(self._samples.shape[2:]))
-        if form is None:
-            fused: FusedLogits | str = "the model is not of the form that they compute"
-        else:
-            fused = fused_logits(form, self._parameters, self._samples)
-        if not isinstance(fused, str):
-            return fused
-        if kernels == "fused":
-            raise InputError("--engine", "fused", f"is not possible: {fused}")
-        logger.info("the fused kernels are not used: %s", fused)
-        return TorchLogits(self._template)
+    def _arrange(self, devices: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples, in the layout of the kernels, and labels of these devices, chunk by chunk."""
+        for first in range(0, self._labels.shape[1], self._chunk):
+            part = slice(first, first + self._chunk)
+            yield self._logits.to_layout(self._samples.part(devices, part)), self._labels[devices, part]
 
-    def _fitting_chunk(self, chunk: int) -> int:
-        """The number of samples of each device in one forward pass."""
-        if isinstance(self._logits, TorchLogits):
-            return chunk
-        return max(chunk, _FUSED_BYTES // (self._logits.bytes_per_sample * len(self._labels)))
+    def _chunks(self, devices: slice) -> Iterable[tuple[Tensor, Tensor]]:
+        return self._arrange(devices) if self._arranged is None else self._arranged
+
+    def _part(self, devices: slice) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """The parameters of these devices, and those that are trained; gradients are computed for them alone."""
+        if len(self._groups) == 1:
+            return self._parameters, self._trained
+        return part_of(self._parameters, devices)
 
     def _captured_passes(self, kept_bytes: int) -> dict[bool, CudaGraphPass]:
         """Forward passes by whether they are kept, if the kernels are fused and all samples fit into one pass."""
-        if isinstance(self._logits, TorchLogits) or len(self._chunks) > 1:
+        if isinstance(self._logits, TorchLogits) or self._arranged is None or len(self._arranged) > 1:
             return {}
-        logits, (samples, labels) = self._logits, self._chunks[0]
+        logits, (samples, labels) = self._logits, self._arranged[0]
         indicators = self._indicators(labels)
 
         def knowledge_of(logits_of_all: Tensor) -> Tensor:
@@ -302,64 +308,77 @@ class StackedLearners:
         """One-hot labels `[..., class]` in float64, for sums over classes."""
         return one_hot(labels, self._num_classes).to(torch.float64)
 
-    def _forward(self, samples: Tensor) -> Tensor:
+    def _forward(self, parameters: dict[str, Tensor], samples: Tensor) -> Tensor:
         """Logits of samples `[device, sample, ...]`; a device axis of length 1 serves all devices."""
-        return self._logits(self._parameters, self._logits.to_layout(samples))
+        return self._logits(parameters, self._logits.to_layout(samples))
 
     @torch.no_grad()
-    def _evaluate(self, chunks: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield all devices' logits on the same samples in evaluation mode, chunk by chunk."""
+    def _evaluate(self, chunks: Iterable[Tensor], devices: IntArray | None = None) -> Iterator[Tensor]:
+        """Yield the logits of all devices, or of these, on the same samples in evaluation mode, chunk by chunk."""
         self._template.eval()
-        for chunk in torch.split(torch.cat([contiguous(chunk) for chunk in chunks]), self._chunk):
-            yield self._forward(chunk[None])
+        groups = [self._part(group)[0] for group in self._groups]
+        size = self._groups[0].stop
+        if devices is not None:
+            chosen = torch.from_numpy(devices).to(self._labels.device)
+            groups = [{n: stack[some] for n, stack in self._parameters.items()} for some in torch.split(chosen, size)]
+        together = self._chunk if len(self._groups) == 1 else max(1, self._logits.most_samples // size)
+        for chunk in torch.split(torch.cat([contiguous(chunk) for chunk in chunks]), together):
+            yield torch.cat([self._forward(parameters, chunk[None]) for parameters in groups])
         self._template.train()
 
     def _full_batch(self, target: Target | None, distill_weight: float) -> tuple[list[Tensor], Tensor]:
         """Gradients of eq. (1) for `_trained`, and losses `[loss, device]`."""
         gradients = [torch.zeros_like(stack) for stack in self._trained]
         means = self._class_counts.new_zeros(2, len(self._labels))
-        for samples, labels in self._chunks:
-            share = labels.shape[1] / self._labels.shape[1]
-            logits = self._logits(self._parameters, samples)
-            chunk_gradients, losses = self._gradients(logits, labels, target, distill_weight)
-            for gradient, part in zip(gradients, chunk_gradients, strict=True):
-                gradient.add_(part, alpha=share)
-            means.add_(losses, alpha=share)
+        for devices in self._groups:
+            parameters, trained = self._part(devices)
+            for samples, labels in self._chunks(devices):
+                share = labels.shape[1] / self._labels.shape[1]
+                logits = self._logits(parameters, samples)
+                chunk_gradients, losses = self._gradients(logits, labels, target, distill_weight, trained)
+                for gradient, part in zip(gradients, chunk_gradients, strict=True):
+                    gradient[devices].add_(part, alpha=share)
+                means[:, devices].add_(losses, alpha=share)
         return gradients, means
 
     def _gradients(
-        self, logits: Tensor, labels: Tensor, target: Target | None, distill_weight: float
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        target: Target | None,
+        distill_weight: float,
+        trained: Sequence[Tensor],
     ) -> tuple[Sequence[Tensor], Tensor]:
-        """Gradients of eq. (1) on one batch for `_trained`, and its losses `[loss, device]`."""
+        """Gradients of eq. (1) on one batch for these parameters, and its losses `[loss, device]`."""
         target = target if distill_weight else None
         if isinstance(self._logits, FusedLogits):
             logit_gradients, means = loss_gradients(logits, labels, target, distill_weight)
-            return parameter_gradients(logits, logit_gradients, self._trained), means
-        training, distillation = _losses(logits, labels, target)
+            return parameter_gradients(logits, logit_gradients, trained), means
+        training, distillation = mean_losses(logits, labels, target)
         # A device's loss depends on its own weights only: the gradient of the sum over devices is that of each.
         loss = torch.add(training, distillation, alpha=distill_weight).sum()
         # A parameter that the output does not depend on has a gradient of zero.
-        gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
         return gradients, torch.stack([training.detach(), distillation.detach()])
 
     def _step_on(self, size: int, target: Target | None, distill_weight: float, optimiser: str) -> MinibatchStep:
         """The step on minibatches of that size, cached: capturing it takes longer than running it."""
         kind = size, None if target is None else distill_weight, optimiser
         if kind not in self._steps:
-            every_device = self._every_device()
 
             def step(batch: Tensor, target: Target | None, lr: Tensor) -> Tensor:
-                samples, labels = self._samples[every_device, batch], self._labels[every_device, batch]
-                gradients, losses = self._gradients(self._forward(samples), labels, target, distill_weight)
+                parts = []
+                for devices in self._groups:
+                    parameters, trained = self._part(devices)
+                    logits = self._forward(parameters, self._samples.taken(devices, batch[devices]))
+                    labels = self._labels[devices].gather(1, batch[devices])
+                    parts.append(self._gradients(logits, labels, target, distill_weight, trained))
+                gradients, losses = joined(parts)
                 self._update(gradients, lr, optimiser)
                 return losses
 
             self._steps[kind] = MinibatchStep(step, (len(self._labels), size), target, self._changed_by(optimiser))
         return self._steps[kind]
-
-    def _every_device(self) -> Tensor:
-        """The device indices `[device, 1]`, to select samples of each device with indices `[device, sample]`."""
-        return torch.arange(len(self._labels), device=self._labels.device)[:, None]
 
     def _changed_by(self, optimiser: str) -> list[Tensor]:
         """All tensors that a step with this optimiser changes."""
@@ -381,19 +400,3 @@ class StackedLearners:
     def _descend(self, gradients: Sequence[Tensor], lr: float | Tensor) -> None:
         # One fused launch: on a GPU, an operation for each parameter took as long as a layer.
         torch._foreach_sub_(self._trained, torch._foreach_mul(list(gradients), lr))
-
-
-def _losses(logits: Tensor, labels: Tensor, target: Target | None) -> tuple[Tensor, Tensor]:
-    """The two mean losses of eq. (1), `[device]`; logits are `[device, sample, class]`, labels `[device, sample]`."""
-    log_predictions = log_softmax(logits, dim=2)
-    each = nll_loss(log_predictions.flatten(0, 1), labels.flatten(), reduction="none")
-    training = each.view_as(labels).mean(dim=1)
-    if target is None:
-        return training, torch.zeros_like(training)
-    squared = ((log_predictions.exp() - target.rows[labels]) ** 2).sum(dim=2)
-    return training, (squared * target.known[labels]).mean(dim=1)
-
-
-def _losses_of(numbers: Sequence[Sequence[float]]) -> list[Losses]:
-    """Every device's losses, from `[loss][device]`."""
-    return [Losses(training, distillation) for training, distillation in zip(*numbers, strict=True)]

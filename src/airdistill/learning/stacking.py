@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.functional import log_softmax, nll_loss
 
 from airdistill.arrays import IntArray
-from airdistill.errors import AirDistillError
-from airdistill.learning.learner import Learner
+from airdistill.errors import AirDistillError, InputError
+from airdistill.learning.fused.cuda import FusedLogits, fused_logits
+from airdistill.learning.fused.form import form_of
+from airdistill.learning.gradients import Target
+from airdistill.learning.learner import Learner, Losses
 from airdistill.learning.models import draws_at_random
 
 logger = logging.getLogger(__name__)
@@ -34,11 +38,39 @@ def stacked_logits(
     return logits
 
 
+def choose_logits(
+    kernels: str, template: nn.Module, parameters: dict[str, Tensor], samples: StackedSamples
+) -> TorchLogits | FusedLogits:
+    """The kernels for a choice of `Engine`: "fused" is an error if they cannot be used, "auto" takes PyTorch's then."""
+    few = samples.part(slice(0, 1), slice(0, 3))
+    if kernels == "torch" or few.device.type != "cuda":
+        return TorchLogits(template)
+    form = form_of(template, tuple(few.shape[2:]))
+    if form is None:
+        fused: FusedLogits | str = "the model is not of the form that they compute"
+    else:
+        fused = fused_logits(form, parameters, few)
+    if not isinstance(fused, str):
+        return fused
+    if kernels == "fused":
+        raise InputError("--engine", "fused", f"is not possible: {fused}")
+    logger.info("the fused kernels are not used: %s", fused)
+    return TorchLogits(template)
+
+
 class TorchLogits:
     """The logits of all devices' models by PyTorch's kernels, for any model."""
 
+    # Samples of all devices in one pass: about 13 GB of activations of the paper's network.
+    most_samples = 1 << 17
+
     def __init__(self, template: nn.Module) -> None:
         self._template = template
+
+    @staticmethod
+    def fitting_chunk(chunk: int, num_devices: int) -> int:  # noqa: ARG004
+        """The number of samples of each device in one forward pass."""
+        return chunk
 
     @staticmethod
     def to_layout(samples: Tensor) -> Tensor:
@@ -62,6 +94,15 @@ def stacked_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor]:
     }
 
 
+def part_of(parameters: dict[str, Tensor], devices: slice) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The parameters of these devices, which share memory with all, and those that are trained.
+
+    They are leaves of their own: gradients are computed for these devices alone.
+    """
+    parts = {name: stack.detach()[devices].requires_grad_(stack.requires_grad) for name, stack in parameters.items()}
+    return parts, [part for part in parts.values() if part.requires_grad]
+
+
 def contiguous_stack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors stacked along a new device axis."""
     return torch.stack([contiguous(tensor) for tensor in tensors])
@@ -70,6 +111,48 @@ def contiguous_stack(tensors: Sequence[Tensor]) -> Tensor:
 def contiguous(tensor: Tensor) -> Tensor:
     """A copy in row-major order: vmap merges device and channel axes for a convolution over stacked devices."""
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+class StackedSamples:
+    """Every device's samples `[device, sample, ...]`: a stack, or rows of samples that devices share."""
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        pools, rows = zip(*(learner.pool_and_rows for learner in learners), strict=True)
+        known = [each for each in rows if each is not None]
+        self._rows = None
+        if len(known) == len(rows) and all(pool is pools[0] for pool in pools):
+            self._pool, self._rows = contiguous(pools[0]), torch.stack(known)
+        else:
+            self._pool = contiguous_stack([learner.samples_and_labels()[0] for learner in learners])
+
+    def part(self, devices: slice, samples: slice) -> Tensor:
+        """Some samples of some devices, `[device, sample, ...]`."""
+        return self._pool[devices, samples] if self._rows is None else self._pool[self._rows[devices, samples]]
+
+    def taken(self, devices: slice, places: Tensor) -> Tensor:
+        """The samples at these places `[device, sample]` among each device's own."""
+        if self._rows is not None:
+            return self._pool[self._rows[devices].gather(1, places)]
+        every = torch.arange(len(places), device=places.device)[:, None]
+        return self._pool[devices][every, places]
+
+
+def device_groups(labels: Tensor, most_samples: int) -> list[slice]:
+    """Devices that pass through their models together: as many as have at most so many samples, and at least one.
+
+    The memory for activations then does not grow with the fleet. `labels` are those of one pass, `[device, sample]`.
+    """
+    num_devices, samples_each = labels.shape
+    size = max(1, most_samples // samples_each)
+    return [slice(first, min(first + size, num_devices)) for first in range(0, num_devices, size)]
+
+
+def joined(parts: Sequence[tuple[Sequence[Tensor], Tensor]]) -> tuple[Sequence[Tensor], Tensor]:
+    """Gradients by parameter and losses `[loss, device]` of all groups of devices."""
+    if len(parts) == 1:
+        return parts[0]
+    gradients, losses = zip(*parts, strict=True)
+    return [torch.cat(of_groups) for of_groups in zip(*gradients, strict=True)], torch.cat(losses, dim=1)
 
 
 def device_vectors(stacks: Sequence[Tensor]) -> Tensor:
@@ -86,6 +169,22 @@ def class_sums(logits: Tensor, indicators: Tensor) -> Tensor:
     """The sum of the predictions of every class, `[device, class, class]`; indicators are `[device, sample, class]`."""
     # A product with indicators instead of index_add, whose order of summation varies on a GPU.
     return indicators.mT @ logits.to(torch.float64).softmax(dim=2)
+
+
+def mean_losses(logits: Tensor, labels: Tensor, target: Target | None) -> tuple[Tensor, Tensor]:
+    """The two mean losses of eq. (1), `[device]`; logits are `[device, sample, class]`, labels `[device, sample]`."""
+    log_predictions = log_softmax(logits, dim=2)
+    each = nll_loss(log_predictions.flatten(0, 1), labels.flatten(), reduction="none")
+    training = each.view_as(labels).mean(dim=1)
+    if target is None:
+        return training, torch.zeros_like(training)
+    squared = ((log_predictions.exp() - target.rows[labels]) ** 2).sum(dim=2)
+    return training, (squared * target.known[labels]).mean(dim=1)
+
+
+def losses_of(numbers: Sequence[Sequence[float]]) -> list[Losses]:
+    """Every device's losses, from `[loss][device]`."""
+    return [Losses(training, distillation) for training, distillation in zip(*numbers, strict=True)]
 
 
 def can_stack_orders(orders: list[list[IntArray]]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class RealisedFleet:
     mu: FloatArray
     earlier_excess: float = 0.0
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
         return int(self.class_counts.shape[0])
 

@@ -13,6 +13,7 @@ from airdistill.planning.convergence.rounds import below_outage
 from airdistill.planning.fleet import RealisedFleet
 from airdistill.planning.transceiver.design import TOLERANCE
 from airdistill.planning.uplink import Uplink
+from airdistill.stages import report_stage
 
 LIMITING_FACTORS = {"privacy": "privacy", "channel": "channel", "mixed": "privacy and channel"}
 
@@ -129,6 +130,7 @@ def _tally(uplink: Uplink, fleet: RealisedFleet, channels: ComplexArray, num_rou
     inverse_counted = nothing.copy()
     power_holds = privacy_holds = inactive = 0
     for draw, (round_index, represents) in enumerate(rounds):
+        report_stage("rounds planned", draw + 1, num_draws)
         if spent is not None and round_index == 1:
             spent = nothing
         required = uplink.required_at(num_rounds, round_index, spent)

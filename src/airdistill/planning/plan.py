@@ -18,8 +18,7 @@ from airdistill.channel.waveform import AirTime, air_time, number_seconds
 from airdistill.planning.amplification import amplified_epsilon, fleet_for_rounds
 from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, ReceiverError, TrackingError
-from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice
-from airdistill.planning.convergence.truncation import best_truncation, typical_floor
+from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice, best_truncation, typical_floor
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
 from airdistill.planning.forecast import LIMITING_FACTORS, RoundForecast, forecast_round
 from airdistill.planning.payloads import ClassMeans, payload_named
@@ -83,7 +82,7 @@ class Plan:
             f"noise {forecast.effective_noise:.3g}, {self.uplink_seconds:.3g} s, {self.uplink_joules:.3g} J)"
         )
 
-    @property
+    @cached_property
     def num_rounds(self) -> int:
         return self.rounds.chosen
 

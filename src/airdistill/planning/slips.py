@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from airdistill.arrays import ComplexArray
-from airdistill.channel.link_budget import antenna_gain, level_db, noise_figure_db
-from airdistill.channel.propagation import path_gain
+from airdistill.channel.link_budget import antenna_gain, level_db, noise_figure_db, path_gain
 from airdistill.channel.sources import drawn_distances_m, given_gains
 from airdistill.errors import InputError
 from airdistill.planning.fleet import RealisedFleet, drawn_peak_power_w, peak_power_limit_w

@@ -69,7 +69,7 @@ class Uplink(ABC):
     def model(self) -> str:
         return self.payload.model
 
-    @property
+    @cached_property
     def correlation(self) -> Correlation | None:
         """How a device's noise is correlated over rounds; None if it is independent."""
         return None
@@ -91,18 +91,14 @@ class Uplink(ABC):
         """K of eq. (7): the vector length over the squared norm bound."""
         return self.vector_length / self.largest_norm**2
 
-    @property
+    @cached_property
     def num_slots(self) -> int:
         """Slots of the air in a round."""
         return self.num_rows * self.vector_length
 
     uses_radio: ClassVar[bool] = True  # whether anything is on the air
+    uses_tdma: ClassVar[bool] = False  # whether every device has its own slots
     observation = Observation()  # what of the designed noise is certain through a waveform
-
-    @property
-    def uses_tdma(self) -> bool:
-        """Whether every device has its own slots."""
-        return False
 
     @cached_property
     def nominal_weights(self) -> FloatArray:

@@ -12,11 +12,9 @@ from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.channel.csi import ChannelError
 from airdistill.errors import InputError
 from airdistill.planning.antennas.uplink import AntennaUplink
-from airdistill.planning.correlated_noise import best_correlation
 from airdistill.planning.fleet import RealisedFleet, channel_noise_var
-from airdistill.planning.own_payload import check_payload
-from airdistill.planning.payloads import ClassMeans, Gradient, Payload, TeacherVotes, payload_named
-from airdistill.planning.transceiver.correlated import CorrelatedUplink
+from airdistill.planning.payloads import ClassMeans, Gradient, Payload, TeacherVotes, check_payload, payload_named
+from airdistill.planning.transceiver.correlated import CorrelatedUplink, best_correlation
 from airdistill.planning.transceiver.gradient import GradientUplink
 from airdistill.planning.transceiver.superposed import SuperposedUplink
 from airdistill.planning.transceiver.tdma import TDMA_KIND, TdmaUplink

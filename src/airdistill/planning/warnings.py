@@ -26,6 +26,7 @@ from airdistill.privacy.assumptions import (
     ANTENNAS,
     NOISE,
     PILOT,
+    RESAMPLED,
     channels_statement,
     public_facts,
     votes_statement,
@@ -34,7 +35,7 @@ from airdistill.privacy.assumptions import (
 from airdistill.privacy.correlation import correlation_statement
 from airdistill.privacy.neighbours import RELABEL
 from airdistill.privacy.targets import target_mu
-from airdistill.privacy.trust import trust_statement
+from airdistill.privacy.trust import is_built_in, trust_statement
 from airdistill.scenario.cells import CELLS
 from airdistill.scenario.model import Scenario
 from airdistill.units import rounded_up
@@ -61,6 +62,8 @@ def assumptions_of(scenario: Scenario, uplink: Uplink, num_rounds: int) -> tuple
             f"Channels are 3GPP TR 38.901 {cell.name}, {'indoors' if cell.indoors else 'outdoors'} and at the carrier, "
             "with its own path loss and shadowing; radio.path_loss_exponent is not used."
         )
+    if scenario.data.resample:
+        lines.append(RESAMPLED)
     lines.append(trust.statement(uplink.uses_tdma))
     lines += uplink.participation.statements
     if uplink.correlation is not None:
@@ -209,7 +212,8 @@ def _about_channel(scenario: Scenario, uplink: Uplink, forecast: RoundForecast) 
     elif np.isfinite(forecast.effective_noise) and forecast.outage_noise_share > 0.5:
         carried = f"{forecast.outage_noise_share:.0%} of the noise"
         remedy = ': use truncated channel inversion (radio.truncation = "optimal")'
-        advice = "" if forecast.silent_share > 0 else remedy
+        can_truncate = forecast.silent_share == 0 and is_built_in(scenario.privacy.trust)
+        advice = remedy if can_truncate else ""  # the design of a user's own trust model may rely on some devices
         yield f"The worst {scenario.radio.outage:.0%} of rounds carry {carried}{advice}."
     if forecast.power_holds_share < 1:
         yield f"The power limit (9) is violated in {1 - forecast.power_holds_share:.0%} of rounds."

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import j0
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray
-from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz
+from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz, mean_loss
 from airdistill.channel.waveform import Grid, air_time
 from airdistill.errors import AirDistillError, InputError
 from airdistill.planning.noise_factors import LinkFactors, check_delays, has_impairments, keeps_samples
@@ -59,7 +59,8 @@ class Observation:
     """How much of the designed noise a server sees the signals through, by what is certain of the waveform.
 
     `limit` bounds |r| − 1 of every signal; `kept` is V of the planned rounds; `misalignment` is the squared error of a
-    received number over its squared size, mean over devices. Both are zero, and V one, without a waveform.
+    received number over its squared size, mean over devices. `common_loss` is the part of its amplitude that all
+    devices lose alike: it adds up over them. All are zero, and V one, without a waveform.
     The noise of the fleet and of the receiver are divided by `fleet_factor` and `receiver_factor`, if the server has
     more than numbers on elements.
     """
@@ -67,10 +68,11 @@ class Observation:
     limit: float = 0.0
     kept: float = 1.0
     misalignment: float = 0.0
+    common_loss: float = 0.0
     fleet_factor: float = 1.0
     receiver_factor: float = 1.0
 
-    @property
+    @cached_property
     def is_partial(self) -> bool:
         """Whether less is certain than was designed."""
         return self.limit > 0 or self.kept < 1 or max(self.fleet_factor, self.receiver_factor) > 1
@@ -166,7 +168,8 @@ def planned_observation(scenario: Scenario, source: WideChannel, sent: Uplink) -
         raise InputError("waveform.csi", "pilot", _NOTHING_CERTAIN)
     change = aging(scenario, num_numbers)
     misaligned = float(np.mean([link.misalignment(change) for link in weaker]))
-    return replace(seen, limit=limit, kept=min(kept, 1.0), misalignment=misaligned)
+    lost = mean_loss(scenario, num_numbers, weaker)
+    return replace(seen, limit=limit, kept=min(kept, 1.0), misalignment=misaligned, common_loss=lost)
 
 
 def coherence_db(scenario: Scenario, num_numbers: int) -> float:
@@ -222,6 +225,8 @@ def design_of_round(
 
     If less of the noise arrives in this round than was planned for, more of it is sent.
     """
+    if not isinstance(source, WideChannel):
+        return plan.design(known, round_index, spent), plan.uplink
     uplink = plan.uplink
     for _ in range(_REDESIGNS):
         design = uplink.design(known, plan.num_rounds, round_index, spent)

@@ -35,6 +35,18 @@ def counts_are_private(terms: Mapping[str, Any]) -> bool:
     return float(terms.get("features", {}).get("count_norm", 0.0)) > 0
 
 
+RESAMPLED = (
+    "Devices drew their samples from one training set, and several may hold the same one: the guarantee covers "
+    "everything that one device holds, and no sample that others hold too. Figures for one record count its copy on "
+    "one device."
+)
+
+
+def resampling_statement(terms: Mapping[str, Any]) -> list[str]:
+    """What a guarantee covers if devices may hold the same samples; nothing if they cannot."""
+    return [RESAMPLED] if terms.get("resampled") else []
+
+
 def counts_statement(terms: Mapping[str, Any]) -> list[str]:
     """That class counts are disclosed, of feature means that are divided by them."""
     return [_DISCLOSED_COUNTS] if "features" in terms and not counts_are_private(terms) else []

@@ -5,6 +5,7 @@ Every participation model is one class. Planner, schemes, ledger and certificate
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ class Participation(ABC):
         """The probability that a device sends its vector in a round, if the server must not know who does."""
         return 1.0
 
-    @property
+    @cached_property
     def is_secret(self) -> bool:
         return self.signal_probability < 1
 
@@ -302,6 +303,8 @@ def participation_named(reference: str, num_devices: int, seed: int) -> Particip
     if not (isinstance(found, type) and issubclass(found, Participation)):
         rule = "must be a class derived from airdistill.privacy.participation.Participation"
         raise InputError("fleet.sampling", reference, rule)
+    if inspect.isabstract(found):
+        raise InputError("fleet.sampling", reference, f"must define {', '.join(sorted(found.__abstractmethods__))}")
     try:
         made: Participation = found(num_devices, seed)
         masks = [[made.mask(round_index) for round_index in range(1, _TRIED_ROUNDS + 1)] for _ in range(2)]

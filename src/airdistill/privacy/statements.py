@@ -36,6 +36,7 @@ from airdistill.privacy.assumptions import (
     noise_statement,
     pilot_source,
     public_facts,
+    resampling_statement,
     votes_statement,
     waveform_assumptions,
 )
@@ -199,6 +200,7 @@ def guarantees_of(
             *neighbours.statement(header.sensitivity, header.relabel, run.trained),
             *answers_statement(run.terms),
             *counts_statement(run.terms),
+            *resampling_statement(run.terms),
             *comparison_statement(run.terms),
             trust_from(header.trust, run.terms).statement(run.uses_tdma),
             *participation_statements(run.terms),
@@ -217,7 +219,9 @@ RECORD_VOID = (
 
 
 def record_figure(runs: Sequence[CertifiedRun]) -> bool | None:
-    """Whether every run's bound for one record is exact; None if no run's is."""
+    """Whether every run's bound for one record is exact; None if no run's is, or if a record may be on many devices."""
+    if any(run.terms.get("resampled") for run in runs):
+        return None
     private = [neighbours_from(run.header.payload, run.terms).record_is_exact for run in runs if run.is_private]
     return all(private) if any(private) and len(private) == len(runs) else (False if any(private) else None)
 

@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class TrustStatement:
     states it to the reader; `assumption` is its short name if it can turn out false.
     """
 
-    name: ClassVar[str]
+    name: str  # of a user's own model the reference by which it was found
     sentence: ClassVar[str]
     assumption: ClassVar[str | None] = None
     counts_receiver: ClassVar[bool] = False
@@ -86,8 +86,56 @@ class TrustedAggregator(TrustStatement):
         return False
 
 
+class DesignedNoise(NamedTuple):
+    """The noise of an optimal design.
+
+    λ² and v `[row]`, |h_jP2_j|² as received and what each device may count of v, `[device, row]`. λ is zero and v
+    infinite for a row that cannot be sent.
+    """
+
+    scale_sq: FloatArray
+    effective: FloatArray
+    received: FloatArray
+    counted: FloatArray
+
+
 class Trust(TrustStatement, ABC):
     """Whose noise counts for signals on the air. A model of your own is a class with these names and methods."""
+
+    def designed(self, links: Links, required: FloatArray) -> DesignedNoise:
+        """The noise of the optimal design of one round."""
+        inverse_scale = self._scale(links, required)
+        effective = self.effective_noise_var(links, required, inverse_scale)
+        sent = np.isfinite(effective)
+        scale_sq = np.where(sent, 1.0 / np.where(sent, inverse_scale, 1.0), 0.0)
+        received, counted = self.received_noise(links, required, scale_sq), self.counted_noise_var(required, effective)
+        self._check_shape("received_noise", received, required.shape)
+        self._check_shape("counted_noise_var", counted, required.shape)
+        return DesignedNoise(scale_sq, effective, received, counted)
+
+    def effective_noise_var(
+        self, links: Links, required: FloatArray, inverse_scale: FloatArray | None = None
+    ) -> FloatArray:
+        """v_k of the optimal design, `[..., row]`; infinite for a row that cannot be sent."""
+        if inverse_scale is None:
+            inverse_scale = self._scale(links, required)
+        sendable = (inverse_scale > 0) & np.isfinite(inverse_scale)
+        # 0 · inf is NaN: rows that cannot be sent are masked, not multiplied.
+        from_channel = links.channel_noise_var * np.where(sendable, inverse_scale, 0.0)
+        artificial = self.artificial_noise_var(required)
+        self._check_shape("artificial_noise_var", artificial, required.shape[-1:], inverse_scale.shape)
+        return np.where(sendable, artificial + from_channel, np.inf)
+
+    def _scale(self, links: Links, required: FloatArray) -> FloatArray:
+        made = self.inverse_scale_sq(links, required)
+        self._check_shape("inverse_scale_sq", made, (*links.power_w.shape[:-1], required.shape[-1]))
+        return made
+
+    def _check_shape(self, method: str, made: FloatArray, *shapes: tuple[int, ...]) -> None:
+        """Raise `InputError` for another shape than these: the method can be a user's own."""
+        if np.shape(made) not in shapes:
+            stated = f"`{method}` must have shape {list(shapes[0])}, not {list(np.shape(made))}"
+            raise InputError("privacy.trust", self.name, stated)
 
     @abstractmethod
     def counted(self, own: FloatArray, together: FloatArray, receiver_var: float | FloatArray) -> FloatArray:
@@ -174,7 +222,8 @@ class FleetNoise(Trust):
         headroom *= -scale_sq / links.energy_slots
         headroom += links.power_w[:, None]
         np.maximum(headroom, 0.0, out=headroom)
-        headroom *= divide_or(required.max(axis=0) * scale_sq, headroom.sum(axis=0), 0.0)
+        total = headroom.sum(axis=0)
+        headroom *= required.max(axis=0) * scale_sq / np.where(total > 0, total, 1.0)  # without headroom no noise
         return headroom
 
     def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
@@ -183,7 +232,11 @@ class FleetNoise(Trust):
 
 
 class OwnNoise(Trust):
-    """No other party is trusted: only a device's own noise counts for it."""
+    """No other party is trusted: only a device's own noise counts for it.
+
+    A model in which every device is told what to add, whatever counts, is derived from this one: it defines `added` and
+    `counted`.
+    """
 
     name = "own_noise"
     sentence = "Each device counts on its own noise only; no other party is trusted."
@@ -191,11 +244,15 @@ class OwnNoise(Trust):
     def counted(self, own: FloatArray, together: FloatArray, receiver_var: float | FloatArray) -> FloatArray:  # noqa: ARG002
         return own
 
+    def added(self, required: FloatArray) -> FloatArray:
+        """The noise variance a_ik that each device adds, in the estimate, `[..., device, row]`."""
+        return required
+
     def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
-        # λ² = min_i K|h_i|²P_i/(w_i² + K req_ik)
+        # λ² = min_i K|h_i|²P_i/(w_i² + K a_ik)
         needed = links.weights**2
         needed /= links.energy_slots
-        needed = needed + required
+        needed = needed + self.added(required)
         rows = links.power_w.reshape(-1, links.power_w.shape[-1])
         step = max(1, _CHUNK // (needed.shape[-1] * needed.shape[-2]))
         chunks = [
@@ -205,14 +262,17 @@ class OwnNoise(Trust):
         return np.concatenate(chunks).reshape(*links.power_w.shape[:-1], links.num_classes)
 
     def artificial_noise_var(self, required: FloatArray) -> FloatArray:
-        return np.asarray(required.sum(axis=-2))
+        return np.asarray(self.added(required).sum(axis=-2))
 
     def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:  # noqa: ARG002
-        return required * scale_sq
+        return self.added(required) * scale_sq
 
     def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
-        sent = np.isfinite(effective)
-        return required if sent.all() else np.where(sent, required, np.inf)
+        added, sent = self.added(required), np.isfinite(effective)
+        together = added.sum(axis=0)
+        from_receiver = np.maximum(np.where(sent, effective, 0.0) - together, 0.0)
+        counted = np.broadcast_to(self.counted(added, together, from_receiver), required.shape)
+        return counted if sent.all() else np.where(sent, counted, np.inf)
 
 
 TRUST_MODELS: dict[str, Trust] = {trust.name: trust for trust in (ReceiverNoise(), FleetNoise(), OwnNoise())}
@@ -248,6 +308,7 @@ def trust_named(name: str) -> Trust:
         raise InputError("privacy.trust", name, f"must define {', '.join(sorted(found.__abstractmethods__))}")
     try:
         made: Trust = found()
+        made.name = name  # not the one of the class that it is derived from
     except Exception as error:  # a user's class can raise any exception
         raise InputError("privacy.trust", name, f"cannot be made without arguments: {described(error)}") from error
     needed = ("sentence",) if made.counts_own_only else ("sentence", "assumption")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray
+from airdistill.arrays import ComplexArray, FloatArray, IntArray
 from airdistill.channel.csi import round_estimate
 from airdistill.channel.link_budget import noise_power_w
 from airdistill.channel.selective import WideChannel
@@ -21,7 +21,7 @@ from airdistill.channel.waveform import number_seconds
 from airdistill.errors import AirDistillError
 from airdistill.planning.fleet import counted_share
 from airdistill.planning.plan import Plan
-from airdistill.planning.transceiver.design import RoundDesign
+from airdistill.planning.transceiver.design import TOLERANCE, RoundDesign
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.waveform import design_of_round, observed, round_link
 from airdistill.privacy.ledger import Ledger
@@ -87,18 +87,20 @@ class ChargedRound:
         Raise `AirDistillError` if a vector exceeds the bound that its noise was made for, or on a second call.
         """
         self._use(vectors)
+        assert self.noise is not None  # a secure sum takes values, not vectors
         uplink = self.plan.uplink
+        round_s, number_s = self.plan.air_time.total_s, number_seconds(self.plan.scenario)
         return over_the_air(
             uplink.weights(self.index),
             vectors,
             self.design,
             self.channel,
-            self.on_air,
-            number_seconds(self.plan.scenario),
+            self.noise,
+            number_s,
             uplink.largest_norm,
-            self._signal_mask(),
+            uplink.participation.signal_mask(self.index),
             self.air,
-            None if uplink.uses_tdma else self.plan.air_time.total_s,
+            None if uplink.uses_tdma else round_s,
         )
 
     def signal_of(self, device: int, vectors: FloatArray) -> ComplexArray:
@@ -120,9 +122,6 @@ class ChargedRound:
         everyone[device] = vectors
         self._use(everyone)
         return everyone
-
-    def _signal_mask(self) -> BoolArray | None:
-        return self.plan.uplink.participation.signal_mask(self.index)
 
     def _use(self, vectors: FloatArray) -> None:
         if self.permission is None:
@@ -172,6 +171,8 @@ def charge_round(
         made, uplink = design_of_round(plan, source, known, round_index, ledger.cost_of_run)
     else:
         made, uplink = design, observed(scenario, plan.uplink, source, design, known, round_index)
+    if design is not None or ":" in plan.uplink.trust:
+        _check_power(plan, made, round_index)
     noise, seed = _charged_noise(plan, uplink, ledger, made, known, round_index, memory)
     noise = replace(noise, permission=permission)
     air = _air(plan, source, made, round_index, seed) if scenario.air.medium == "waveform" else None
@@ -293,6 +294,20 @@ def _check_gains(plan: Plan, design: RoundDesign, known: ComplexArray, round_ind
         raise AirDistillError(f"round {round_index}: the design cannot be charged: {rule}")
 
 
+def _check_power(plan: Plan, design: RoundDesign, round_index: int) -> None:
+    """Raise unless a design that the user's own code made keeps the power limits, eq. (9).
+
+    A real transmitter would clip what is beyond them, and so add less noise than the ledger counts.
+    """
+    slack = design.power_slack(plan.fleet.peak_power_w)
+    if (slack < -TOLERANCE).any():
+        device, row = np.unravel_index(int(np.argmin(slack)), slack.shape)
+        limit = plan.fleet.peak_power_w[device]
+        named = f"device {device} would send {design.mean_power_w()[device, row]:.6g} W in row {row}"
+        rule = f"above its radio.peak_power of {limit:.6g} W: the scale or the noise of the design is too large"
+        raise AirDistillError(f"round {round_index}: the design cannot be charged: {named}, {rule}")
+
+
 def _check_noise_sources(design: RoundDesign, noise: RoundNoise, round_index: int) -> None:
     """Raise `AirDistillError` unless every device whose noise is counted has noise, and noise of its own."""
     counted = np.flatnonzero(design.noise_gain.any(axis=1))
@@ -342,7 +357,8 @@ def check_vectors(plan: Plan, design: RoundDesign, vectors: FloatArray, round_in
     if payload.neighbours.forbids_negative_entries and (vectors < 0)[sent].any():
         first = int(np.argmax(((vectors < 0).any(axis=2) & sent).any(axis=1)))
         rule = f"the guarantee for {payload.words} holds for vectors without negative entries"
-        raise AirDistillError(f"round {round_index}: device {first} would send a negative entry; {rule}")
+        way_out = "shift or clip them, or send a payload of your own whose neighbours are opposite"
+        raise AirDistillError(f"round {round_index}: device {first} would send a negative entry; {rule}: {way_out}")
     problem = payload.problem(np.where(sent[..., None], vectors, 0.0))
     if problem is not None:
         raise AirDistillError(f"round {round_index}: {problem}; the guarantee for {payload.words} rests on it")

@@ -66,6 +66,7 @@ class Decoded:
             "delay_samples": found.delay,
             "carrier_offset_hz": found.offset_hz,
             "carrier_offset_std_hz": found.offset_std_hz,
+            "carrier_offset_period_hz": found.offset_period_hz,
             "phase_rad": float(np.angle(found.gain)),
             "level_db": _db(abs(found.gain / self.contents.pilot_amplitude) ** 2),
             "preamble_correlation": found.correlation,
@@ -125,7 +126,7 @@ def _frame(recording: Recording, name: str, start: int | None) -> tuple[Synchron
         found = synchronise(grid, samples, num_symbols)
     except NotSynchronised as reason:
         raise RecordingError(f"{name}: samples", len(samples), str(reason)) from None
-    return found, aligned(grid, samples, found, contents.pilot_amplitude)[:length]
+    return found, aligned(grid, samples, num_symbols, found, contents.pilot_amplitude)[:length]
 
 
 def _numbers(contents: Contents, data: ComplexArray) -> FloatArray:

@@ -62,7 +62,7 @@ class Modem:
             found = synchronise(self.grid, samples, num_symbols)
         except NotSynchronised as reason:
             raise AirDistillError(f"round {round_index}: the recording of {len(samples)} samples: {reason}") from None
-        received = aligned(self.grid, samples, found, level)[: self.frame_samples(shape)]
+        received = aligned(self.grid, samples, num_symbols, found, level)[: self.frame_samples(shape)]
         data = elements_in(self.grid, received, found)[BEFORE : BEFORE + num_symbols]
         slots = despread(data, self._phases(round_index, shape)) * np.sqrt(self.grid.tones)
         pairs = numbers_of(self.grid, slots, _BOTH_AXES * shape[0] * shape[1]).reshape(*shape, 2)

@@ -4,7 +4,8 @@
    timing and the carrier offset modulo two tones, whatever the channel is.
 2. Pilot: a Zadoff-Chu sequence on all tones. Its correlation gives the fine timing, the tones by which the carrier is
    off, the gain, and the noise.
-3. The pilot again, after the data: the phase between both gives the carrier offset over the length of the round.
+3. The pilot again, after the data: the phase between both gives the carrier offset over the length of the round, up to
+   whole turns, among which the phase between preamble and pilot decides. Where noise leaves several, none is certain.
 
 Devices send all three as they send their data: at the same time, and equalised. They arrive as one sum over a flat
 channel, and contain nothing of a device's data.
@@ -12,7 +13,7 @@ channel, and contain nothing of a device's data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ _FINE = 0.25  # tones between carrier offsets that are tried: the correlation ke
 _FALSE_ALARM = 20.0  # e^-20 is the chance that noise of one place exceeds this over the number of samples
 _ROUNDING = 1e-7  # relative, of samples in single precision
 _STEPS = 3
+_MOST_LATE, _FINE_DELAY = 2.0, 0.25  # samples: around the peak of the correlation
 
 
 class NotSynchronised(AirDistillError):  # noqa: N818 - the name says what happened
@@ -64,8 +66,9 @@ def framed(grid: Grid, elements: ComplexArray, amplitude: complex = 1.0) -> Comp
 class Synchronised:
     """Where a frame begins and what the receiver corrects, each with its standard deviation by the noise.
 
-    `start` is the first sample of the preamble, `delay` a fraction of a sample more; `offset_hz` the carrier offset;
-    `gain` the amplitude and phase of the pilots; `noise_power` that of an element, from the difference of the two.
+    `start` is the first sample of the preamble, `delay` a fraction of a sample more; `offset_hz` the carrier offset, or
+    another one that is a multiple of `offset_period_hz` away, if that is not 0; `gain` the amplitude and phase of the
+    pilots, the phase in the middle between both; `noise_power` that of an element, from the difference of the two.
     `correlation` is 1 for a frame without noise over a flat channel; `ripple` is the relative rms deviation of the
     pilots' tones from a flat channel that noise does not explain.
     """
@@ -80,19 +83,45 @@ class Synchronised:
     noise_power: float
     correlation: float
     ripple: float
+    offset_period_hz: float = 0.0
 
 
 def synchronise(grid: Grid, samples: ComplexArray, num_symbols: int) -> Synchronised:
     """Find the frame of so many data symbols in samples `[sample]`. Raise `NotSynchronised` if there is none."""
     last = len(samples) - (BEFORE + num_symbols + AFTER) * grid.symbol_samples
-    correlation, start, offset_hz = _found(grid, samples, last)
-    pilots = _pilots_at(grid, samples, start, num_symbols, offset_hz)
+    correlation, start, coarse_hz = _found(grid, samples, last)
     apart_s = (1 + num_symbols) * grid.symbol_s
-    # The first pilot follows the preamble at once: it narrows the offset until the second one is unambiguous.
+    pilots = _pilots_at(grid, samples, start, num_symbols, coarse_hz)
+    offset_hz = coarse_hz + float(np.angle(np.vdot(pilots[0], pilots[1])) / (2 * np.pi * apart_s))
+    pilots = _pilots_at(grid, samples, start, num_symbols, offset_hz)
+    measured = _measured(grid, pilots, start, offset_hz, correlation, apart_s)
+    coarse_std_hz = measured.offset_std_hz * apart_s / grid.symbol_s  # as much energy, one symbol apart
+    offset_hz, period_hz = _of_several(offset_hz, 1 / apart_s, coarse_hz, coarse_std_hz)
     for _ in range(_STEPS):
-        offset_hz += float(np.angle(np.vdot(pilots[0], pilots[1])) / (2 * np.pi * apart_s))
         pilots = _pilots_at(grid, samples, start, num_symbols, offset_hz)
-    return _measured(grid, pilots, start, offset_hz, correlation, apart_s)
+        first, second = _on_time(grid, pilots, measured.delay).sum(axis=1)
+        offset_hz += float(np.angle(second * first.conj()) / (2 * np.pi * apart_s))
+    pilots = _pilots_at(grid, samples, start, num_symbols, offset_hz)
+    measured = _measured(grid, pilots, start, offset_hz, correlation, apart_s)
+    return replace(measured, offset_period_hz=period_hz)
+
+
+def _of_several(offset_hz: float, period_hz: float, coarse_hz: float, coarse_std_hz: float) -> tuple[float, float]:
+    """One of the offsets that explain both pilots, `period_hz` apart, and the period, or 0 if the others do not.
+
+    `offset_hz` is the one nearest to the coarse estimate. Where several agree with that within its error, and no offset
+    does, too, it is the one nearest to none: most receptions are by clocks that are alike, and a whole turn between the
+    pilots where there was none would spoil the round.
+    """
+    reach = _SIGNIFICANT * coarse_std_hz
+    if abs(coarse_hz) <= reach:
+        lowest, highest = (
+            np.ceil((coarse_hz - reach - offset_hz) / period_hz),
+            (coarse_hz + reach - offset_hz) // period_hz,
+        )
+        if lowest <= highest:
+            offset_hz += period_hz * float(np.clip(np.round(-offset_hz / period_hz), lowest, highest))
+    return offset_hz, period_hz if 2 * reach > period_hz else 0.0
 
 
 def at_start(grid: Grid, samples: ComplexArray, num_symbols: int, start: int) -> Synchronised:
@@ -186,13 +215,19 @@ def _turned(samples: ComplexArray, cycles_per_sample: float, first: int = 0) -> 
 
 
 def _pilots_at(grid: Grid, samples: ComplexArray, start: int, num_symbols: int, offset_hz: float) -> ComplexArray:
-    """Both pilots over what was sent, `[pilot, tone]`, with the carrier offset removed from `start` on."""
-    length, pilots = grid.symbol_samples, []
+    """Both pilots over what was sent, `[pilot, tone]`, without the carrier offset; the middle keeps its phase."""
+    length, middle, pilots = grid.symbol_samples, _middle(grid, num_symbols), []
     for symbol in (1, BEFORE + num_symbols):
         first = start + symbol * length
-        received = _turned(samples[first : first + length], -offset_hz / grid.sample_rate_hz, -symbol * length)
+        turned_from = middle - symbol * length
+        received = _turned(samples[first : first + length], -offset_hz / grid.sample_rate_hz, turned_from)
         pilots.append(demodulate(grid, received)[0])
     return np.asarray(np.stack(pilots) * known_elements(grid)[1].conj())
+
+
+def _middle(grid: Grid, num_symbols: int) -> int:
+    """The sample of a frame that is as far from one pilot as from the other: there the phase is known best."""
+    return (BEFORE + BEFORE + num_symbols + AFTER - 1) * grid.symbol_samples // 2 + grid.prefix_samples // 2
 
 
 def _measured(
@@ -202,13 +237,8 @@ def _measured(
     difference = float(np.mean(np.abs(pilots[0] - pilots[1]) ** 2)) / 2
     noise = max(difference, float(_ROUNDING * np.abs(pilots).max()) ** 2)
     mean, tones = pilots.mean(axis=0), grid.offsets
-    delay = 0.0
-    for _ in range(_STEPS):  # weighted least squares of the phase, which a large delay would wrap
-        level = mean * np.exp(2j * np.pi * tones * delay / grid.fft_size)
-        phase = np.angle(level * np.mean(level).conj())
-        per_tone = np.sum((tones - tones.mean()) * phase) / np.sum((tones - tones.mean()) ** 2)
-        delay -= float(per_tone * grid.fft_size / (2 * np.pi))
-    flat = mean * np.exp(2j * np.pi * tones * delay / grid.fft_size)
+    delay = _late_by(grid, mean)
+    flat = _on_time(grid, mean, delay)
     gain = complex(flat.mean())
     of_mean = noise / (2 * len(tones))  # of a complex mean over both pilots
     relative = float(np.sqrt(of_mean / 2) / max(abs(gain), np.finfo(np.float64).tiny))  # of phase, and of amplitude
@@ -228,7 +258,29 @@ def _measured(
     )
 
 
-def aligned(grid: Grid, samples: ComplexArray, found: Synchronised, amplitude: float) -> ComplexArray:
+def _on_time(grid: Grid, elements: ComplexArray, delay: float) -> ComplexArray:
+    """Elements `[..., tone]` as if they were not late by so many samples."""
+    return np.asarray(elements * np.exp(2j * np.pi * grid.offsets * delay / grid.fft_size))
+
+
+def _late_by(grid: Grid, level: ComplexArray) -> float:
+    """The samples by which a pilot `[tone]` is late: its correlation with such a pilot is the largest.
+
+    Phases of single tones are not used: below the noise they are those of the noise.
+    """
+    turns = grid.offsets / grid.fft_size
+    tried = np.arange(-_MOST_LATE, _MOST_LATE + _FINE_DELAY, _FINE_DELAY)
+    delay = float(tried[np.argmax(np.abs(np.exp(2j * np.pi * np.outer(tried, turns)) @ level))])
+    from_mean = 2 * np.pi * (turns - turns.mean())
+    for _ in range(_STEPS):  # least squares of the part in quadrature to the sum
+        flat = _on_time(grid, level, delay)
+        total = max(abs(flat.sum()), np.finfo(np.float64).tiny)
+        quadrature = (flat * (flat.sum() / total).conj()).imag
+        delay -= float(quadrature @ from_mean / (total * np.mean(from_mean**2)))
+    return delay
+
+
+def aligned(grid: Grid, samples: ComplexArray, num_symbols: int, found: Synchronised, amplitude: float) -> ComplexArray:
     """The samples from the preamble on, as if the carrier were exact and pilots had that real amplitude.
 
     A correction below four standard deviations of its own estimate is left out: it would add noise, and a recording
@@ -240,7 +292,7 @@ def aligned(grid: Grid, samples: ComplexArray, found: Synchronised, amplitude: f
     if abs(abs(found.gain) / amplitude - 1) > _SIGNIFICANT * found.gain_std:
         factor *= amplitude / abs(found.gain)
     if abs(found.offset_hz) > _SIGNIFICANT * found.offset_std_hz:
-        received = _turned(received, -found.offset_hz / grid.sample_rate_hz)
+        received = _turned(received, -found.offset_hz / grid.sample_rate_hz, _middle(grid, num_symbols))
     return np.asarray(received if factor == 1 else received * factor)
 
 
@@ -254,4 +306,4 @@ def elements_in(grid: Grid, received: ComplexArray, found: Synchronised) -> Comp
         return demodulate(grid, received)
     early = grid.prefix_samples // 4
     elements = demodulate(grid, np.concatenate([np.zeros(early), received])[: len(received)])
-    return np.asarray(elements * np.exp(2j * np.pi * grid.offsets * (found.delay + early) / grid.fft_size))
+    return _on_time(grid, elements, found.delay + early)

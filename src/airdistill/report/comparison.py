@@ -35,6 +35,7 @@ from airdistill.report.wording import (
     percent,
     points,
     quantity,
+    sample_in_words,
     span,
 )
 from airdistill.runs.comparison import Comparison, ComparisonRecord, Task
@@ -76,7 +77,9 @@ def notes_of(record: ComparisonRecord) -> tuple[str, ...]:
     """What a reader of the tables must know; and which schemes trust a party with every device's vectors."""
     sentence = TRUSTED_AGGREGATOR.sentence
     trusting = {task.label for task, run in record.runs.items() if sentence in run.summary["assumptions"]}
-    return (*NOTES, *([f"{', '.join(sorted(trusting))}: {sentence}"] if trusting else []))
+    samples = {sample_in_words(run.summary["accuracy"]) for run in record.runs.values()}
+    sampled = [f"Accuracy of each run was measured on {words} of that run." for words in samples if words is not None]
+    return (*NOTES, *sorted(sampled), *([f"{', '.join(sorted(trusting))}: {sentence}"] if trusting else []))
 
 
 def table_rows(record: ComparisonRecord) -> list[list[str]]:

@@ -16,9 +16,8 @@ from airdistill import __version__
 from airdistill.files import jsonable, write_whole
 from airdistill.report.page import Block, Bullets, Command, DataTable, Page, Paragraph, Section, render
 from airdistill.report.wording import number, percent, quantity, span
-from airdistill.reproduce.leaderboard import Question
+from airdistill.reproduce.leaderboard import Question, Setting, Tuned, all_tuned, ranked_schemes
 from airdistill.reproduce.standings import BASELINE, OURS, Board, Standing, read_board
-from airdistill.reproduce.tuning import Setting, Tuned, all_tuned, ranked_schemes
 from airdistill.units import rounded_up
 
 NAME = "leaderboard"

@@ -13,12 +13,11 @@ from airdistill.arrays import FloatArray
 from airdistill.planning.feature_means import CLUSTERS
 from airdistill.planning.plan import Plan
 from airdistill.planning.transceiver.superposed import SuperposedUplink
-from airdistill.planning.what_if.class_sums import feature_evidence
-from airdistill.planning.what_if.embedding_cost import embedding_cost
+from airdistill.planning.what_if.feature_means import embedding_cost, feature_evidence
 from airdistill.planning.what_if.public_set import PublicSetWhatIf
 from airdistill.planning.what_if.steps import WhatIf, antenna_what_if
+from airdistill.report.links import energy_rows, transmit_limit_rows, waveform_rows
 from airdistill.report.page import Block, Bullets, DataTable, Facts, Paragraph, Section
-from airdistill.report.plan_radio import energy_rows, transmit_limit_rows, waveform_rows
 from airdistill.report.terminal import bullets, facts_table, number_table, starred_table
 from airdistill.report.wording import MOST_ROWS, SUMMARIES, device_rows, extent, limiting_factor, number, starred
 from airdistill.units import with_prefix

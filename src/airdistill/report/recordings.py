@@ -59,6 +59,8 @@ def print_decoded(decoded: Decoded, console: Console) -> None:
     shown = [f"{10 * np.log10(each / 1e-3):.2f} dBm" if each > 0 else "none" for each in noise]
     stated = f"{contents.scheme}, round {contents.round_index}: {contents.rows} × {contents.entries} numbers"
     offset = f"{found.offset_hz:.4g} Hz ± {found.offset_std_hz:.2g} Hz"
+    if found.offset_period_hz:
+        offset += f", or a multiple of {found.offset_period_hz:.5g} Hz more or less: pilots are too weak to tell"
     timing = f"sample {found.start} {found.delay:+.3f}, {with_prefix((found.start + found.delay) / rate, 's')}"
     rows = [
         ("Recording", stated),

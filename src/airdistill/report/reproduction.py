@@ -1,10 +1,11 @@
-"""Reproduce a figure of the paper: compute it, check the claims, and write files, one page and terminal tables."""
+"""Reproduce a figure of the paper: compute it, check the claims, draw it, and write files, one page and tables."""
 
 from __future__ import annotations
 
 import csv
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,8 +13,16 @@ from rich.table import Table
 
 from airdistill import __version__
 from airdistill.files import json_text, write_whole
-from airdistill.report.comparison import curves_csv, print_comparison, results_blocks, runs_csv, settings_table
-from airdistill.report.drawing import save, svg_of
+from airdistill.report.comparison import (
+    curves_csv,
+    curves_of,
+    draw_against_time,
+    print_comparison,
+    results_blocks,
+    runs_csv,
+    settings_table,
+)
+from airdistill.report.drawing import LOOKS, legend_below, new_figure, save, svg_of
 from airdistill.report.page import (
     Block,
     Bullets,
@@ -27,23 +36,29 @@ from airdistill.report.page import (
     Verdicts,
     render,
 )
-from airdistill.report.paper_figures import draw_accuracy, draw_noise, noise_panels
 from airdistill.report.plan import plan_section, privacy_section
 from airdistill.report.progress import comparison_bar
 from airdistill.report.run import plan_of
 from airdistill.report.wording import number
-from airdistill.reproduce.claims import Checked
-from airdistill.reproduce.figures import (
+from airdistill.reproduce.claims import (
     AccuracyFigure,
+    Checked,
     NoiseFigure,
     accuracy_figure,
     noise_figure,
     recorded_accuracy_figure,
 )
-from airdistill.reproduce.noise_curves import DELTA, curves_as_rows
-from airdistill.reproduce.recipes import PROPOSED
+from airdistill.reproduce.noise_curves import DELTA, NoiseCurve, curves_as_rows
+from airdistill.reproduce.recipes import PROPOSED, SAME_TERMS_FD, SAME_TERMS_FL
+from airdistill.runs.comparison import ComparisonRecord
 from airdistill.runs.options import RunOptions
 from airdistill.runs.results import runs_of
+from airdistill.schemes.base import BLACK, ORANGE, PURPLE, RED, Look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 _SIGNS = {"holds": "[green]✓ holds[/green]", "does not hold": "[red]✗ does not hold[/red]", "undecided": "? undecided"}
 _NOISE_TEXT = (
@@ -61,6 +76,34 @@ _ACCURACY_TEXT = (
 
 
 # Commands.
+_NOISE_LOOKS = {
+    **LOOKS,
+    "ota_fl_same_link": Look(RED, ":", "D"),
+    "ota_fl_fixed_same_link": Look(ORANGE, ":", "v"),
+    "orthogonal_fd_fixed": Look(PURPLE, "-", "P"),
+    "own_noise_fixed": Look(BLACK, "-.", "*"),
+    "airdistill_fixed": LOOKS["airdistill"],
+}
+_NOISE_NAMES = {
+    "ota_fd": "FD, T optimised",
+    "ota_fd_fixed": "FD, T constant",
+    "ota_fl": "FL, T optimised",
+    "ota_fl_fixed": "FL, T constant",
+    "ota_fl_same_link": "FL on FD's link, T optimised",
+    "ota_fl_fixed_same_link": "FL on FD's link, T constant",
+    "orthogonal_fd_fixed": "FD, TDMA",
+    "own_noise_fixed": "FD, own noise only",
+    "airdistill_fixed": "airdistill, after its receiver",
+}
+_PAPERS = ("ota_fd", "ota_fd_fixed", "ota_fl", "ota_fl_fixed")
+_PANELS = {
+    "raw, as the paper plots it": (_PAPERS, "noise"),
+    "in units of the gradient": ((*_PAPERS, "ota_fl_same_link", "ota_fl_fixed_same_link"), "gradient_noise"),
+    "T constant: TDMA, superposed, tracked": (
+        ("ota_fd_fixed", "orthogonal_fd_fixed", "own_noise_fixed", "airdistill_fixed"),
+        "noise",
+    ),
+}
 
 
 def reproduce_fig2a(
@@ -228,3 +271,54 @@ def _write_claims(path: Path, claims: dict[str, list[Checked]]) -> None:
 def _write(path: Path, page: Page) -> Path:
     write_whole(path, render(page).encode())
     return path
+
+
+def draw_noise(curves: dict[str, NoiseCurve], title: str) -> Figure:
+    """Draw Figure 2(a) in three panels: raw, in one unit, and the gain of superposition."""
+    figure, panels = new_figure(columns=len(_PANELS), height=4.8)
+    for axes, name in zip(panels, _PANELS, strict=True):
+        _draw_noise_panel(axes, curves, name)
+    figure.suptitle(title)
+    _one_legend(figure, panels, columns=4)
+    return figure
+
+
+def noise_panels(curves: dict[str, NoiseCurve]) -> dict[str, Figure]:
+    """Draw each panel as a figure, which a narrow screen can show."""
+    drawn = {}
+    for name in _PANELS:
+        figure, (axes,) = new_figure(height=4.6)
+        _draw_noise_panel(axes, curves, name)
+        _one_legend(figure, [axes], columns=2)
+        drawn[name] = figure
+    return drawn
+
+
+def _draw_noise_panel(axes: Axes, curves: dict[str, NoiseCurve], name: str) -> None:
+    labels, quantity = _PANELS[name]
+    for label in labels:
+        values, style = getattr(curves[label], quantity), _NOISE_LOOKS[label].style()
+        axes.loglog(curves[label].epsilon, values, label=_NOISE_NAMES[label], markevery=3, **style)
+    axes.set(xlabel="ε of every device", ylabel="noise Φ of a round (squared error)", title=name)
+
+
+def _one_legend(figure: Figure, panels: list[Axes], columns: int) -> None:
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False, handlelength=3.4
+    )
+
+
+def draw_accuracy(records: dict[str, ComparisonRecord], title: str) -> Figure:
+    """Draw Figure 2(b), a panel for each choice of step sizes. The arms with exchanged terms are in the table only."""
+    figure, panels = new_figure(columns=len(records), height=4.8)
+    for axes, (step, record) in zip(panels, records.items(), strict=True):
+        curves = curves_of(record)
+        shown = {label: curve for label, curve in curves.items() if label not in (SAME_TERMS_FL, SAME_TERMS_FD)}
+        draw_against_time(axes, shown)
+        axes.set(title=f"step sizes {step}", ylim=(0, 100))
+    figure.suptitle(title)
+    legend_below(figure, panels[-1], columns=2 + len(panels))
+    return figure

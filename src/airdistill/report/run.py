@@ -14,13 +14,20 @@ from rich.markup import escape
 from airdistill import __version__
 from airdistill.files import write_whole
 from airdistill.planning.plan import Plan
+from airdistill.privacy.certificate import Certificate
 from airdistill.report.certificate import certificate_section, devices_section
 from airdistill.report.drawing import count_rounds, looks_for, new_figure, svg_of
 from airdistill.report.links import links_section
 from airdistill.report.page import Bullets, Command, Drawing, Facts, Page, Paragraph, Section, render
 from airdistill.report.plan import plan_section, privacy_section
 from airdistill.report.terminal import bullets, facts_table
-from airdistill.report.wording import antennas_in_words, number, participation_in_words
+from airdistill.report.wording import (
+    accuracy_in_words,
+    antennas_in_words,
+    number,
+    participation_in_words,
+    sample_in_words,
+)
 from airdistill.runs.accounts import certify
 from airdistill.runs.folder import PLAN, RUN, SCENARIO
 from airdistill.runs.record import RunRecord
@@ -34,12 +41,17 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 
 
-def print_run(record: RunRecord, console: Console) -> None:
-    """Print the results and the folder of a run."""
+def print_run(record: RunRecord, console: Console, certificate: Certificate | None = None) -> None:
+    """Print the results and the folder of a run; its `certificate`, if known, takes seconds for a large fleet."""
+    certificate = certificate or certify(record.folder)
     summary = record.summary
     accuracy, iterate = summary["accuracy"], summary["random_iterate"]
     rows = [
-        ("Accuracy", f"{accuracy['mean']:.2%} mean over devices, {accuracy['worst']:.2%} to {accuracy['best']:.2%}"),
+        (
+            "Accuracy",
+            f"{accuracy_in_words(accuracy)} mean over devices, {accuracy['worst']:.2%} to {accuracy['best']:.2%}",
+        ),
+        *_sample_row("  measured on", accuracy),
         ("  on own classes", f"{accuracy['own_classes']:.2%}"),
         *_about_iterate(iterate, summary["rounds"]),
         ("Rounds", _rounds_and_end(summary)),
@@ -47,7 +59,7 @@ def print_run(record: RunRecord, console: Console) -> None:
         ("Privacy spent", f"ε {rounded_up(summary['epsilon_spent'])} at most, sensitivity {summary['sensitivity']}"),
         *_vote_facts(record),
         *_budget_row(summary),
-        ("Certificate", escape(certify(record.folder).verdict_in_words)),
+        ("Certificate", escape(certificate.verdict_in_words)),
         ("Record", escape(str(record.folder))),
         *(("Damage", escape(line)) for line in record.damage),
     ]
@@ -55,6 +67,12 @@ def print_run(record: RunRecord, console: Console) -> None:
     console.print(title, facts_table(rows), sep="\n")
     if summary["epsilon_spent"] not in (0, None):
         console.print("[bold]Assumptions[/bold]", bullets(summary["assumptions"], "·"))
+
+
+def _sample_row(label: str, accuracy: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The sample on which accuracy was measured; nothing if that is everything."""
+    words = sample_in_words(accuracy)
+    return () if words is None else ((label, words),)
 
 
 def _budget_row(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -70,7 +88,7 @@ def _about_iterate(iterate: Mapping[str, Any], rounds: int) -> list[tuple[str, s
     """The row on Theorem 1's random iterate; none in a run of one round, which starts with it."""
     start = f"the start of round {iterate['round']}"
     if iterate["accuracy"]:
-        return [("  random iterate", f"{iterate['accuracy']['mean']:.2%}, {start}")]
+        return [("  random iterate", f"{accuracy_in_words(iterate['accuracy'])}, {start}")]
     return [("  random iterate", f"{start}, which did not happen")] if iterate["round"] > rounds else []
 
 
@@ -79,16 +97,16 @@ def _rounds_and_end(summary: Mapping[str, Any]) -> str:
     return f"{summary['rounds']}{escape(early)}"
 
 
-def write_run_page(record: RunRecord) -> Path:
+def write_run_page(record: RunRecord, certificate: Certificate | None = None) -> Path:
     """Write `report.html` to the run's folder, and return its path."""
     path = record.folder / REPORT
-    write_whole(path, render(run_page(record)).encode())
+    write_whole(path, render(run_page(record, certificate)).encode())
     return path
 
 
-def run_page(record: RunRecord) -> Page:
+def run_page(record: RunRecord, certificate: Certificate | None = None) -> Page:
     """Return the results, the plan, the certificate and the commands of a run."""
-    plan, certificate = plan_of(record), certify(record.folder)
+    plan, certificate = plan_of(record), certificate or certify(record.folder)
     summary = record.summary
     return Page(
         title=f"{summary['name']}, {summary['scheme']}",
@@ -124,7 +142,8 @@ def plan_of(record: RunRecord) -> Plan:
 def _result_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     summary, accuracy = record.summary, record.summary["accuracy"]
     return (
-        ("Accuracy", f"{accuracy['mean']:.2%}, mean over the devices' own models on the common test set"),
+        ("Accuracy", f"{accuracy_in_words(accuracy)}, mean over the devices' own models on the common test set"),
+        *_sample_row("Measured on", accuracy),
         ("Worst and best device", f"{accuracy['worst']:.2%} and {accuracy['best']:.2%}"),
         ("On own classes", f"{accuracy['own_classes']:.2%}"),
         ("Uplink time", with_prefix(summary["uplink_seconds"], "s")),

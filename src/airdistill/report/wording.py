@@ -81,6 +81,28 @@ def limiting_factor(regime: str) -> str:
     return LIMITING_FACTORS[regime]
 
 
+def accuracy_in_words(accuracy: Mapping[str, Any]) -> str:
+    """The mean over devices, with its interval if it was measured on a sample."""
+    half = accuracy.get("sample", {}).get("half_width")
+    return f"{accuracy['mean']:.2%}" + ("" if half is None else f" ± {100 * half:.2f} points")
+
+
+def sample_in_words(accuracy: Mapping[str, Any]) -> str | None:
+    """The devices and test samples on which accuracy was measured; None if these are all."""
+    sample = accuracy.get("sample")
+    if sample is None:
+        return None
+    parts = [
+        f"all {of:,} {what}" if some == of else f"{some:,} of {of:,} {what}"
+        for some, of, what in (
+            (sample["devices"], sample["of_devices"], "devices"),
+            (sample["test_samples"], sample["of_test_samples"], "test samples"),
+        )
+    ]
+    interval = "no interval, because one is too few" if sample["half_width"] is None else "± is the 95 % interval"
+    return f"{parts[0]}, {parts[1]}, drawn at random; {interval}"
+
+
 def antennas_in_words(link: Mapping[str, Any] | None) -> str:
     """Return the number of antennas in a run's summary; empty if the scheme does not transmit."""
     return "" if link is None else str(link["antennas"])

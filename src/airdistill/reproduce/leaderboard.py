@@ -1,5 +1,7 @@
 """The leaderboard: all schemes on the same settings, with their tuned overrides, each setting a comparison.
 
+The tuned overrides, and what was spent on finding them, are those of `tuned.toml`.
+
 A folder holds `leaderboard.json`, the question, and one comparison for each setting. Schemes without privacy do not
 depend on ε, and are run once for all values, in a comparison of their own.
 """
@@ -8,16 +10,18 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from airdistill import __version__
 from airdistill.errors import InputError
 from airdistill.files import json_text
-from airdistill.reproduce.tuning import Setting, needs_of_dataset, ranked_schemes, tuned_for
 from airdistill.runs.comparison import COMPARISON, Arm, Comparison, ComparisonRecord, OnProgress, start
 from airdistill.runs.folder import RunError, digest_of, locked, new_folder, write_json, writing
 from airdistill.runs.options import RunOptions
@@ -36,6 +40,7 @@ _VARIED = ("data.dataset", "data.partition", "data.classes_per_device", "privacy
 _DATA_NAME = r"[a-z0-9][a-z0-9-]{0,39}"
 _QUICK = {"fleet": {"devices": 20}, "data": {"samples_per_device": 60}, "public": {"samples": 200}}
 _QUICK_ROUNDS, _QUICK_EPOCHS, _QUICK_MODEL = 2, 1, "mlp"
+FIRST_TUNING_SEED = 100
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,9 @@ class Question:
 
     def __post_init__(self) -> None:
         for change in self.changes:
-            for field in _VARIED:
-                if _changes(parse_change(change), field):
-                    rule = f"the settings of a leaderboard vary {field}; choose settings by --only"
+            for varied in _VARIED:
+                if _changes(parse_change(change), varied):
+                    rule = f"the settings of a leaderboard vary {varied}; choose settings by --only"
                     raise InputError("--set", change, rule)
         for pattern in self.only:
             if not any(_matches(pattern, setting, scheme) for setting in self.settings for scheme in ranked_schemes()):
@@ -229,3 +234,70 @@ def records_in(folder: Path, question: Question) -> dict[Setting, dict[str, Comp
                 record = ComparisonRecord.read(folder / own.name)
                 found.setdefault(setting, {}).update({arm.label: record for arm in record.comparison.arms})
     return found
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Data, split and ε; ε is None for schemes without privacy, which are run once for all values."""
+
+    data: str
+    split: str
+    epsilon: float | None
+
+    @property
+    def name(self) -> str:
+        """The name in commands, files and pages, which is that of its folder, too."""
+        return f"{self.data}-{self.split}-{'without-privacy' if self.epsilon is None else f'{self.epsilon:g}'}"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """An entry of the table: where and how settings were tuned, and the settings that won."""
+
+    schemes: tuple[str, ...]
+    data: str
+    split: str
+    epsilon: float | None = None
+    seeds: tuple[int, ...] = ()
+    runs: int = 0
+    note: str = ""
+    tried: dict[str, list[Any]] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.data, self.split, self.epsilon)
+
+
+@cache
+def _table() -> tuple[dict[str, Any], tuple[Tuned, ...]]:
+    text = (resources.files("airdistill") / "reproduce" / "tuned.toml").read_text(encoding="utf-8")
+    stored = tomllib.loads(text)
+    entries = [{**each, "schemes": tuple(each["schemes"]), "seeds": tuple(each["seeds"])} for each in stored["tuned"]]
+    return stored["datasets"], tuple(Tuned(**entry) for entry in entries)
+
+
+def all_tuned() -> tuple[Tuned, ...]:
+    """Return the whole table."""
+    return _table()[1]
+
+
+def ranked_schemes() -> tuple[str, ...]:
+    """Return the leaderboard's schemes: those that have an entry, in its order."""
+    return tuple(dict.fromkeys(scheme for entry in all_tuned() for scheme in entry.schemes))
+
+
+def needs_of_dataset(name: str) -> dict[str, Any]:
+    """Return what a dataset changes in the scenario, whatever the scheme; nothing if its name is not in the table."""
+    needs: dict[str, Any] = _table()[0].get(name, {})
+    return needs
+
+
+def tuned_for(scheme: str, setting: Setting) -> Tuned:
+    """Return the entry that fits best: of the same data first, then of the same split, then of the same ε."""
+    entries = [entry for entry in all_tuned() if scheme in entry.schemes]
+
+    def likeness(entry: Tuned) -> tuple[bool, bool, bool]:
+        return entry.data == setting.data, entry.split == setting.split, entry.epsilon == setting.epsilon
+
+    return max(entries, key=likeness)  # of equals the first

@@ -14,8 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from airdistill.privacy.trust import TRUSTED_AGGREGATOR
-from airdistill.reproduce.leaderboard import Question, records_in
-from airdistill.reproduce.tuning import Setting, Tuned, tuned_for
+from airdistill.reproduce.leaderboard import Question, Setting, Tuned, records_in, tuned_for
 from airdistill.runs.accounts import certify
 from airdistill.runs.comparison import Arm, ComparisonRecord, Task
 from airdistill.runs.record import RunRecord

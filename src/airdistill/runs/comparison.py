@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from airdistill import DEFAULT_SCHEME, __version__
+from airdistill.data.public import num_test_samples
 from airdistill.errors import AirDistillError, InputError
 from airdistill.files import json_text
 from airdistill.runs.folder import SUMMARY, RunError, digest_of, locked, new_folder, simulated, write_json, writing
@@ -106,7 +107,9 @@ class Comparison:
         for arm in (arm for arm in self.arms if labels is None or arm.label in labels):
             with said_where(arm.label) if arm.point else nullcontext():
                 check_has_data(arm.scenario)
-                plan(arm.with_seed(self.seeds[0]), arm.scheme, arm.rounds)
+                planned = plan(arm.with_seed(self.seeds[0]), arm.scheme, arm.rounds).scenario
+                if self.options.eval_devices is not None or self.options.eval_samples is not None:
+                    self.options.for_fleet(planned.num_devices, num_test_samples(planned))
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -45,10 +45,12 @@ OnReplayed = Callable[[int, int], None]
 class _ObservedRound(Round):
     """A round that keeps the signals which devices send, `[device, row, slot]`, and the gains by which they do.
 
-    `noise_var` `[row]` is what the round measured.
+    `numbers` `[row, slot]` are what the server received, before it divides by the scale; `noise_var` `[row]` is what
+    the round measured.
     """
 
     signals: ComplexArray | None = None
+    numbers: FloatArray | None = None
     sent_by: RoundDesign | None = None
     noise_var: FloatArray | None = None
 
@@ -60,8 +62,9 @@ class _ObservedRound(Round):
         assert air is not None
 
         def add(transmitted: ComplexArray) -> ComplexArray:
-            self.signals, self.sent_by = transmitted, charged.design
-            return air(transmitted)
+            received = air(transmitted)
+            self.signals, self.numbers, self.sent_by = transmitted, received.real, charged.design
+            return received
 
         charged.air = add
 
@@ -97,9 +100,14 @@ def export_round(
     """
     plan, stored = _exportable(folder)
     chosen = _chosen(plan, devices)
-    this, signals, design = _replayed(folder, plan, stored, round_index, on_replayed or (lambda *_: None))
+    replayed = _replayed(folder, plan, stored, round_index, on_replayed or (lambda *_: None))
+    assert replayed.signals is not None
+    assert replayed.numbers is not None
+    assert replayed.sent_by is not None
+    this, design = _air_of(replayed), replayed.sent_by
+    signals = filled_symbols(this, design, replayed.signals.real)
     contents = _contents(plan, this, design, stored["scheme"], _ledger_digest(folder))
-    samples, numbers = received_frame(this, signals)
+    samples, _ = received_frame(this, signals)
     target, carrier = out or folder / RECORDINGS / f"round-{round_index:04d}", plan.scenario.radio.carrier
     reception = write_recording(target / "reception", samples, contents, carrier, datatype, date)
     transmissions = {}
@@ -107,8 +115,9 @@ def export_round(
         sent, own = transmitted_frame(this, signals[device], device), _of_device(contents, device)
         stem = target / f"device-{device:04d}"
         transmissions[device] = write_recording(stem, sent, own, carrier, datatype, date)
-    decoded = decode_file(reception, start=0).numbers.reshape(-1)
-    difference = float(np.abs(decoded - numbers[: len(decoded)]).max() / np.sqrt(np.mean(numbers**2)))
+    # Against the numbers of the run's own air, not of the recorded frame: a frame that lacks something would agree.
+    decoded, received = decode_file(reception, start=0).numbers, replayed.numbers
+    difference = float(np.abs(decoded - received).max() / np.sqrt(np.mean(received**2)))
     return Exported(round_index, reception, transmissions, difference, plan.scenario.waveform.observed == "elements")
 
 
@@ -141,8 +150,8 @@ def _chosen(plan: Plan, devices: Sequence[int] | None) -> list[int]:
 
 def _replayed(
     folder: Path, plan: Plan, stored: dict[str, Any], round_index: int, on_replayed: OnReplayed
-) -> tuple[WaveformRound, FloatArray, RoundDesign]:
-    """What the round's samples depend on, all devices' signals x of whole symbols `[device, number]`, the design."""
+) -> _ObservedRound:
+    """The round, played again. Raise `RunError` if it comes out differently."""
     record = undamaged_run(folder)
     if not 1 <= round_index <= len(record.rounds):
         raise InputError("--round", round_index, f"{folder} has rounds 1 to {len(record.rounds)}")
@@ -152,12 +161,13 @@ def _replayed(
     if this is None or this.noise_var is None or not _is_same(this.noise_var, noise_var):
         rule = "comes out differently here: another version or type of processor may have run or resumed it"
         raise RunError(f"{folder}: round {round_index} {rule}; export it where it was run")
-    assert this.signals is not None
-    assert this.sent_by is not None
-    key = simulation.ledger.noise_keys[simulation.ledger.num_releases - 1]
-    seed = noise_seed(plan.scenario.seed, key)
-    air = waveform_round(plan, this.source, round_index, seed)
-    return air, filled_symbols(air, this.sent_by, this.signals.real), this.sent_by
+    return this
+
+
+def _air_of(this: Round) -> WaveformRound:
+    """What the samples of a round depend on, with the noise of its entry in the ledger, the latest one."""
+    key = this.ledger.noise_keys[this.ledger.num_releases - 1]
+    return waveform_round(this.plan, this.source, this.index, noise_seed(this.scenario.seed, key))
 
 
 def _observed(simulation: Simulation, round_index: int, on_replayed: OnReplayed) -> _ObservedRound | None:

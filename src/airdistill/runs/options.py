@@ -32,6 +32,10 @@ _DTYPES = ("float32", "float64")
 _CHUNK_SAMPLES = {"cpu": 300, "cuda": 400}
 # From malloc.h of the GNU C library.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+# An evaluation of 5,000 devices on the 10,000 test images of MNIST took ten times as long as a round of theirs.
+_MOST_PREDICTIONS = 10_000_000
+_SAMPLED_DEVICES, _SAMPLED_TESTS = 100, 10_000
+_WRITTEN_IF_USED = ("eval_devices", "eval_samples")
 _ENGINE_ON_DISK = "kernels"  # the key in run.json and comparison.json since version 0.1
 
 
@@ -84,6 +88,9 @@ class RunOptions:
     * `kept_bytes`: memory for activations kept between forward and backward pass, bytes; None: chosen by the engine.
     * `eval_every`, `eval_also`: the test accuracy is measured every so many rounds, after the last one, and in the
       rounds listed in `eval_also`.
+    * `eval_devices`, `eval_samples`: the accuracy is measured on so many devices and test samples, drawn at random with
+      the seed, the same in all rounds and schemes; None: on all, or on a sample if devices × test samples exceed ten
+      million.
     * `checkpoint_every`: rounds between checkpoints.
     * `kernels`: the former name of `engine`; deprecated, accepted as an argument only.
     """
@@ -98,6 +105,8 @@ class RunOptions:
     eval_every: int = 20
     eval_also: tuple[int, ...] = ()
     checkpoint_every: int = 5
+    eval_devices: int | None = None
+    eval_samples: int | None = None
     kernels: InitVar[str | None] = None
 
     def __post_init__(self, kernels: str | None) -> None:
@@ -105,9 +114,9 @@ class RunOptions:
             warnings.warn("RunOptions(kernels=...) is now RunOptions(engine=...)", DeprecationWarning, stacklevel=3)
             object.__setattr__(self, "engine", kernels)
         object.__setattr__(self, "eval_also", tuple(self.eval_also))  # JSON returns a list
-        for name in ("eval_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1")
+        for name in ("eval_every", "checkpoint_every", "eval_devices", "eval_samples"):
+            if (given := getattr(self, name)) is not None and given < 1:
+                raise InputError(f"--{name.replace('_', '-')}", given, "must be at least 1")
         for name in ("threads", "chunk_samples"):
             if getattr(self, name) < 0:
                 raise InputError(f"--{name.replace('_', '-')}", getattr(self, name), "must not be negative")
@@ -123,6 +132,27 @@ class RunOptions:
         """
         device = self.device if elsewhere and self.device == "cuda" else self._device().type
         return replace(self, device=device, chunk_samples=self.chunk_samples or _CHUNK_SAMPLES[device])
+
+    def for_fleet(self, num_devices: int, num_tests: int) -> RunOptions:
+        """Return a copy with the sample of the evaluation decided: None then takes all devices, or all test samples.
+
+        What is not given is limited only if the fleet would make more than ten million predictions at an evaluation.
+        """
+        devices, tests = self.eval_devices or num_devices, self.eval_samples or num_tests
+        for name, given, total, what in (
+            ("--eval-devices", devices, num_devices, "fleet has only {} devices"),
+            ("--eval-samples", tests, num_tests, "test set has only {} samples"),
+        ):
+            if given > total:
+                raise InputError(name, given, f"the {what.format(total)}")
+        if devices * tests > _MOST_PREDICTIONS:
+            devices = self.eval_devices or min(devices, _SAMPLED_DEVICES)
+            tests = self.eval_samples or min(tests, _SAMPLED_TESTS)
+        return replace(
+            self,
+            eval_devices=None if devices == num_devices else devices,
+            eval_samples=None if tests == num_tests else tests,
+        )
 
     def learning_engine(self) -> Engine:
         """Return the engine that these options describe; PyTorch is left one thread inside each operation."""
@@ -150,7 +180,8 @@ class RunOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as they are stored with a run."""
-        return {_ENGINE_ON_DISK if name == "engine" else name: value for name, value in asdict(self).items()}
+        stored = {_ENGINE_ON_DISK if name == "engine" else name: value for name, value in asdict(self).items()}
+        return {name: value for name, value in stored.items() if name not in _WRITTEN_IF_USED or value is not None}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> RunOptions:

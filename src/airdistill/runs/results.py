@@ -18,13 +18,24 @@ _END_COUNTS_UNTIL = 1.1  # times the last round
 Table = list[list[float | None]]  # [class, class]; None: no device holds the class, or its label is not known
 
 
+class SampleRecord(TypedDict):
+    """The random sample on which accuracy was measured, `--eval-devices` and `--eval-samples`."""
+
+    devices: int
+    of_devices: int  # in the fleet
+    test_samples: int
+    of_test_samples: int  # in the test set
+    half_width: float | None  # of the mean's 95 % interval for all devices and test samples; None: of a single one
+
+
 class AccuracyRecord(TypedDict):
     """Share of the common test set that the devices' models classify correctly, 0 to 1."""
 
     mean: float  # over devices
-    worst: float  # of the worst device
-    best: float  # of the best device
+    worst: float  # of the worst device that was measured
+    best: float  # of the best device that was measured
     own_classes: float  # over devices, each on the classes that it holds
+    sample: NotRequired[SampleRecord]  # only if not all devices and test samples were measured
 
 
 class KnowledgeTables(TypedDict):

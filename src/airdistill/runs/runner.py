@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from airdistill import DEFAULT_SCHEME, __version__
+from airdistill.data.public import num_test_samples
 from airdistill.errors import InputError
 from airdistill.files import jsonable, write_whole
 from airdistill.planning.plan import Plan
@@ -113,19 +114,25 @@ def run(
 
 
 def resume(
-    folder: str | PathLike[str], on_round: OnRound | None = None, track: Sequence[str | MakeTracker] = ()
+    folder: str | PathLike[str],
+    on_round: OnRound | None = None,
+    track: Sequence[str | MakeTracker] = (),
+    eval_devices: int | None = None,
+    eval_samples: int | None = None,
 ) -> RunRecord:
     """Resume a run that was stopped or killed; the result is bit-identical to that of an uninterrupted run.
 
-    A run that has ended is returned as it is. Raise `RunError` if rounds would be lost.
+    A run that has ended is returned as it is. Raise `RunError` if rounds would be lost. `eval_devices` and
+    `eval_samples` replace those options of the run for the rounds that are left.
     """
     folder, trackers = simulated(Path(folder)), chosen_trackers(track)
     with locked(folder):
         if (folder / SUMMARY).exists():
             return RunRecord.read(folder)
         stored, planned = read_sealed(folder)
-        options = RunOptions.from_dict(stored["options"])
-        simulation = Simulation(Plan.from_dict(planned), load_scheme(stored["scheme"]), options)
+        resumed = Plan.from_dict(planned)
+        options = _measured(resumed.scenario, RunOptions.from_dict(stored["options"]), eval_devices, eval_samples)
+        simulation = Simulation(resumed, load_scheme(stored["scheme"]), options)
         code = own_code(simulation.plan, simulation.scheme)
         check_unchanged(folder, simulation.inputs_digest, code, stored, "resumed")
         repeats = repeats_charged_rounds(stored, code)
@@ -161,12 +168,25 @@ def _continued(ledger: str | PathLike[str] | None, after: str | PathLike[str] | 
 
 
 def _fitting(scenario: Scenario, options: RunOptions) -> RunOptions:
-    """Return the options resolved; with secure noise, which cannot be drawn again, every round is saved.
+    """Return the options resolved, and the sample of the evaluation decided.
 
-    A run that is killed then loses the privacy budget of one round at most.
+    With secure noise, which cannot be drawn again, every round is saved: a run that is killed then loses the privacy
+    budget of one round at most.
     """
-    fitting = options.resolved()
+    fitting = options.resolved().for_fleet(scenario.num_devices, num_test_samples(scenario))
     return replace(fitting, checkpoint_every=1) if scenario.privacy.noise == "secure" else fitting
+
+
+def _measured(
+    scenario: Scenario, begun_with: RunOptions, eval_devices: int | None, eval_samples: int | None
+) -> RunOptions:
+    """The options with another sample for the evaluation, if one is given."""
+    if eval_devices is None and eval_samples is None:
+        return begun_with
+    devices = begun_with.eval_devices if eval_devices is None else eval_devices
+    samples = begun_with.eval_samples if eval_samples is None else eval_samples
+    changed = replace(begun_with, eval_devices=devices, eval_samples=samples)
+    return changed.for_fleet(scenario.num_devices, num_test_samples(scenario))
 
 
 def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnRound | None) -> RunRecord:
@@ -178,7 +198,7 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
 
     After the last round, or when a device's budget does not allow another one, write summary and certificate.
     """
-    num_rounds, ended_because = simulation.plan.num_rounds, None
+    num_rounds, ended_because, saved = simulation.plan.num_rounds, None, None
     with _stop_requests() as stop_requested:
         while simulation.round_index < num_rounds:
             started = time.perf_counter()
@@ -196,9 +216,10 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
             due = simulation.round_index % simulation.options.checkpoint_every == 0
             if due or stop_requested() or simulation.round_index == num_rounds:
                 _checkpoint(folder, simulation, rounds)
+                saved = simulation.round_index
             if stop_requested():
                 raise KeyboardInterrupt
-    if ended_because is not None:
+    if ended_because is not None and saved != simulation.round_index:
         _checkpoint(folder, simulation, rounds)
     # The last record is read from the file: a run may have been killed between its last round and this line.
     recorded = RunRecord.read(folder).rounds

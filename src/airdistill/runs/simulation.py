@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,13 @@ from airdistill.data.datasets import Dataset
 from airdistill.data.partition import assign_samples
 from airdistill.data.public import Comparison, PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError, described
-from airdistill.learning.evaluation import TestSet
+from airdistill.files import jsonable
+from airdistill.learning.evaluation import EvaluationSample, TestSet
 from airdistill.learning.fleet import CPU, LearningFleet, TrainingDivergedError, check_finite
 from airdistill.learning.learner import Losses, logits_of, predictions_of
 from airdistill.learning.samples import channels_last, to_tensor
 from airdistill.planning.plan import Plan
-from airdistill.plugins import source_digests
+from airdistill.plugins import load_object, source_digests
 from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.radio.charged_round import NotFiniteError
@@ -66,12 +67,15 @@ class Simulation:
         self.fleet = LearningFleet.of(
             dataset, shares.indices, scenario.model_names, scenario.seed, engine, scheme.one_model, public=self._public
         )
-        test_samples = to_tensor(dataset.x_test, engine.dtype, engine.device)
-        self._tests = TestSet.of(test_samples, dataset.y_test, dataset.num_classes, engine.chunk_samples)
-        self.ledger = Ledger(ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme)))
+        self._tests = TestSet.of_dataset(dataset, engine, _evaluation_sample(scenario, options, len(dataset.y_test)))
+        header = ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme))
+        if scenario.data.resample:
+            header = replace(header, terms={**header.terms, "resampled": True})
+        self.ledger = Ledger(header)
         self._receiver = receiver_of(plan, self._public, engine)
         self._noise_memory = NoiseMemory.of(plan) if scheme.releases == "private" else None
         self._iterate: dict[str, Tensor] | None = None
+        self._iterate_accuracy: dict[str, Any] | None = None
         self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
         self.round_index = 0
         self.uplink_seconds = self.planned_joules = self.measured_joules = 0.0
@@ -91,12 +95,15 @@ class Simulation:
     def advance(self) -> dict[str, Any]:
         """Play the next round and return its record; `BudgetExceeded` leaves the state unchanged.
 
-        1. keep the random iterate of Theorem 1, if this is its round;
+        1. keep the random iterate of Theorem 1, if this is its round; if accuracy is measured on a sample, measure the
+           iterate here, because its weights would double the memory of a large fleet;
         2. let the scheme play: devices make vectors, the ledger is charged, the air adds, devices learn;
         3. check that losses and weights are finite;
         4. record losses, noise, power, energy and the privacy spent;
         5. evaluate, if this round is due.
         """
+        if self._tests.sample is not None and self._next_is_iterate():
+            self._iterate_accuracy = self.accuracy()
         this = self.begin_round()
         try:
             outcome = self._play(this)
@@ -113,10 +120,13 @@ class Simulation:
             record["accuracy"] = self.accuracy()
         return record
 
+    def _next_is_iterate(self) -> bool:
+        return self.plan.num_rounds > 1 and self.round_index + 1 == self.iterate_round
+
     def begin_round(self, kind: type[Round] = Round) -> Round:
         """The next round, for the scheme to play."""
         self.round_index += 1
-        if self.round_index == self.iterate_round:
+        if self.round_index == self.iterate_round and self._tests.sample is None:
             self._iterate = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
         seed_torch(self.plan.scenario, self.round_index)
         run = (self.plan.scenario, self.plan, self._source, self.fleet, self.ledger, self._receiver)
@@ -142,7 +152,8 @@ class Simulation:
                 raise
             raise AirDistillError(f"round {this.index}: your own code failed: {described(error)}") from error
         if not isinstance(outcome, Outcome):
-            raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {outcome!r}")
+            what = None if outcome is None else f"a {type(outcome).__name__}"
+            raise AirDistillError(f"scheme {self.scheme.name}: play must return an Outcome, not {what}")
         _check_outcome(outcome, len(self.fleet.learners), f"scheme {self.scheme.name}: play")
         if outcome.reception is not None and self.ledger.num_releases == charged:
             rule = "send with this.transmit(vectors), or with this.release_without_privacy(aggregate)"
@@ -151,12 +162,14 @@ class Simulation:
             )
         return outcome
 
-    def accuracy(self) -> dict[str, float]:
+    def accuracy(self) -> dict[str, Any]:
         """Accuracy of the devices' own models on the common test set."""
-        return asdict(self._tests.evaluate(self.fleet, self.plan.fleet.class_counts))
+        return self._tests.evaluate(self.fleet, self.plan.fleet.class_counts).to_dict()
 
-    def iterate_accuracy(self) -> dict[str, float] | None:
+    def iterate_accuracy(self) -> dict[str, Any] | None:
         """Accuracy of the random iterate of Theorem 1, if the run has passed its round; of one round it is no news."""
+        if self._iterate_accuracy is not None:
+            return self._iterate_accuracy
         if self._iterate is None or self.plan.num_rounds == 1:
             return None
         present = {name: tensor.clone() for name, tensor in self.fleet.state().items()}
@@ -204,7 +217,7 @@ class Simulation:
         """ε of the worst device so far, under a sensitivity model."""
         return float(self.ledger.epsilon(model).max())
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and numbers from which `restore` resumes bit-identically."""
         tensors = dict(self.fleet.state())
         tensors |= {_ITERATE + name: tensor for name, tensor in (self._iterate or {}).items()}
@@ -212,14 +225,16 @@ class Simulation:
             tensors |= {_RECEIVER + name: torch.from_numpy(array) for name, array in self._receiver.state().items()}
         if self._noise_memory is not None:
             tensors |= {_NOISE + name: torch.from_numpy(array) for name, array in self._noise_memory.state().items()}
-        numbers = {
+        numbers: dict[str, Any] = {
             "uplink_seconds": self.uplink_seconds,
             "planned_joules": self.planned_joules,
             "measured_joules": self.measured_joules,
         }
+        if self._iterate_accuracy is not None:
+            numbers["iterate_accuracy"] = jsonable(self._iterate_accuracy, nan_is_null=True)
         return tensors, numbers
 
-    def restore(self, round_index: int, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+    def restore(self, round_index: int, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Restore the state after that round."""
         try:
             others = (_ITERATE, _RECEIVER, _NOISE)
@@ -238,6 +253,17 @@ class Simulation:
         self.round_index = round_index
         self.uplink_seconds, self.planned_joules = numbers["uplink_seconds"], numbers["planned_joules"]
         self.measured_joules = numbers["measured_joules"]
+        self._iterate_accuracy = numbers.get("iterate_accuracy")
+
+
+def _evaluation_sample(scenario: Scenario, options: RunOptions, num_tests: int) -> EvaluationSample | None:
+    """The devices and test samples on which accuracy is measured; None if it is measured on all of them."""
+    chosen = options.eval_devices, options.eval_samples
+    return (
+        None
+        if chosen == (None, None)
+        else EvaluationSample.draw(scenario.seed, scenario.num_devices, num_tests, *chosen)
+    )
 
 
 def _check_outcome(outcome: Outcome, num_devices: int, who: str) -> None:
@@ -310,7 +336,9 @@ def own_code(plan: Plan, scheme: Scheme) -> dict[str, str | None]:
     A repeated round has the noise that it had: with other code it would send other vectors with it. Datasets and
     embeddings are compared by what they give.
     """
-    named = [reference.partition(":")[0] for reference in named_code(plan.scenario)]
+    for field, reference in named_code(plan.scenario):
+        load_object(reference, field)  # its module may not have been needed yet
+    named = [reference.partition(":")[0] for _, reference in named_code(plan.scenario)]
     return source_digests([*named, *(type(part).__module__ for part in (scheme, plan.uplink.payload))])
 
 

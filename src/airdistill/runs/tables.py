@@ -63,7 +63,7 @@ def _columns(folder: Path) -> list[str]:
 def columns_of(fields: Sequence[str]) -> list[str]:
     """Return the columns of a tidy table of a grid of these fields."""
     accuracy, labels = (f"accuracy_{name}" for name in _ACCURACY), (f"labels_right_{name}" for name in _LABELS)
-    return [*_FIRST, *fields, *_COPIED, *_MEDIANS, "inactive_devices", *accuracy, *labels]
+    return [*_FIRST, *fields, *_COPIED, *_MEDIANS, "inactive_devices", *accuracy, "accuracy_half_width", *labels]
 
 
 def result_rows(record: ComparisonRecord, unfinished: bool = False) -> list[Row]:
@@ -92,7 +92,9 @@ def numbers_of(record: Mapping[str, Any]) -> Row:
         known = [value for value in record.get(name) or () if value is not None]
         row[name] = float(np.median(known)) if known else None
     row["inactive_devices"] = len(record.get("silent_devices", ()))
-    row |= {f"accuracy_{name}": record.get("accuracy", {}).get(name) for name in _ACCURACY}
+    accuracy = record.get("accuracy", {})
+    row |= {f"accuracy_{name}": accuracy.get(name) for name in _ACCURACY}
+    row["accuracy_half_width"] = accuracy.get("sample", {}).get("half_width")
     return row | {f"labels_right_{name}": record.get("labels_right", {}).get(name) for name in _LABELS}
 
 

@@ -115,13 +115,18 @@ class Data(Section):
         None, description="one count, a range, or a list; by default the training set is split evenly"
     )
     partition: Literal["iid", "dirichlet", "shards"] = Field("iid", description="how classes are split over devices")
+    resample: StrictBool = Field(
+        False,
+        description="every device draws its samples from the whole training set, and devices may hold the same ones: "
+        "for simulated fleets larger than the data. The guarantee is for whole devices",
+    )
     alpha: Positive | None = Field(None, description="dirichlet: concentration; small values are skewed")
     classes_per_device: StrictInt | None = Field(None, ge=1, description="shards: classes each device holds")
     class_counts: tuple[tuple[StrictInt, ...], ...] | None = Field(
         None, description="samples by device and class, to plan without data; replaces the fields above"
     )
 
-    _written_if_used: ClassVar[tuple[str, ...]] = ("normalization",)
+    _written_if_used: ClassVar[tuple[str, ...]] = ("normalization", "resample")
 
     @field_validator("class_counts")
     @classmethod

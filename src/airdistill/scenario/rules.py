@@ -57,6 +57,8 @@ def check_partition(scenario: Scenario) -> None:
     if data.normalization == "public" and scenario.public is None:
         rule = 'is fitted on public samples, and there are none; add a table [public], or use "fixed"'
         raise InputError("data.normalization", "public", rule)
+    if data.resample:
+        _check_resampling(scenario)
     if counts is not None:
         if len(counts) != scenario.num_devices:
             shape = Described(f"{len(counts)} rows × {len(counts[0])} columns")
@@ -66,6 +68,21 @@ def check_partition(scenario: Scenario) -> None:
         raise InputError("data.alpha", NOT_GIVEN, 'partition "dirichlet" needs a concentration')
     elif data.partition == "shards" and data.classes_per_device is None:
         raise InputError("data.classes_per_device", NOT_GIVEN, 'partition "shards" needs a number of classes')
+
+
+def _check_resampling(scenario: Scenario) -> None:
+    """Check resampling: one sample may be in several devices' vectors, of which a bound for one record counts one."""
+    data, sensitivity = scenario.data, scenario.privacy.sensitivity
+    if data.class_counts is not None:
+        raise InputError("data.resample", True, "declared class counts are not drawn; leave out data.class_counts")
+    if data.samples_per_device is None:
+        raise InputError("data.samples_per_device", NOT_GIVEN, "data.resample needs a number of samples per device")
+    if sensitivity != "device":
+        rule = (
+            "with data.resample several devices may hold the same record, of which a bound for one record counts one "
+            'copy; use "device", or data.resample = false'
+        )
+        raise InputError("privacy.sensitivity", sensitivity, rule)
 
 
 def check_learning(scenario: Scenario) -> None:

@@ -202,6 +202,14 @@ class Round:
         It finds mistakes. It cannot find what a scheme computes from the vectors in another way.
         """
         sent, scheme = self._sent, f"round {self.index}: scheme {self.ledger.header.scheme}"
+        if not isinstance(broadcast, np.ndarray):
+            rule = "learn takes an array: reception.received, reception.broadcast, or what was computed from them"
+            raise AirDistillError(f"{scheme} would broadcast a {type(broadcast).__name__}: {rule}")
+        payload = self.plan.uplink.payload
+        expected = (payload.num_rows, payload.vector_length)
+        if payload.broadcast_is_alike and broadcast.shape != expected:
+            rule = f"devices learn {payload.words} from [row, entry] = {list(expected)}"
+            raise AirDistillError(f"{scheme} would broadcast an array of shape {list(broadcast.shape)}: {rule}")
         if sent is None and (self._charged is not None or self.ledger.num_releases == 0):
             rule = "call this.transmit(vectors) first, or learn(None) on their own samples only"
             raise AirDistillError(f"{scheme} would let devices learn from what was never sent: {rule}")

@@ -9,8 +9,9 @@ import torch
 from scipy.special import softmax
 
 from airdistill.arrays import FloatArray
-from airdistill.learning.fleet import LearnerMaker, LearningFleet
+from airdistill.learning.fleet import LearningFleet
 from airdistill.learning.gradients import Target
+from airdistill.learning.learner_maker import LearnerMaker
 from airdistill.learning.mixed import passes_in_batches, rise_and_fall
 from airdistill.learning.models import flat_weights
 from airdistill.planning.payloads import declared_public

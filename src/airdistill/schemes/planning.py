@@ -12,6 +12,7 @@ from airdistill.planning.feature_means import has_own_embedding
 from airdistill.planning.fleet import realise_fleet
 from airdistill.planning.payloads import Gradient, declared_public
 from airdistill.planning.plan import Plan, plan
+from airdistill.plugins import load_object
 from airdistill.privacy.release import EarlierRuns
 from airdistill.scenario.loading import changed, for_scheme
 from airdistill.scenario.model import Scenario
@@ -126,11 +127,16 @@ def has_own_code(scheme: Scheme, scenario: Scenario) -> bool:
     return is_users(scheme) or bool(named_code(scenario)) or has_own_embedding(scenario)
 
 
-def named_code(scenario: Scenario) -> list[str]:
-    """The references to trust models, participation models, receivers and networks of the user's own."""
-    named = [scenario.privacy.trust, scenario.fleet.sampling, scenario.learning.receiver, *scenario.model_names]
-    server = None if scenario.public is None else scenario.public.server_model
-    return [name for name in (*named, server or "") if ":" in name]
+def named_code(scenario: Scenario) -> list[tuple[str, str]]:
+    """The trust and participation models, receivers and networks of the user's own: the field and the reference."""
+    named = [
+        ("privacy.trust", scenario.privacy.trust),
+        ("fleet.sampling", scenario.fleet.sampling),
+        ("learning.receiver", scenario.learning.receiver),
+        *(("learning.model", name) for name in scenario.model_names),
+        ("public.server_model", "" if scenario.public is None else scenario.public.server_model or ""),
+    ]
+    return [(field, reference) for field, reference in named if ":" in reference]
 
 
 def is_users(scheme: Scheme) -> bool:
@@ -139,6 +145,8 @@ def is_users(scheme: Scheme) -> bool:
 
 
 def _planned(scheme: Scheme, scenario: Scenario, earlier: EarlierRuns | None) -> Plan:
+    if ":" in scenario.learning.receiver:  # a plan does not call it, and must not promise a run that cannot begin
+        load_object(scenario.learning.receiver, "learning.receiver")
     if scheme.one_model and len(set(scenario.model_names)) > 1:
         mixed = Described(" and ".join(sorted(set(scenario.model_names))))
         rule = f"{scheme.name} needs one model for all devices; only distillation works with different models"

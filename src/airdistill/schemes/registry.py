@@ -9,8 +9,7 @@ from typing import get_args
 
 from airdistill import DEFAULT_SCHEME
 from airdistill.errors import InputError, described
-from airdistill.planning.own_payload import check_payload_class
-from airdistill.planning.payloads import ClassMeans, Payload
+from airdistill.planning.payloads import ClassMeans, Payload, check_payload_class
 from airdistill.planning.plan import Plan
 from airdistill.plugins import load_object
 from airdistill.scenario.model import NAME_PATTERN, Scenario
@@ -85,7 +84,7 @@ def load_scheme(reference: str) -> Scheme:
     if reference in SCHEMES:
         return SCHEMES[reference]()
     if ":" not in reference:
-        rule = f"must be one of {', '.join(SCHEMES)}, or your own as package.module:Class"
+        rule = f"must be your own as package.module:Class, or one of {', '.join(SCHEMES)}"
         raise InputError("--scheme", reference, rule)
     found = load_object(reference, "--scheme")
     if not (isinstance(found, type) and issubclass(found, Scheme)):

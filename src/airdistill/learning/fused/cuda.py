@@ -28,6 +28,7 @@ _FORWARD_SUMS, _WEIGHT_SUMS, _SPARSE_SUMS, _BAND_SUMS = 80, 128, 24, 96
 _MIN_OCCUPANCY = 0.6  # of a warp's threads, below which the dense kernel is faster than the sparse one
 _MIN_WARPS = 1 << 14  # that keep a large GPU busy
 _LOSS_THREADS = 128  # in a block
+PASS_BYTES = 4 << 30  # peak memory that a forward pass of all devices may take
 _TOLERANCE = 1e-4  # relative to the largest logit; a wrong kernel would deviate by far more
 
 
@@ -43,6 +44,15 @@ class FusedLogits:
         """The approximate peak memory of forward and backward pass: outputs, their gradients and pooling indices."""
         of_blocks = sum(9 * block.num_outputs for block in self._form.blocks)
         return of_blocks + sum(12 * layer.num_outputs for layer in self._form.layers)
+
+    @property
+    def most_samples(self) -> int:
+        """Samples of all devices in one pass."""
+        return 2 * PASS_BYTES // self.bytes_per_sample
+
+    def fitting_chunk(self, chunk: int, num_devices: int) -> int:
+        """The number of samples of each device in one forward pass: at least `chunk`, and as many as fit."""
+        return max(chunk, PASS_BYTES // (self.bytes_per_sample * num_devices))
 
     @staticmethod
     def to_layout(samples: Tensor) -> Tensor:

@@ -40,22 +40,32 @@ class FusedLearner(Learner):
     """
 
     def __init__(
-        self, model: nn.Module, form: NetworkForm, samples: Tensor, labels: IntArray, num_classes: int, chunk: int
+        self,
+        model: nn.Module,
+        form: NetworkForm,
+        samples: Tensor,
+        labels: IntArray,
+        num_classes: int,
+        chunk: int,
+        rows: Tensor | None = None,
     ) -> None:
-        super().__init__(model, samples, labels, num_classes, chunk)
+        super().__init__(model, samples, labels, num_classes, chunk, rows)
         self._weights, starts = _flatten_parameters(model, padding_of(form))
         self._form, self._net = form, layout_of(form, starts)
-        self._rows, self._label_array = _rows(samples), _within(np.asarray(labels, dtype=np.int64), num_classes)
+        self._label_array = _within(np.asarray(labels, dtype=np.int64), num_classes)
         self._image = tuple(samples.shape[1:]) if samples.ndim == 4 else (1, 1, samples[0].numel())
-        self._samples, self._chunks = torch.from_numpy(self._rows).view(samples.shape), ()
         self._groups_in_chunk = max(1, chunk // LANES)
         self._buffers: tuple[_Floats, NDArray[np.uint8]] | None = None
         self._is_saved = False
 
+    @staticmethod
+    def _in_layout(samples: Tensor) -> Tensor:
+        return torch.from_numpy(_row_major(samples)).view(samples.shape)
+
     @property
     def _kernel_arguments(self) -> tuple[Network, _Floats, _Floats, IntArray]:
         """The first arguments of most kernels."""
-        return self._net, self._weights, self._rows, self._label_array
+        return self._net, self._weights, _row_major(self._samples), self._label_array
 
     def knowledge(self, keep: bool = False) -> FloatArray:
         sums = np.zeros((self.num_classes, self.num_classes))
@@ -159,7 +169,7 @@ class FusedLearner(Learner):
         clip_norm = np.inf if steps.clip_norm is None else steps.clip_norm
         kernels.mixed_steps(
             *self._kernel_arguments,
-            _rows(public),
+            _row_major(public),
             rows,
             known,
             _within(np.ascontiguousarray(steps.own, dtype=np.int64), self.num_samples),
@@ -178,14 +188,14 @@ class FusedLearner(Learner):
 
         There are as many steps as learning rates `lr`; their velocity continues from call to call.
         """
-        rows, places = _rows(samples), np.arange(len(samples)).reshape(len(lr), -1)
+        rows, places = _row_major(samples), np.arange(len(samples)).reshape(len(lr), -1)
         nothing = np.zeros((len(lr), 0), dtype=np.int64)
         nesterov = descent.momentum if descent.nesterov else 0.0
         clip_norm = np.inf if descent.clip_norm is None else descent.clip_norm
         kernels.mixed_steps(
             *self._kernel_arguments,
             rows,
-            _rows(targets),
+            _row_major(targets),
             np.ones(len(rows), np.float32),
             nothing,
             places,
@@ -226,7 +236,7 @@ class FusedLearner(Learner):
         work, saved, tiles = (_aligned(size) for size in sizes)  # allocated once, because new memory is slow
         for chunk in chunks:
             logits = np.empty((len(chunk), self._net.num_classes), dtype=np.float32)
-            kernels.predict(self._net, tilings, self._weights, values, _rows(chunk), work, saved, tiles, logits)
+            kernels.predict(self._net, tilings, self._weights, values, _row_major(chunk), work, saved, tiles, logits)
             results.append(torch.from_numpy(logits))
         return torch.cat(results)
 
@@ -265,6 +275,6 @@ def _within(numbers: IntArray, size: int) -> IntArray:
     return numbers
 
 
-def _rows(samples: Tensor) -> _Floats:
+def _row_major(samples: Tensor) -> _Floats:
     """Samples as contiguous rows, `[sample, feature]`."""
     return np.ascontiguousarray(samples.reshape(len(samples), -1).numpy())

@@ -152,56 +152,68 @@ class TrackingError:
         A filter is in its steady state long before `_MOST_ROUNDS`: later rounds have the mean error of the last ones,
         one for each draw.
         """
-        noise, limits = np.stack(noise_vars, axis=1), np.asarray(num_rounds, dtype=np.float64)[:, None]
+        order = np.argsort(num_rounds)[::-1]  # the largest T first: those that a round still concerns are in front
+        noise, limits = np.stack([noise_vars[place] for place in order], axis=1), np.asarray(num_rounds)[order]
         num_draws, state = len(noise), _Recursion(self.parts, noise, length)
         received_so_far = np.logical_or.accumulate(np.isfinite(noise), axis=0)
+        all_received = np.all(received_so_far, axis=(1, 2))
+        concerned = np.searchsorted(-limits, -np.arange(limits[0] + 1), side="right").tolist()
         sums, settled = np.zeros(noise.shape[1:]), np.zeros(noise.shape[1:])
-        for t in range(1, min(int(limits.max()), _MOST_ROUNDS) + 1):
-            draw = (t - 1) % num_draws
+        for t in range(1, min(int(limits[0]), _MOST_ROUNDS) + 1):
+            draw, seen = (t - 1) % num_draws, min(t, num_draws) - 1
             # Bias and noise add up: a filter's weights sum to one at most, and so it averages squared biases.
             error = np.minimum(state.error_after(draw) + squared_bias[draw], LARGEST_SQUARED_ERROR)
-            # A class that was never received has the largest error, whatever the filter's prior is.
-            error = np.where(received_so_far[min(t, num_draws) - 1], error, LARGEST_SQUARED_ERROR)
-            sums += np.where(t <= limits, t**power * error, 0.0)
+            if not all_received[seen]:
+                # A class that was never received has the largest error, whatever the filter's prior is.
+                error = np.where(received_so_far[seen], error, LARGEST_SQUARED_ERROR)
+            sums[: concerned[t]] += t**power * error[: concerned[t]]
             if t > _MOST_ROUNDS - num_draws:
                 settled += error
-        return np.asarray(sums + _sum_of_powers(_MOST_ROUNDS, limits, power) * settled / num_draws)
+        powers = _sum_of_powers(_MOST_ROUNDS, limits[:, None].astype(np.float64), power)
+        found = np.empty_like(sums)
+        found[order] = sums + powers * settled / num_draws
+        return found
 
 
 class _Recursion:
-    """Variances per coordinate: of c, of its trend and their covariance `[candidate, 1]`, of d and w `[2, candidate,
-    class]`.
+    """Variances per coordinate of c, d and w side by side, `[candidate, 1 + 2 class]`; of c's trend, and their
+    covariance, `[candidate, 1]`.
 
     A plan simulates hundreds of thousands of rounds: what depends only on a draw's noise is computed once.
     """
 
     def __init__(self, parts: Parts, noise_var: FloatArray, length: int) -> None:
         """Start the recursion for noise `[draw, candidate, class]` and vectors of K entries."""
-        self._parts = parts
-        self._common_noise, own_noise = noise_of_parts(noise_var)
-        self._received = np.isfinite(self._common_noise).astype(np.float64)
-        self._noise = np.stack([own_noise, noise_var], axis=1)
-        self._drift = np.array([parts.own.drift, parts.rest.drift])[:, None, None]
+        common_noise, own_noise = noise_of_parts(noise_var)
+        self._received = np.isfinite(common_noise).astype(np.float64)
+        self._noise = np.concatenate([common_noise, own_noise, noise_var], axis=-1)
+        self._has_noise = np.asarray((self._noise > 0).all(axis=(1, 2)))
+        _, num_candidates, self._num_classes = noise_var.shape
+        repeated = (parts.common, *[parts.own] * self._num_classes, *[parts.rest] * self._num_classes)
+        self._drift = np.array([part.drift for part in repeated])
+        self._variance = np.tile([part.initial_variance for part in repeated], (num_candidates, 1))
         self._dimensions = max(length - 2, 0)  # of w
-        candidates, shape = (noise_var.shape[1], 1), noise_var.shape[1:]
-        self._common = np.full(candidates, parts.common.initial_variance)
-        self._with_trend = np.zeros(candidates)
-        self._trend = np.full(candidates, parts.trend.initial_variance)
-        self._of_classes = np.stack([np.full(shape, part.initial_variance) for part in (parts.own, parts.rest)])
+        self._trend_drift = parts.trend.drift
+        self._with_trend = np.zeros((num_candidates, 1))
+        self._trend = np.full((num_candidates, 1), parts.trend.initial_variance)
 
     def error_after(self, draw: int) -> FloatArray:
         """The squared error of a class's vector after one more round with the noise of this draw, `[candidate, class]`.
 
         If anything is received: predict c ← c + g, then update c and g from the observation of c.
         """
-        parts, received = self._parts, self._received[draw]
-        moved = self._common + received * (2 * self._with_trend + self._trend)
+        variance, received = self._variance, self._received[draw]
+        variance[:, :1] += received * (2 * self._with_trend + self._trend)
         together = self._with_trend + received * self._trend
-        gain, self._common = filter_step(moved, self._common_noise[draw], parts.common.drift)
-        self._trend = self._trend + parts.trend.drift - gain * together**2 / (moved + parts.common.drift)
-        self._with_trend = (1 - gain) * together
-        _, self._of_classes = filter_step(self._of_classes, self._noise[draw], self._drift)
-        return np.asarray(self._common + self._of_classes[0] + self._dimensions * self._of_classes[1])
+        before, noise = variance + self._drift, self._noise[draw]
+        # As in `filter_step`; a division without a condition is several times as fast.
+        gain = before / (before + noise) if self._has_noise[draw] else filter_gain(before, noise)
+        rest = 1 - gain
+        self._variance = after = rest * before
+        self._trend = self._trend + self._trend_drift - gain[:, :1] * together**2 / before[:, :1]
+        self._with_trend = rest[:, :1] * together
+        own, confusion = after[:, 1 : self._num_classes + 1], after[:, self._num_classes + 1 :]
+        return np.asarray(after[:, :1] + own + self._dimensions * confusion)
 
 
 def _sum_of_powers(after: int, last: FloatArray, power: float) -> FloatArray:

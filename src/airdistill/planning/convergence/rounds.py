@@ -1,4 +1,4 @@
-"""The number of rounds that minimises the convergence gap, over all integers.
+"""The number of rounds that minimises the convergence gap, over all integers, and the truncation threshold.
 
 With more rounds training lasts longer, but each round needs more noise: Σ_iΩ_i(T) falls, then rises. The mean of 1/|h|²
 does not exist under full channel inversion, and so the planner leaves out the worst `outage` share of channel draws.
@@ -26,6 +26,10 @@ from airdistill.privacy.sensitivity import TrajectoryDynamics
 DEFAULT_OUTAGE = 0.05
 _COARSE_STEPS = 40
 _FINE_STEPS = 12
+# Shares of devices and rounds that a threshold makes inactive, in ascending order.
+_INACTIVE_SHARES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.35, 0.55, 0.8)
+_FINER = 4  # shares tried between the best of them and its neighbour, on either side
+_MOST_NUMBERS = 10**6  # draws × devices × classes of a search: large fleets need fewer draws
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,8 @@ class GapObjective:
     outage: float = DEFAULT_OUTAGE
     squared_bias: FloatArray = field(default_factory=lambda: np.zeros((1, 1)))
     receiver: ReceiverError | None = None
+    # What a receiver's error adds up to, by T `[row]`: searches ask for the same T again.
+    _errors: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def over(
@@ -112,7 +118,9 @@ class GapObjective:
             grad_lipschitz=factor * self.constants.grad_lipschitz,
             model_lipschitz=factor * self.constants.model_lipschitz,
         )
-        return replace(self, constants=constants)
+        scaled = replace(self, constants=constants)
+        scaled._errors.update(self._errors)  # which do not depend on the constants
+        return scaled
 
     def gap(self, num_rounds: int) -> float:
         """Σ_iΩ_i after T rounds."""
@@ -122,9 +130,11 @@ class GapObjective:
         """Σ_iΩ_i for each of several T; the filters of a tracking receiver are simulated together."""
         if self.receiver is None:
             return [self._unbiased_gap(num_rounds) for num_rounds in candidates]
-        noise_vars = [self.noise_var(num_rounds) for num_rounds in candidates]
-        sums = self.receiver.weighted_sums(noise_vars, self.squared_bias, candidates, self.uplink.vector_length)
-        errors = self.uplink.over_fleet(sums)
+        if new := [num_rounds for num_rounds in candidates if num_rounds not in self._errors]:
+            noise_vars = [self.noise_var(num_rounds) for num_rounds in new]
+            sums = self.receiver.weighted_sums(noise_vars, self.squared_bias, new, self.uplink.vector_length)
+            self._errors.update(zip(new, sums, strict=True))
+        errors = self.uplink.over_fleet(np.stack([self._errors[num_rounds] for num_rounds in candidates]))
         return [
             biased_gap(num_rounds, self.constants, self._num_devices, float(error))
             for num_rounds, error in zip(candidates, errors, strict=True)
@@ -220,3 +230,44 @@ def least_integer(objective: Callable[[Sequence[int]], Sequence[float]], smalles
             return grid[best]
         finer = np.linspace(low, high, _FINE_STEPS).round().astype(np.int64).tolist()
         grid = sorted({*finer, grid[best]})
+
+
+def best_truncation(
+    channels: ComplexArray,
+    objective_at: Callable[[float, ComplexArray], GapObjective],
+    num_classes: int,
+    rounds: int | None,
+    max_rounds: int,
+) -> float:
+    """The threshold on |h|² with the smallest gap, at a given T or at the best T of each threshold.
+
+    Thresholds are quantiles of the draws `[draw, device]`: a coarse grid, then a finer one around its best point.
+    `objective_at(threshold, channels)` is the gap. The lowest of equally good thresholds is taken.
+    """
+    num_draws = int(np.clip(_MOST_NUMBERS // (channels.shape[1] * num_classes), 10, len(channels)))
+    searched = channels[:num_draws]
+    gains = np.abs(searched) ** 2
+
+    def least_gap(share: float) -> tuple[float, float]:
+        threshold = float(np.quantile(gains, share)) if share > 0 else 0.0
+        objective = objective_at(threshold, searched)
+        gap = objective.gap(objective.best_rounds(max_rounds) if rounds is None else rounds)
+        return gap, threshold
+
+    found = [least_gap(share) for share in _INACTIVE_SHARES]
+    best = min(range(len(found)), key=lambda place: found[place])
+    low, high = _INACTIVE_SHARES[max(0, best - 1)], _INACTIVE_SHARES[min(best + 1, len(found) - 1)]
+    finer = {*np.linspace(low, _INACTIVE_SHARES[best], _FINER), *np.linspace(_INACTIVE_SHARES[best], high, _FINER)}
+    if best > 0:
+        found += [least_gap(float(share)) for share in finer - set(_INACTIVE_SHARES)]
+    return min(found)[1]
+
+
+def typical_floor(uplink: SuperposedUplink, channels: ComplexArray) -> FloatArray:
+    """σ_n²/cap_k at nominal weights, median over the draws in which the class can be sent, `[class]`; 0 if none can."""
+    without_floor = replace(uplink, floor=None)
+    # √(bias²/2) is the weight of the inactive devices of a class.
+    active_weight = 1 - np.sqrt(without_floor.squared_bias(channels) / 2)
+    floors = without_floor.channel_floor(channels) * active_weight**2
+    sendable = [column[np.isfinite(column) & (column > 0)] for column in floors.T]
+    return np.array([np.median(column) if len(column) else 0.0 for column in sendable])

@@ -3,11 +3,7 @@
 In units of the estimate r̂ = Re(r)/λ a device needs counted noise `required[device, class]`. `Links` holds the weights
 and the power that can be received from each device. A trust model (`privacy.trust`) gives the closed form that
 minimises v_k = (Σ_j|h_jP2_j|² + σ_n²)/λ_k² under the power limits (K in the formulas stands for `Links.energy_slots`):
-
-1. `inverse_scale_sq`: 1/λ_k², `[..., class]`;
-2. `artificial_noise_var`: the part of v_k that devices add, `[class]`, or `[..., class]` for requirements by draw;
-3. `received_noise`: how the devices divide it, |h_jP2_j|² `[device, class]`;
-4. `counted_noise_var`: what each device may count, `[device, class]`.
+λ, v, how the devices divide the noise, and what each may count. The gains follow from it.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from airdistill.arrays import ComplexArray, FloatArray, divide_or
 from airdistill.privacy.sensitivity import aggregation_weights
-from airdistill.privacy.trust import OwnNoise, Trust, counted_by_trust, trust_named
+from airdistill.privacy.trust import DesignedNoise, OwnNoise, Trust, counted_by_trust, trust_named
 
 TOLERANCE = 1e-9  # relative, for limits that a design meets exactly up to rounding
 _NUMBERS_AT_ONCE = 2**16  # in a block of draws: about the size of a processor's cache
@@ -109,6 +105,11 @@ class Links:
         """Σ_i (w_i^k)²/K, `[class]` or `[..., class]`: the received power of the signal at λ = 1."""
         return np.asarray(np.einsum("...ik,...ik->...k", self.weights, self.weights) / self.energy_slots)
 
+    @property
+    def common_share(self) -> FloatArray:
+        """Σ_{i≠j} w_i^k w_j^k/K, `[..., class]`: what the sum of equal vectors has more than `signal_share`."""
+        return np.asarray(self.weights.sum(axis=-2) ** 2 / self.energy_slots - self.signal_share)
+
 
 @dataclass(frozen=True)
 class RoundDesign:
@@ -135,7 +136,7 @@ class RoundDesign:
     signal_probability: float = 1.0
     new_noise_share: float = 1.0
 
-    @property
+    @cached_property
     def uses_tdma(self) -> bool:
         """Whether every device has its own slots, and so a scale of its own."""
         return self.rx_scale.ndim == 2
@@ -188,12 +189,11 @@ def design_round(
 ) -> RoundDesign:
     """The optimal gains for one round's channel `[device]` and required counted noise `[device, class]`."""
     links = Links.of(class_counts, channel, peak_power_w, channel_noise_var)
-    return design_links(links, channel, required_noise_var, trust)
+    return design_links(links, channel, required_noise_var, trust_named(trust).for_receiver(links.channel_noise_var))
 
 
-def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayLike, trust: str) -> RoundDesign:
+def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayLike, trust: Trust) -> RoundDesign:
     """The optimal gains for links whose weights may differ from those of the class counts."""
-    rule = trust_named(trust).for_receiver(links.channel_noise_var)
     required = np.asarray(required_noise_var, dtype=np.float64)
     if required.shape != links.weights.shape:
         raise ValueError(f"required_noise_var of shape {required.shape}: must be {links.weights.shape}")
@@ -204,44 +204,29 @@ def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayL
         # A device that does not hold a class has nothing to protect in it.
         required = np.where(idle, 0.0, required)
     del idle
-    return _designed(links, channel, required, rule)
+    return _with_gains(links, channel, required, trust.designed(links, required))
 
 
 def design_shares(links: Links, channel: ComplexArray, noise_var: FloatArray) -> RoundDesign:
     """The optimal gains for links in which every device adds noise of a given variance `[device, row]`, in units of
     the estimate, also a device that sends no vector."""
-    return _designed(links, channel, noise_var, OwnNoise())
+    return _with_gains(links, channel, noise_var, OwnNoise().designed(links, noise_var))
 
 
-def _designed(links: Links, channel: ComplexArray, required: FloatArray, rule: Trust) -> RoundDesign:
-    inverse_scale = rule.inverse_scale_sq(links, required)
-    effective = effective_noise_var(links, required, rule, inverse_scale)
-    scale_sq = np.where(np.isfinite(effective), divide_or(np.ones(()), inverse_scale, 0.0), 0.0)
+def _with_gains(links: Links, channel: ComplexArray, required: FloatArray, noise: DesignedNoise) -> RoundDesign:
     inverse_channel = inverse_of(np.asarray(channel, dtype=np.complex128))
     # The noise first: its temporaries are freed before the signal's array is allocated.
-    noise_gain = _noise_gain(rule.received_noise(links, required, scale_sq), inverse_channel)
+    noise_gain = _noise_gain(noise.received, inverse_channel)
     return RoundDesign(
         weights=links.weights,
-        signal_gain=aligned_signal_gain(links, inverse_channel, scale_sq),
+        signal_gain=aligned_signal_gain(links, inverse_channel, noise.scale_sq),
         noise_gain=noise_gain,
-        rx_scale=np.sqrt(scale_sq),
-        effective_noise_var=effective,
-        counted_noise_var=rule.counted_noise_var(required, effective),
+        rx_scale=np.sqrt(noise.scale_sq),
+        effective_noise_var=noise.effective,
+        counted_noise_var=noise.counted,
         required_noise_var=np.asarray(required.max(axis=0)),
         noise_axes=links.noise_axes,
     )
-
-
-def effective_noise_var(
-    links: Links, required: FloatArray, rule: Trust, inverse_scale: FloatArray | None = None
-) -> FloatArray:
-    """v_k of the optimal design, `[..., class]`; infinite for a class that cannot be sent."""
-    if inverse_scale is None:
-        inverse_scale = rule.inverse_scale_sq(links, required)
-    sendable = (inverse_scale > 0) & np.isfinite(inverse_scale)
-    # 0 · inf is NaN: rows that cannot be sent are masked, not multiplied.
-    from_channel = links.channel_noise_var * np.where(sendable, inverse_scale, 0.0)
-    return np.where(sendable, rule.artificial_noise_var(required) + from_channel, np.inf)
 
 
 def noise_by_trust(

@@ -20,7 +20,6 @@ from airdistill.planning.transceiver.design import (
     Links,
     RoundDesign,
     design_links,
-    effective_noise_var,
     noise_by_trust,
 )
 from airdistill.planning.uplink import Uplink
@@ -107,13 +106,13 @@ class GradientUplink(Uplink):
         if self.participation.everyone:
             links, factor = self._links(channels, self._nominal), self.participation.variance_factor
             return lambda num_rounds: (
-                effective_noise_var(links, self._required_with(num_rounds, self._nominal), trust) * factor
+                trust.effective_noise_var(links, self._required_with(num_rounds, self._nominal)) * factor
             )
 
         def noise_var(num_rounds: int) -> FloatArray:
             drawn = [self._weights(draw % num_rounds + 1) for draw in range(len(channels))]
             each = [
-                effective_noise_var(self._links(channel, weights), self._required_with(num_rounds, weights), trust)
+                trust.effective_noise_var(self._links(channel, weights), self._required_with(num_rounds, weights))
                 for channel, weights in zip(channels, drawn, strict=True)
             ]
             return np.stack(each)
@@ -139,7 +138,7 @@ class GradientUplink(Uplink):
         weights = self._weights(round_index)
         active = np.where(weights > 0, channel, 0)
         required = self._required_with(num_rounds, weights)
-        made = design_links(self._links(channel, weights), active, required, self.trust)
+        made = design_links(self._links(channel, weights), active, required, self.trust_model)
         made = made.at_nominal_weights(self.nominal_weights)
         secret = self.participation.is_secret
         return made.with_secret_participation(self.participation.signal_probability) if secret else made

@@ -116,6 +116,11 @@ class ClassRequiredNoise:
     def _split_of_one_round(self) -> FloatArray:
         return self._split(self.shift.after(1), self.fleet.mu**2)
 
+    @cached_property
+    def _importance(self) -> FloatArray:
+        """α of every class, `[class]`."""
+        return np.asarray(class_shares(self.fleet.class_counts).sum(axis=0))
+
     def of_rest(self, num_rounds: int, round_index: int, spent: FloatArray) -> FloatArray:
         """The requirement of round t of T with carry-over, if earlier rounds have spent `spent` `[device, class]`.
 
@@ -145,10 +150,9 @@ class ClassRequiredNoise:
         return self._split(rest, left[:, 0]) if self.split else np.asarray(rest * (share / left))
 
     def _split(self, shift: FloatArray, budget: FloatArray) -> FloatArray:
-        importance = class_shares(self.fleet.class_counts).sum(axis=0)
         if self.alone:
-            return own_noise_for_budget(shift, budget, importance)
-        needed = noise_for_budget(shift, budget, importance, self.floor)
+            return own_noise_for_budget(shift, budget, self._importance)
+        needed = noise_for_budget(shift, budget, self._importance, self.floor)
         return np.where(shift > 0, needed, 0.0)
 
 

@@ -22,7 +22,6 @@ from airdistill.planning.transceiver.design import (
     Links,
     RoundDesign,
     design_links,
-    effective_noise_var,
     noise_by_trust,
 )
 from airdistill.planning.transceiver.paper import design_round_paper, privacy_stringency
@@ -176,7 +175,7 @@ class SuperposedUplink(Uplink):
         """By how much more noise is designed than is counted: for misaligned channels, or through a waveform."""
         return self._misalignment_margin * self.observation.factor(self.trust_model)
 
-    @property
+    @cached_property
     def _weights_vary(self) -> bool:
         return self.truncation > 0 or not self.participation.everyone
 
@@ -199,6 +198,8 @@ class SuperposedUplink(Uplink):
         if self.observation.misalignment > 0:
             # A tone's error is spread over its symbol: every number has the same share of it.
             noise_var = noise_var + self.observation.misalignment * links.signal_share
+            # What all devices lose alike adds up where they send the same, which is taken for granted.
+            noise_var = noise_var + self.observation.common_loss**2 * links.common_share
         if self._exact_channels:
             return noise_var
         artificial = self.trust_model.artificial_noise_var(required)
@@ -218,11 +219,11 @@ class SuperposedUplink(Uplink):
                 asked = (
                     num_rounds * once if once is not None else self._round_requirement(links, self.required(num_rounds))
                 )
-                noise = self._predicted(links, asked, effective_noise_var(links, asked, trust))
+                noise = self._predicted(links, asked, trust.effective_noise_var(links, asked))
                 return noise * self.participation.variance_factor
             joined = self._links(channels, self.participation.masks(num_rounds, len(channels)))
             asked = self._round_requirement(joined, self.required(num_rounds))
-            return self._predicted(joined, asked, effective_noise_var(joined, asked, trust))
+            return self._predicted(joined, asked, trust.effective_noise_var(joined, asked))
 
         return noise_var
 
@@ -246,7 +247,7 @@ class SuperposedUplink(Uplink):
         mask = self.participation.mask(round_index)
         links = self._links(channel, mask)
         asked = self._round_requirement(links, self.required_at(num_rounds, round_index, spent))
-        made = design_links(links, self._active_channels(channel, mask), asked, self.trust)
+        made = design_links(links, self._active_channels(channel, mask), asked, self.trust_model)
         if not self._exact_channels or self._margin != 1 or self.observation.misalignment > 0:
             made = replace(
                 made,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,13 +41,11 @@ class TdmaUplink(SuperposedUplink):
     def kind(self) -> str:
         return TDMA_KIND
 
-    @property
+    uses_tdma: ClassVar[bool] = True
+
+    @cached_property
     def num_slots(self) -> int:
         return self.fleet.num_devices * self.fleet.num_classes**2
-
-    @property
-    def uses_tdma(self) -> bool:
-        return True
 
     @property
     def _counts_receiver(self) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from airdistill.planning.correlated_noise import prefix_variance
 from airdistill.planning.forecast import RoundForecast
-from airdistill.planning.transceiver.correlated import CorrelatedUplink
+from airdistill.planning.transceiver.correlated import CorrelatedUplink, prefix_variance
 from airdistill.planning.uplink import Uplink
 from airdistill.planning.uplinks import uplink_for
 from airdistill.scenario.loading import changed
