@@ -108,9 +108,8 @@ class Repeats:
     def fewer_draws(self) -> float:
         """By what factor the squares of correlated noise tell less of its variance than independent ones: Σρ²."""
         noise = solve_triangular(self.matrix, np.eye(len(self.matrix)), lower=True)
-        covariance = noise @ noise.T
-        scale = np.sqrt(np.diag(covariance))
-        return float(((covariance / np.outer(scale, scale)) ** 2).sum() / len(covariance))
+        noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+        return float(((noise @ noise.T) ** 2).sum() / len(noise))
 
 
 def _moved_on(drift: FloatArray, index: int, payload: ClassMeans) -> FloatArray:
@@ -352,8 +351,7 @@ class Released:
         receiver = self.plan.uplink.channel_noise_var
         if not self._tdma:
             return np.where(self.sent, (arriving.sum(axis=0) + receiver) / self._scale_sq, np.inf)
-        held = self.nominal > 0
-        each = np.where(self.sent, (arriving + receiver) / self._scale_sq, np.inf)
+        held, each = self.nominal > 0, np.where(self.sent, (arriving + receiver) / self._scale_sq, np.inf)
         weighed = np.where(held, self.nominal**2 * np.where(held, each, 0.0), 0.0)
         return np.where(held.any(axis=0), weighed.sum(axis=0), np.inf)
 
@@ -368,8 +366,7 @@ class Released:
 
         ‖x‖ ≤ ‖signal‖ + ‖noise‖; the noise is a weighted sum of χ² variables (Laurent and Massart 2000, lemma 1).
         """
-        signal = (np.abs(self.design.signal_gain) ** 2).sum()
-        length = self.plan.uplink.vector_length
+        signal, length = (np.abs(self.design.signal_gain) ** 2).sum(), self.plan.uplink.vector_length
         each = np.abs(self.design.noise_gain) ** 2
         weight, degrees, tail = each / length, length * self.design.noise_axes, -np.log(chance)
         mean, spread = (weight * degrees).sum(), np.sqrt((weight**2 * degrees).sum())
@@ -388,13 +385,12 @@ class Released:
         """max |H − Ĥ||e| over the tones and symbols of the round, `[device]`."""
         assert isinstance(self.source, WideChannel)
         taps = self.source.taps_of_symbols(self.index, self.plan.uplink.num_slots)
-        changes = tone_gains(self.source.grid, taps) - link.known[:, None]
-        return np.asarray(np.abs(changes * link.equaliser[:, None]).max(axis=(1, 2)))
+        changes = (tone_gains(self.source.grid, taps) - link.known[:, None]) * link.equaliser[:, None]
+        return np.asarray(np.abs(changes).max(axis=(1, 2)))
 
     def largest_misalignment(self) -> FloatArray:
         """A bound on ‖Σ_i Re(h_i/ĥ_i − 1) w_i q_i‖, `[row]`: what misaligned signals add to the received noise."""
-        link = self.waveform_link
-        if link is not None:
+        if (link := self.waveform_link) is not None:
             largest = np.abs(link.attenuation - 1).max(axis=1) + self._largest_change(link)
             return np.asarray(largest @ self.weights * self.plan.uplink.payload.largest_norm)
         if self.known is self.channel:

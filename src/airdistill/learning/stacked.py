@@ -6,7 +6,6 @@ A GPU then runs few large kernels instead of many small ones, and nothing is cop
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -40,10 +39,7 @@ from airdistill.learning.stacking import (
     stacked_parameters,
 )
 
-logger = logging.getLogger(__name__)
-
-# Samples per chunk for clipping: enough to keep a GPU busy, within a few GiB for small kernels.
-_CLIPPING_CHUNK = 1 << 14
+_CLIPPING_CHUNK = 1 << 14  # samples: enough to keep a GPU busy, within a few GiB for small kernels
 
 
 class StackedLearners:

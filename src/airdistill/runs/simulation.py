@@ -70,15 +70,13 @@ class Simulation:
         )
         self._tests = TestSet.of_dataset(dataset, engine, _evaluation_sample(scenario, options, len(dataset.y_test)))
         header = ledger_header(plan, scheme.name, scheme.releases, inputs, is_users(scheme))
-        if scenario.data.resample:
-            header = replace(header, terms={**header.terms, "resampled": True})
-        self.ledger = Ledger(header)
+        resampled = {"resampled": True} if scenario.data.resample else {}
+        self.ledger = Ledger(replace(header, terms={**header.terms, **resampled}))
         self._receiver = receiver_of(plan, self._public, engine)
         self._noise_memory = NoiseMemory.of(plan) if scheme.releases == "private" else None
+        self.round_index, self.iterate_round = 0, random_iterate_round(scenario.seed, plan.num_rounds)
         self._iterate: dict[str, Tensor] | None = None
         self._iterate_accuracy: dict[str, Any] | None = None
-        self.iterate_round = random_iterate_round(scenario.seed, plan.num_rounds)
-        self.round_index = 0
         self.uplink_seconds = self.planned_joules = self.measured_joules = 0.0
 
     def start_from(self, models: EarlierModels) -> None:
