@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: run test check format docs pictures clean
+.PHONY: run test check format docs pictures wheel clean
 
 run: $(STAMP)
 	$(BIN)/python examples/demonstration.py
@@ -27,6 +27,9 @@ docs: $(STAMP)
 
 pictures: $(STAMP)
 	$(BIN)/python docs/making/pictures.py
+
+wheel:
+	PYTHON=$(PYTHON) .ci/wheel
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

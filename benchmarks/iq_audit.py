@@ -5,7 +5,11 @@
 612 of 1,024 tones at 30 kHz, a prefix of 72 samples, Rayleigh taps with an exponential profile of 100 ns, and
 equalisers with a floor of -10 dB. "elements" certifies what demodulated elements leak, "samples" what all samples do;
 both certificates are attacked on all samples. The last rows count clipped noise in full: two devices with flat channels
-cover a third, which is far from saturation. All tests together raise a false alarm with probability 1e-3.
+cover a third, which is far from saturation. The five tests together raise a false alarm with probability 1e-3.
+
+Before these, rounds that `airdistill.plan` accepts are transmitted through the simulated radio with their impairments,
+and attacked with all noise scaled so that the ledger's charge comes to μ = 3. Rows "without the factor" plan with the
+planted mistake that noise counts in full; they must be VIOLATED. These tests together have a level of their own, 1e-3.
 """
 
 import sys
@@ -13,15 +17,57 @@ from collections.abc import Callable
 
 import numpy as np
 
+import airdistill as ad
 from airdistill.arrays import ComplexArray, FloatArray
 from airdistill.audit.iq import PrefixAttack, exceeds, worst_shift
+from airdistill.audit.iq_rounds import RoundOnAir
 from airdistill.channel.waveform import Grid
+from airdistill.planning.noise_factors import LinkFactors
 from airdistill.privacy.waveform import FleetChannels, PrefixNoise, element_factor, prefix_factor
 from airdistill.radio.iq import modulate
 
 GRID = Grid(tones=612, spacing_hz=30e3, prefix_s=72 / (1024 * 30e3), axes=2)
 MU, LEVEL, DELAY_SPREAD_S, FLOOR_DB = 2.0, 1e-3, 100e-9, -10.0
 BACKOFFS_DB = (0.0, 3.0, 15.0)
+SMALL = [
+    *("waveform.kind=ofdm", "waveform.tones=16", "air.medium=waveform", "waveform.pilot_symbols=20"),
+    *("fleet.devices=3", "radio.distance=100 m", "learning.rounds=3", "privacy.delta=1e-5"),
+]
+PATHS = [
+    *("radio.fading=tdl-a", "radio.delay_spread=300 ns", "waveform.cyclic_prefix=5 us", "waveform.csi=perfect"),
+]
+ELEMENTS, RECEIVER = "waveform.observed=elements", "privacy.trust=receiver_noise"
+OFFSET, PHASE, LATE = "waveform.carrier_offset=300 Hz", "waveform.phase_noise=0.2 Hz", "waveform.timing_error=1 us"
+CLIP = ["waveform.amplifier=clip", "waveform.backoff_db=-20"]
+RAPP = ["waveform.amplifier=rapp", "waveform.backoff_db=-20"]
+WORLDS = {
+    "fleet, samples, paths": PATHS,
+    "fleet, samples, paths, floors of -3 dB": [*PATHS, "waveform.fade_floor_db=-3"],
+    "fleet, samples, one path": ["waveform.speed=0"],
+    "fleet, elements, paths, offset": [*PATHS, ELEMENTS, OFFSET],
+    "fleet, elements, paths, phase noise": [*PATHS, ELEMENTS, PHASE],
+    "fleet, elements, paths, late": [*PATHS, ELEMENTS, LATE],
+    "fleet, elements, one path, all three": [ELEMENTS, OFFSET, PHASE, LATE],
+    "receiver, samples, paths": [*PATHS, RECEIVER],
+    "receiver, samples, one path": [RECEIVER],
+    "receiver, samples, paths, offset": [*PATHS, RECEIVER, OFFSET],
+    "receiver, samples, paths, phase noise": [*PATHS, RECEIVER, PHASE],
+    "receiver, samples, paths, late": [*PATHS, RECEIVER, LATE],
+    "receiver, samples, paths, limiter": [*PATHS, RECEIVER, *CLIP],
+    "receiver, samples, paths, Rapp": [*PATHS, RECEIVER, *RAPP],
+    "receiver, elements, paths, offset": [*PATHS, RECEIVER, ELEMENTS, OFFSET],
+    "receiver, elements, paths, limiter": [*PATHS, RECEIVER, ELEMENTS, *CLIP],
+    "receiver, elements, paths, Rapp and phase noise": [*PATHS, RECEIVER, ELEMENTS, *RAPP, PHASE],
+    "receiver, elements, one path, Rapp, offset and late": [RECEIVER, ELEMENTS, *RAPP, OFFSET, LATE],
+}
+MISTAKES = {
+    "fleet, samples, paths": PATHS,
+    "fleet, elements, offset of 14 kHz": [*PATHS, ELEMENTS, "waveform.carrier_offset=14 kHz"],
+    "fleet, elements, phase noise of 10 kHz": [*PATHS, ELEMENTS, "waveform.phase_noise=10 kHz"],
+    "receiver, samples, paths": [*PATHS, RECEIVER],
+    "receiver, samples, paths, limiter at 0 dB": [*PATHS, RECEIVER, "waveform.amplifier=clip", "waveform.backoff_db=0"],
+}
+TESTS = len(WORLDS) + len(MISTAKES)  # of planned rounds
 Distort = Callable[[ComplexArray], ComplexArray]
 
 
@@ -117,7 +163,31 @@ def clipping(transcripts: int) -> None:
         print(f"  limiter at {backoff_db:g} dB, counted in full: {verdict(scored, 3.0, 5)}")
 
 
+def planned_rounds(transcripts: int) -> None:
+    """Every impairment that is planned for others' noise, under each trust model and for each server."""
+    for name, changes in WORLDS.items():
+        on_air = RoundOnAir.of(ad.plan(ad.load("quick", [*SMALL, *changes]), scheme="ota_fd"), 2)
+        exact = 3 * float(np.sqrt((on_air.exact() / on_air.charged).max()))
+        linear_exact = "" if "amplifier" in str(changes) else f"exact μ {exact:.3f}, "
+        _, *scored = on_air.attacked(transcripts, 3.0)
+        print(f"  {name}: {linear_exact}{verdict((scored[0], scored[1]), 3.0, TESTS)}")
+
+
+def planted_mistakes(transcripts: int) -> None:
+    """The same, if no factor divides the noise that counts."""
+    counted = LinkFactors.of_fleet, LinkFactors.of_receiver
+    LinkFactors.of_fleet = lambda *_: 1.0  # type: ignore[method-assign,assignment]
+    LinkFactors.of_receiver = lambda *_: 1.0  # type: ignore[method-assign,assignment]
+    for name, changes in MISTAKES.items():
+        on_air = RoundOnAir.of(ad.plan(ad.load("quick", [*SMALL, *changes]), scheme="ota_fd"), 2)
+        _, *scored = on_air.attacked(transcripts, 3.0)
+        print(f"  {name}, without the factor: {verdict((scored[0], scored[1]), 3.0, TESTS)}")
+    LinkFactors.of_fleet, LinkFactors.of_receiver = counted  # type: ignore[method-assign]
+
+
 def main(num_devices: int = 200, transcripts: int = 1000) -> None:
+    planned_rounds(transcripts)
+    planted_mistakes(10 * transcripts)
     exposure(num_devices, transcripts)
     clipping(10 * transcripts)
 

@@ -1,6 +1,6 @@
 """Two rounds of large fleets from the command line: processor time, memory and bytes by number of devices.
 
-    python benchmarks/large_fleets.py                                # a table, and docs/images/large-fleets.png
+    python benchmarks/large_fleets.py --picture large-fleets.png
     python benchmarks/large_fleets.py --devices 5000 --whole         # and the accuracy of the whole fleet
 
 Devices have 12 samples of MNIST and the paper's network; from 6,000 devices on they share samples (`data.resample`).
@@ -20,7 +20,6 @@ from pathlib import Path
 
 SIZES = (1000, 2000, 5000, 10_000, 20_000)
 SAMPLES = 12
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "large-fleets.png"
 
 
 def main() -> None:
@@ -28,7 +27,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=SIZES)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--whole", action="store_true", help="also measure the accuracy of all devices")
-    parser.add_argument("--no-picture", action="store_true")
+    parser.add_argument("--picture", type=Path, help="draw processor time and memory against devices")
     given = parser.parse_args()
     print("| devices | processor s | elapsed s | peak memory, GB | written, MB | accuracy, % |")
     print("|---|---|---|---|---|---|")
@@ -39,8 +38,8 @@ def main() -> None:
         print(row_of(devices, row), flush=True)
         if given.whole:
             print(row_of(devices, measured(devices, given.rounds, ["--eval-devices", str(devices)])), flush=True)
-    if len(rows) > 2 and not given.no_picture:
-        draw(given.devices, rows)
+    if given.picture is not None:
+        draw(given.devices, rows, given.picture)
 
 
 def measured(devices: int, rounds: int, more: list[str]) -> dict[str, object]:
@@ -73,7 +72,7 @@ def row_of(devices: int, row: dict[str, object]) -> str:
     return f"| {devices:,} | {' | '.join(numbers)} | {row['written_mb']:.0f} | {accuracy} |"
 
 
-def draw(sizes: list[int], rows: list[dict[str, object]]) -> None:
+def draw(sizes: list[int], rows: list[dict[str, object]], path: Path) -> None:
     """Processor time and memory against devices."""
     import matplotlib
 
@@ -87,7 +86,7 @@ def draw(sizes: list[int], rows: list[dict[str, object]]) -> None:
         axes.plot(sizes, values, "o-", color="#1f6f78")
         axes.set(xlabel="devices", ylabel=label, xlim=(0, None), ylim=(0, None))
         axes.grid(alpha=0.3)
-    figure.savefig(PICTURE, dpi=120)
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,22 @@
-"""Every impairment of a waveform against its size: measured over planned error, and what privacy pays for it.
+"""Every impairment of a waveform against its size: its error, the accuracy, and the certified ε.
 
-    OMP_NUM_THREADS=1 python benchmarks/waveform_sweep.py > table.md    # 45 s of processor time
-    python benchmarks/waveform_sweep.py --draw table.md                 # draws docs/images/waveform-impairments.png
+    OMP_NUM_THREADS=1 python benchmarks/waveform_sweep.py > errors.md                  # 45 s of processor time
+    OMP_NUM_THREADS=1 python benchmarks/waveform_sweep.py --accuracy > accuracy.md     # 2 minutes
+    python benchmarks/waveform_sweep.py --draw errors.md accuracy.md    # docs/images/waveform-impairments.png
 
-60 devices of `skewed`, within 100 m and with 20 W each, send votes on 300 public samples (3,000 numbers) through tdl-a
-at 915 MHz, sample by sample. Every row is one charged round of random vectors of full length; nothing is trained.
-Without privacy (ε = inf) only the receiver's noise hides what radios do. At ε = 8 the devices' noise is there as well:
+Errors: 60 devices of `skewed`, within 100 m and with 20 W each, send votes on 300 public samples (3,000 numbers)
+through tdl-a at 915 MHz, sample by sample. Every row is one charged round of random vectors of full length. Without
+privacy (ε = inf) only the receiver's noise hides what radios do. At ε = 8 the devices' noise is there as well:
 own_noise, which no impairment can weaken, and, for pilots and speed, fleet_noise with a server that keeps elements.
+
+Accuracy: 20 such devices with 50 samples each send feature means (2,560 numbers) without privacy, and train softmax
+regressions on what the server makes of them: mean test accuracy over devices, of three seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +52,12 @@ FLEET = [
     "radio.peak_power=20 W",
 ]
 WAVE = ["waveform.kind=ofdm", "waveform.observed=elements", "air.medium=waveform", "waveform.pilot_power=4 kW"]
+TRAINED = [
+    *("fleet.devices=20", "data.samples_per_device=50", "learning.model=softmax_regression"),
+    *("learning.local_epochs=2", "learning.initial_lr=0.1", "privacy.epsilon=inf", "privacy.trust=own_noise"),
+]
+SEEDS = (0, 1, 2)
+T_95 = 4.303  # the quantile of Student's distribution for three seeds
 NO_PRIVACY, OWN, FLEET_NOISE = "none", "own_noise", "fleet_noise"
 TRUST = {
     NO_PRIVACY: ["privacy.epsilon=inf", "privacy.trust=own_noise"],
@@ -58,11 +69,15 @@ LINES = {NO_PRIVACY: ("no privacy", GREY), OWN: ("own_noise, ε = 8", BLUE), FLE
 
 @dataclass(frozen=True)
 class Impairment:
-    """What is swept: its field and sizes in its unit, and the other settings that it needs."""
+    """What is swept: its field and sizes in its unit, and the other settings that it needs.
+
+    Accuracy is measured at the `trained` ones of the sizes only.
+    """
 
     title: str
     field: str
     sizes: tuple[float, ...]
+    trained: tuple[float, ...]
     unit: str = ""
     others: tuple[str, ...] = ()
     modes: tuple[str, ...] = (NO_PRIVACY, OWN)
@@ -74,16 +89,19 @@ class Impairment:
 
 PLANNED = (NO_PRIVACY, OWN, FLEET_NOISE)  # what plans count: fleet_noise pays for it
 IMPAIRMENTS = (
-    Impairment("Carrier offset, ± Hz", "carrier_offset", (10, 30, 100, 300, 1000, 3000)),
-    Impairment("Phase noise: linewidth, Hz", "phase_noise", (0.3, 3, 30, 300, 3000)),
-    Impairment("Timing error, up to µs", "timing_error", (0.02, 0.08, 0.3, 1, 2, 4, 8), "us"),
+    Impairment("Carrier offset, ± Hz", "carrier_offset", (10, 30, 100, 300, 1000, 3000), (30, 300, 1000, 3000)),
+    Impairment("Phase noise: linewidth, Hz", "phase_noise", (0.3, 3, 30, 300, 3000), (30, 300, 3000)),
     Impairment(
-        "Ideal limiter: back-off, dB", "backoff_db", (-6, -3, 0, 3, 6, 9), "", ("waveform.amplifier=clip",), log=False
+        "Timing error, up to µs", "timing_error", (0.02, 0.08, 0.3, 1, 2, 4, 8), (0.02, 0.08, 8), "us"
     ),
-    Impairment("Converter, bits", "adc_bits", (2, 3, 4, 6, 8, 12), log=False),
-    Impairment("Pilot power, W", "pilot_power", (0.4, 4, 40, 400, 4000), "W", modes=PLANNED),
-    Impairment("Speed, m/s", "speed", (1.4, 10, 30, 60, 120, 240), modes=PLANNED),
-)
+    Impairment(
+        "Ideal limiter: back-off, dB", "backoff_db", (-6, -3, 0, 3, 6, 9), (-6, 0), others=("waveform.amplifier=clip",),
+        log=False,
+    ),
+    Impairment("Converter, bits", "adc_bits", (2, 3, 4, 6, 8, 12), (2, 4), log=False),
+    Impairment("Pilot power, W", "pilot_power", (0.4, 4, 40, 400, 4000), (0.4, 4), "W", modes=PLANNED),
+    Impairment("Speed, m/s", "speed", (1.4, 10, 30, 60, 120, 240), (60, 120, 240), modes=PLANNED),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,6 +116,17 @@ class Row:
     factor: float = 0.0
     epsilon: float = np.nan
     was_warned: bool = True
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The mean accuracy over seeds, and half of its 95 % interval; `size` is None without an impairment."""
+
+    impairment: Impairment | None
+    size: float | None
+    accuracy: float
+    interval: float
+    was_warned: bool
 
 
 MEASURED = ("ratio", "error_db", "factor", "epsilon")  # in a printed row, in this order
@@ -150,6 +179,38 @@ def swept() -> Iterator[Row]:
                 yield measured(impairment, size, mode, usual[mode])
 
 
+def trained() -> Iterator[Trained]:
+    ideal = accuracy_of(None, None, ())
+    yield ideal[0]
+    for impairment in IMPAIRMENTS:
+        for size in impairment.trained:
+            yield accuracy_of(impairment, size, ideal[1])[0]
+
+
+def accuracy_of(
+    impairment: Impairment | None, size: float | None, usual: tuple[str, ...]
+) -> tuple[Trained, tuple[str, ...]]:
+    """One run for each seed; also the plan's warnings, of which `usual` are those without an impairment."""
+    changes = [] if impairment is None or size is None else impairment.changes(size)
+    scenarios = [ad.load("skewed", [*FLEET, *WAVE, *TRAINED, f"seed={seed}", *changes]) for seed in SEEDS]
+    warnings = ad.plan(scenarios[0], scheme="feature_means").warnings
+    with tempfile.TemporaryDirectory() as folder:
+        records = [
+            ad.run(scenario, "feature_means", out=Path(folder) / str(seed), options=ad.RunOptions(threads=1))
+            for seed, scenario in zip(SEEDS, scenarios, strict=True)
+        ]
+    found = [record.rounds[-1]["accuracy"]["mean"] for record in records]
+    interval = T_95 * float(np.std(found, ddof=1)) / np.sqrt(len(found))
+    return Trained(impairment, size, float(np.mean(found)), interval, len(warnings) > len(usual)), tuple(warnings)
+
+
+def printed_accuracy(row: Trained) -> str:
+    title = "none" if row.impairment is None else row.impairment.title
+    size = "" if row.size is None else f"{row.size:g}"
+    warned = "yes" if row.was_warned and row.impairment is not None else ""
+    return f"| {title} | {size} | {row.accuracy:.2%} | {row.interval:.2%} | {warned} |"
+
+
 def printed(row: Row) -> str:
     start = f"| {row.impairment.title} | {row.size:g} | {row.mode} |"
     if row.factor == 0:
@@ -158,33 +219,53 @@ def printed(row: Row) -> str:
     return f"{start} {row.ratio:.3g} | {row.error_db:.1f} | {row.factor:.2f} | {row.epsilon:.2f} | {warned} |"
 
 
-def drawn(rows: list[Row]) -> Figure:
-    """A panel for each impairment, and one for what fleet_noise pays for channel errors."""
+def drawn(rows: list[Row], accuracies: list[Trained]) -> Figure:
+    """A column for each impairment: error, accuracy and certified ε against its size."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.5, 8.6), layout="constrained")
+    figure = Figure(figsize=(17, 7.6), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(3, 3)
-    flat = list(panels.flat)
-    for axes, impairment in zip(flat, IMPAIRMENTS, strict=False):
+    panels = figure.subplots(3, len(IMPAIRMENTS), sharex="col", sharey="row")
+    for (top, middle, bottom), impairment in zip(panels.T, IMPAIRMENTS, strict=True):
         for mode in impairment.modes:
             of_mode = [row for row in rows if row.impairment is impairment and row.mode == mode]
-            _line(axes, of_mode, mode, [row.ratio for row in of_mode])
-        axes.set(title=impairment.title, yscale="log", ylim=(0.4, 5000))
-        axes.axhline(1, color=GREY, linewidth=0.7)
-    for axes, impairment in zip(flat[len(IMPAIRMENTS) :], IMPAIRMENTS[-2:], strict=True):
-        of_fleet = [row for row in rows if row.impairment is impairment and row.mode == FLEET_NOISE]
-        _line(axes, of_fleet, FLEET_NOISE, [row.factor or np.nan for row in of_fleet])
-        axes.set(title=f"Noise for privacy: {impairment.title}", yscale="log", ylim=(0.9, 100))
-    for axes in flat:
+            _line(top, of_mode, mode, [row.ratio for row in of_mode])
+            if mode != NO_PRIVACY:
+                _line(bottom, of_mode, mode, [row.epsilon for row in of_mode])
+            if mode == FLEET_NOISE:
+                _noise_needed(bottom, of_mode)
+        _accuracy(middle, [row for row in accuracies if row.impairment is impairment], accuracies[0])
+        top.set(title=impairment.title, yscale="log", ylim=(0.2, 5000))
+        top.axhline(1, color=GREY, linewidth=0.7)
+        middle.set(ylim=(0, 100))
+        bottom.set(ylim=(0, 12))
+    for axes in panels.flat:
         axes.grid(which="major", alpha=0.3)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("measured over planned error")
-    flat[-2].set_ylabel("times the noise with known channels")
-    handles, labels = flat[len(IMPAIRMENTS) - 1].get_legend_handles_labels()
+    for axes, label in zip(panels[:, 0], ("measured over planned error", "accuracy, %", "certified ε"), strict=True):
+        axes.set_ylabel(label)
+    handles, labels = panels[0, -1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
+
+
+def _accuracy(axes: Axes, rows: list[Trained], ideal: Trained) -> None:
+    """Accuracies with their intervals; the line is the accuracy without an impairment."""
+    _, colour = LINES[NO_PRIVACY]
+    axes.axhline(100 * ideal.accuracy, color=GREY, linewidth=0.7)
+    for row in rows:
+        face = colour if row.was_warned else "white"
+        style = {"marker": "o", "markersize": 5, "markerfacecolor": face, "color": colour, "capsize": 2}
+        axes.errorbar([row.size], [100 * row.accuracy], [100 * row.interval], **style)
+    axes.plot([row.size for row in rows], [100 * row.accuracy for row in rows], color=colour, zorder=1)
+
+
+def _noise_needed(axes: Axes, rows: list[Row]) -> None:
+    """By how much more noise fleet_noise keeps its ε."""
+    for row in rows:
+        if row.factor:
+            where = {"xytext": (-2, 5), "textcoords": "offset points", "rotation": 60, "fontsize": 7}
+            axes.annotate(f"×{row.factor:.3g}", (row.size, row.epsilon), **where)
 
 
 def _line(axes: Axes, rows: list[Row], mode: str, heights: list[float]) -> None:
@@ -217,12 +298,35 @@ def read(table: Path) -> list[Row]:
     return rows
 
 
+def read_accuracy(table: Path) -> list[Trained]:
+    """The rows of a printed table of accuracies; the first has no impairment."""
+    by_title = {impairment.title: impairment for impairment in IMPAIRMENTS}
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.read_text().splitlines()[2:]]
+    return [
+        Trained(
+            by_title.get(title),
+            float(size) if size else None,
+            float(accuracy.rstrip("%")) / 100,
+            float(interval.rstrip("%")) / 100,
+            warned == "yes",
+        )
+        for title, size, accuracy, interval, warned in cells
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", metavar="TABLE", type=Path, help="draw a table that was printed before")
+    parser.add_argument("--accuracy", action="store_true", help="train, and print the accuracies")
+    tables = ("ERRORS", "ACCURACY")
+    parser.add_argument("--draw", metavar=tables, type=Path, nargs=2, help="draw tables that were printed before")
     given = parser.parse_args()
     if given.draw is not None:
-        write_whole(IMAGE, rendered(drawn(read(given.draw)), "png"))
+        write_whole(IMAGE, rendered(drawn(read(given.draw[0]), read_accuracy(given.draw[1])), "png"))
+        return
+    if given.accuracy:
+        print("| impairment | size | accuracy | ± | warned |\n|---|---|---|---|---|")
+        for each in trained():
+            print(printed_accuracy(each), flush=True)
         return
     print("| impairment | size | protection | measured / planned | error / signal, dB | noise | ε | warned |")
     print("|---|---|---|---|---|---|---|---|")

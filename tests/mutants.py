@@ -187,12 +187,8 @@ def no_bound_checked(patch):
 
 
 def carry_over_forgets_half(patch):
-    def counted(original, ledger, *given):
-        before = ledger.cost_of_run
-        original(ledger, *given)
-        ledger.cost_of_run = (before + ledger.cost_of_run) / 2
-
-    _wrapped(patch, Ledger, "_count", counted)
+    whole = Ledger.cost_of_run.fget
+    patch.setattr(Ledger, "cost_of_run", property(lambda ledger: whole(ledger) / 2))
 
 
 def ledger_forgets_half(patch):

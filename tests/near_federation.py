@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import ConfigRecord
+
 from airdistill.errors import AirDistillError
 from airdistill.flower.coordinator import Introduction
 from airdistill.flower.demo import prepare
@@ -27,10 +29,10 @@ class InProcessDevices:
 
     def __init__(self, folders, scheme, radio=""):
         self.folders, self.scheme, self.radio, self.tamper = folders, scheme, radio, unchanged
-        self.data = [""] * len(folders)
+        self.data, self.accounts = [""] * len(folders), [""] * len(folders)
 
     def device(self, number):
-        return Device(self.folders[number], number, self.scheme, self.radio, self.data[number])
+        return Device(self.folders[number], number, self.scheme, self.radio, self.data[number], self.accounts[number])
 
     def introductions(self, expected):
         devices = [self.device(number) for number in sorted(expected)]
@@ -46,16 +48,17 @@ class InProcessDevices:
                 answers[number] = NO_ANSWER
                 continue
             try:
-                answer = self.device(number).answer(step, round_index, question)
+                # Flower's records take numbers, strings, bytes and lists of them only: anything else is an error.
+                answer = dict(ConfigRecord(self.device(number).answer(step, round_index, dict(ConfigRecord(question)))))
             except AirDistillError as refusal:
                 answer = f"failed: {refusal}"
             answers[number] = self.tamper(step, round_index, number, answer)
         return answers
 
 
-def federation(folder: Path, scenario, scheme, radio="", session=None):
+def federation(folder: Path, scenario, scheme, radio="", session=None, ledger=None):
     """The server's folder and the devices; with the id of another federation, the noise of that one."""
-    folders = prepare(folder, scenario, scheme)
+    folders = prepare(folder, scenario, scheme, ledger)
     for own in (folders.server, *folders.devices) if session else ():
         (own / SESSION).write_text(session)
     return folders.server, InProcessDevices(folders.devices, scheme, radio)

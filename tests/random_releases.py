@@ -13,6 +13,14 @@ TERMS = {
     "constants": {"grad_lipschitz": 22.0, "model_lipschitz": 7.7, "grad_norm_bound": 4.0, "loss_bound": 2.5},
 }  # fmt: skip
 
+FORMAT = {"format": 1}  # of the ledgers' headers; `both_formats` changes it
+
+
+def both_formats(request, monkeypatch):
+    """The body of an autouse fixture with params=[1, 2]: every test of a file plays ledgers of both formats."""
+    monkeypatch.setitem(FORMAT, "format", request.param)
+    return request.param
+
 
 def random_release(round_index, num_devices=3, num_rows=4, seed=0, noise=1.0):
     """Uneven weights, sensitivities and noise; the last device sends nothing of row 0."""
@@ -33,6 +41,6 @@ def header(mu=10.0, num_devices=3, num_rows=4, **changes):
     given = {
         "name": "test", "scheme": "ota_fd", "payload": "knowledge", "num_rows": num_rows, "epsilon": 8.0 * per_device,
         "delta": 1e-5 * per_device, "mu": mu * per_device, "sensitivity": "device", "trust": "fleet_noise",
-        "accountant": "exact", "relabel": False, "noise": "seeded", "terms": TERMS,
+        "accountant": "exact", "relabel": False, "noise": "seeded", "terms": TERMS, **FORMAT,
     }  # fmt: skip
     return LedgerHeader(**(given | changes))

@@ -514,7 +514,7 @@ def test_a_users_own_scheme_is_one_file(run, small_file, tmp_path, monkeypatch):
     for scheme, words in [
         ("own_scheme_in_a_file:Other", "derived from"),
         ("own_scheme_in_a_file:None_", "has no None_"),
-        ("nothing", "or one of airdistill, ota_fd"),
+        ("nothing", "must be a name that"),
         ("own_scheme_in_a_file:Nameless", "must have a `name`"),
         ("own_scheme_in_a_file:Escaping", "must have a `name`"),
         ("own_scheme_in_a_file:Abstract", "must have a `name`"),

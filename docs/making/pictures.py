@@ -46,7 +46,6 @@ PICTURES = (
     Picture("system.svg", ("python docs/making/system_picture.py",), "docs/images/system.svg"),
     Picture("feature-means.svg", ("python docs/making/feature_means_picture.py",), "docs/images/feature-means.svg"),
     Picture("waveform.png", ("python docs/making/waveform_picture.py",), "docs/images/waveform.png"),
-    Picture("large-fleets.png", ("python benchmarks/large_fleets.py",), "docs/images/large-fleets.png", quick=False),
     Picture("accuracy.png", ("python docs/making/accuracy_picture.py",), "docs/images/accuracy.png"),
     *(
         Picture(name, ("python docs/making/page_pictures.py docs/images",), f"docs/images/{name}")
@@ -85,8 +84,9 @@ PICTURES = (
     Picture(
         "waveform-impairments.png",
         (
-            "python benchmarks/waveform_sweep.py > table.md",
-            "python benchmarks/waveform_sweep.py --draw table.md",
+            "python benchmarks/waveform_sweep.py > errors.md",
+            "python benchmarks/waveform_sweep.py --accuracy > accuracy.md",
+            "python benchmarks/waveform_sweep.py --draw errors.md accuracy.md",
         ),
         "docs/images/waveform-impairments.png",
         quick=False,

@@ -23,6 +23,20 @@ def fields_of(given: Any, kind: type) -> dict[str, Any]:
     return {name: getattr(given, name) for name in names if hasattr(given, name)}
 
 
+def largest(array: FloatArray) -> FloatArray:
+    """Return the largest value of all devices, `[..., row]`, from `[..., device, row]`.
+
+    NumPy's own reduction over the devices takes ten times as long for short rows: blocks of devices are compared first.
+    """
+    devices, rows = array.shape[-2:]
+    block = 64
+    if array.ndim != 2 or devices < 16 * block or not array.flags.c_contiguous:
+        return np.asarray(array.max(axis=-2))
+    whole = devices // block * block
+    blocks = array[:whole].reshape(-1, block * rows).max(axis=0).reshape(block, rows)
+    return np.asarray(np.concatenate([blocks, array[whole:]]).max(axis=0))
+
+
 def divide_or(numerator: FloatArray, denominator: FloatArray, otherwise: float) -> FloatArray:
     """Return the quotient, with `otherwise` in place of divisions by zero."""
     shape = np.broadcast_shapes(np.shape(numerator), np.shape(denominator))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import traceback
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+_MOST_LINES = 10  # of several errors: a list of a thousand devices may have as many faults
 _PACKAGE = Path(__file__).parent
 
 
@@ -26,6 +29,37 @@ class InputError(AirDistillError):
     def __init__(self, field: str, value: Any, rule: str) -> None:
         self.field, self.value, self.rule = field, value, rule
         super().__init__(f"{_shortened(Described(field))} = {_shortened(value)}: {_shortened(Described(rule), 300)}")
+
+
+class SeveralInputsError(InputError):
+    """Several values break rules: one line for each. Field, value and rule are those of the first."""
+
+    def __init__(self, errors: Sequence[InputError]) -> None:
+        super().__init__(errors[0].field, errors[0].value, errors[0].rule)
+        self.errors = tuple(errors)
+        more = [f"… and {len(errors) - _MOST_LINES} more"] if len(errors) > _MOST_LINES else []
+        self.args = ("\n".join([*map(str, errors[:_MOST_LINES]), *more]),)
+
+    @staticmethod
+    def joined(errors: Sequence[InputError]) -> InputError:
+        """The error itself if there is one only. What is said twice is kept once."""
+        once = list({str(error): error for error in errors}.values())
+        return once[0] if len(once) == 1 else SeveralInputsError(once)
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """`; did you mean NAME?` if a known name is close to what was given, in any case and with - for _; or nothing.
+
+    >>> did_you_mean("OTA-FD", ["ota_fd", "ota_fl"]), did_you_mean("x", ["ota_fd"])
+    ('; did you mean ota_fd?', '')
+    """
+    plain = {_plain(name): name for name in known}
+    close = difflib.get_close_matches(_plain(str(given)), plain, n=1, cutoff=0.6)
+    return f"; did you mean {plain[close[0]]}?" if close else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_").replace(" ", "_")
 
 
 class DataError(AirDistillError):

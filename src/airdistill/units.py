@@ -23,6 +23,9 @@ _EXAMPLES = {
     "power gain": "-100 dB", "power": "1 mW", "frequency": "915 MHz", "time": "3.6 us", "distance": "100 m",
     "noise density": "-168 dBm/Hz", "level in dB": "6 dB", "antenna gain": "3 dBi",
 }  # fmt: skip
+_COMMON_PREFIXES = ("n", "u", "m", "", "k", "M", "G")
+_UNITS_IN_FULL = "(watt|hertz|second|sec|metre|meter)s?$"
+_SYMBOLS = {"wat": "W", "her": "Hz", "sec": "s", "met": "m"}
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\s*")
 
 
@@ -37,7 +40,8 @@ def parse_quantity(value: Any, kind: str) -> float:
         return _finite(float(value) if abs(value) < 1e300 else math.inf)
     match = _QUANTITY.fullmatch(value)
     if match is None:
-        raise ValueError(_rule(kind))
+        comma = re.fullmatch(r"\s*([-+]?\d+),(\d+)(\s*\S*)\s*", value)
+        raise ValueError(_rule(kind) + (f'; did you mean "{comma[1]}.{comma[2]}{comma[3]}"?' if comma else ""))
     number, unit = _finite(float(match[1])), match[2]
     if unit == "":
         return number
@@ -55,7 +59,17 @@ def _to_si(number: float, unit: str, kind: str) -> float:
         if prefix != unit and prefix in _PREFIXES:
             _check_kind(found_kind, kind, unit)
             return number * _PREFIXES[prefix]
-    raise ValueError(f'"{unit}" is not a unit of {kind}; {_rule(kind)}')
+    raise ValueError(f'"{unit}" is not a unit of {kind}; {_rule(kind)}{_meant(unit, kind)}')
+
+
+def _meant(unit: str, kind: str) -> str:
+    """`; did you mean UNIT?` for a unit of this kind in another case or in full: mw, Mhz, watts, sec."""
+    symbols = [symbol for symbol, of in _KIND_OF_UNIT.items() if of == kind]
+    known = [prefix + symbol for symbol in symbols for prefix in _COMMON_PREFIXES if symbol != "Hz" or prefix in "kMG"]
+    known += list(_DECIBEL_REFERENCE_W) if kind == "power" else ["dB"] if kind == "power gain" else []
+    full = re.sub(_UNITS_IN_FULL, lambda found: _SYMBOLS[found[1][:3].lower()], unit, flags=re.IGNORECASE)
+    close = [name for name in known if name.lower() == full.lower()]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def _check_kind(found: str, wanted: str, unit: str) -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from airdistill.data.datasets import class_patterns, synthetic_samples
+from airdistill.data.synthetic import class_patterns, synthetic_samples
 
 
 def draw(shape, dtype, seed=0, per_class=50, num_classes=5):

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from against_simulator import records, simulated
 from near_federation import federation, unchanged
+from public_worlds import public_scenario
 from small_worlds import small_scenario
 
 pytest.importorskip("flwr")
 
 from airdistill.errors import AirDistillError, InputError
-from airdistill.flower.coordinator import Coordinator
+from airdistill.flower.coordinator import BROADCAST, Coordinator
 from airdistill.flower.machine.processes import free_port
 from airdistill.radio.loopback import PORT, FrontEnd, Transmitter
 from airdistill.runs.accounts import certify
@@ -44,6 +45,18 @@ def test_the_loopback_radio_receives_the_same_as_the_simulator(tmp_path, axis, s
     certificate = certify(server)
     assert "emulated" not in " ".join(certificate.reasons)
     assert "simultaneous transmission" in [assumption.name for assumption in certificate.assumptions]
+
+
+@pytest.mark.parametrize("scheme", ["feature_means", "airdistill_proxy"])
+def test_features_and_votes_over_a_radio_teach_what_the_simulator_does(tmp_path, scheme):
+    scenario = public_scenario(tmp_path, "air.medium=radio", "radio.noise_power=1e-30 W")
+    server, devices = federation(tmp_path / "run", scenario, scheme, TRANSMITTER)
+    Coordinator(server, scheme, devices, radio=FRONT_END).play()
+    (expected,), (broadcast,) = simulated(scenario, scheme, server)
+    (record,) = records(server)
+    assert record["without_signal"] == record["without_lesson"] == {}
+    assert record["epsilon_spent"] == pytest.approx(expected["epsilon_spent"], rel=1e-12)
+    assert np.abs(np.load(server / BROADCAST) - broadcast).max() < 1e-6
 
 
 @pytest.mark.parametrize("axis", ["complex", "real"])

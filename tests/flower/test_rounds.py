@@ -197,9 +197,9 @@ def test_a_signal_as_strong_as_knowledge_and_noise_explain_is_accepted(tmp_path)
             permission = Permission(round_index)  # that of the device's own charge
             own = replace(charged, noise=replace(charged.on_air, permission=permission), permission=permission)
             signal = own.signal_of(device, knowledge)
-            _check_signal(signal, charged.design, device, 1.0, np.zeros(3))
+            _check_signal(signal, charged.design, device, np.zeros(3))
             with pytest.raises(AirDistillError, match="explain at most"):
-                _check_signal(signal + 20 * np.abs(signal).max(), charged.design, device, 1.0, np.zeros(3))
+                _check_signal(signal + 20 * np.abs(signal).max(), charged.design, device, np.zeros(3))
 
 
 @pytest.mark.parametrize("adds_noise", [True, False])
@@ -401,7 +401,8 @@ def test_a_device_with_its_own_data_must_have_the_planned_class_counts(tmp_path)
     for number in range(3):
         write_dataset(tmp_path / f"own-{number}.npz", num_train=12 + 3 * number, seed=number)
     counts = "data.class_counts=[[4,4,4],[5,5,5],[6,6,6]]"
-    server, devices = federation(tmp_path / "run", small_scenario(tmp_path, counts, "learning.rounds=2"), "ota_fd")
+    scenario = small_scenario(tmp_path, counts, "learning.rounds=2", "privacy.epsilon=200")
+    server, devices = federation(tmp_path / "run", scenario, "ota_fd", session="0" * 32)  # the same noise each time
     devices.data = [str(tmp_path / f"own-{number}.npz") for number in range(3)]
     Coordinator(server, "ota_fd", devices).play()
     assert [record["without_signal"] for record in records(server)] == [{}, {}]

@@ -15,6 +15,7 @@ from airdistill.errors import InputError
 from airdistill.flower.coordinator import Coordinator
 from airdistill.flower.device import Device
 from airdistill.flower.endpoint import SESSION, Endpoint, EndpointError
+from airdistill.flower.sums.keys import Modulus
 from airdistill.flower.sums.messages import Roster, keys_question, sum_terms
 from airdistill.flower.sums.server_side import ServerSide
 from airdistill.privacy.targets import epsilon_of_mu
@@ -82,13 +83,13 @@ def test_the_server_learns_only_the_sum(tmp_path):
     assert all(answer == {} for answer in answers["learn"])  # neither losses nor accuracy
     assert [record["loss"] for record in records(server)] == [None] * 3
     assert not any("accuracy" in record for record in records(server))
-    words = np.array([np.frombuffer(answer["words"], "<u8") for answer in answers["masked"]])
     grid = (
         Endpoint.open(federation(tmp_path / "probe", secure_scenario(tmp_path), "ota_fd")[0], "ota_fd")
         .charge_through(1)
         .summed
     )
     bits = (5 * grid.largest).bit_length() + 1
+    words = np.array([Modulus(bits).unpacked(answer["words"], 9) for answer in answers["masked"]])
     assert words.max() > 2 ** (bits - 2)  # masked words fill the modulus; the vectors themselves are much smaller
     for folder in devices.folders:
         assert (folder / "secure-sum.json").stat().st_mode & 0o077 == 0

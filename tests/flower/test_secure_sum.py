@@ -1,6 +1,8 @@
 """Secure sums are exact, and attacks by the server to learn more than the sum fail."""
 
+from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from airdistill.flower.records import RecordError
 from airdistill.flower.sums.device_side import DeviceSide, RefusedError
 from airdistill.flower.sums.keys import Identity, Modulus, SecureSumError, mask
 from airdistill.flower.sums.messages import Terms
+from airdistill.flower.sums.secret_sharing import PRIME, combine_shares, create_shares
 from airdistill.flower.sums.server_side import ServerSide
 
 IDENTITIES = {device: Identity() for device in range(8)}
@@ -249,6 +252,86 @@ def test_a_falsified_share_is_detected_and_ignored_if_enough_others_are_left(sur
         played.server.total()
 
 
+@pytest.mark.parametrize("liars", [(0,), (0, 1)])
+def test_wrong_shares_of_several_devices_are_recognised_by_their_commitments(liars):
+    """Also if they come first: with 200 devices no search through subsets would find the right ones."""
+    played = Round(num_devices=8, threshold=5)
+    played.keys(played.devices)
+    played.shares(played.devices)
+    played.masked(range(7))
+    played.confirm(range(7))
+    for device in range(7):
+        record = played.devices[device].reveal(played.server.reveal_question())
+        if device in liars:
+            for field in ("seed_shares", "key_shares"):
+                record[field] = [bytes(len(share)) for share in record[field]]
+        played.server.take_reveal(record)
+    assert_array_equal(played.server.total(), sum(played.vectors[device] for device in range(7)))
+
+
+def test_a_dealer_of_wrong_shares_is_named():
+    played = Round()
+    played.keys(played.devices)
+    real = played.devices[2].shares(played.server.keys_for_all())
+    with pytest.raises(SecureSumError, match="96 bytes of commitments for 4 devices"):
+        played.server.take_shares({**real, "commitments": real["commitments"][:96]})
+    played.server.take_shares({**real, "commitments": bytes(len(real["commitments"]))})
+    played.shares([0, 1, 3])
+    played.masked(played.devices)
+    played.confirm(played.devices)
+    played.reveal(played.devices)
+    with pytest.raises(SecureSumError, match="shares of device 2's secret do not give what it committed to"):
+        played.server.total()
+
+
+@given(st.integers(1, 12), st.integers(0, 12), st.randoms(use_true_random=False))
+def test_any_threshold_of_shares_gives_the_secret_and_fewer_give_another(threshold, more, rng):
+    secret = rng.randbytes(32)
+    shares = dict(enumerate(create_shares(secret, threshold, threshold + more), start=1))
+    chosen = rng.sample(sorted(shares), threshold)
+    assert combine_shares({point: shares[point] for point in chosen}) == secret
+    assert combine_shares(shares) == secret  # more points on the same polynomial
+    if threshold > 1:
+        few = {point: shares[point] for point in chosen[1:]}
+        with suppress(SecureSumError):  # one of 2^247 combinations is not 256 bits long
+            assert combine_shares(few) != secret
+
+
+def test_shares_are_values_of_a_polynomial_of_the_right_degree():
+    """By finite differences: those of order `threshold` vanish, and those of order threshold − 1 do not."""
+    values = [int.from_bytes(share, "little") for share in create_shares(bytes(range(32)), 4, 9)]
+    for order in range(1, 5):
+        values = [(after - before) % PRIME for before, after in pairwise(values)]
+        assert any(values) == (order < 4)
+
+
+def test_the_modulus_of_secret_sharing_is_the_first_prime_above_all_secrets():
+    """By Fermat's test to many bases; every smaller number above 2^256 has a witness against it."""
+    witnesses = (2, 3, 5, 7, 11, 13)
+    assert all(pow(base, PRIME - 1, PRIME) == 1 for base in range(2, 60))
+    assert all(any(pow(base, n - 1, n) != 1 for base in witnesses) for n in range(2**256 + 1, PRIME))
+
+
+@given(st.integers(2, 63), st.integers(1, 40), st.randoms(use_true_random=False))
+def test_packed_vectors_have_as_many_bits_as_the_modulus_and_return_exactly(bits, length, rng):
+    modulus = Modulus(bits)
+    words = np.array([rng.getrandbits(bits) for _ in range(length)], dtype=np.uint64)
+    content = modulus.packed(words)
+    assert len(content) == -(-bits * length // 8) == modulus.num_bytes(length)
+    as_integer = sum(int(word) << (bits * place) for place, word in enumerate(words))
+    assert int.from_bytes(content, "little") == as_integer
+    assert_array_equal(modulus.unpacked(content, length), words, strict=True)
+    with pytest.raises(SecureSumError, match="numbers of"):
+        modulus.unpacked(content + b"\0", length)
+
+
+def test_bits_after_the_last_number_of_a_packed_vector_must_be_zero():
+    modulus = Modulus(5)
+    content = modulus.packed(np.array([3, 4, 5], dtype=np.uint64))
+    with pytest.raises(SecureSumError, match="must be zero"):
+        modulus.unpacked(content[:-1] + bytes([content[-1] | 0x80]), 3)
+
+
 def test_a_device_never_reveals_both_the_seed_and_the_mask_key_of_another():
     """The attack: declare device 3 a survivor first and dropped afterwards, and remove all its masks."""
     played = Round()
@@ -318,11 +401,12 @@ def through_flower(record):
 
 def test_every_message_is_a_flower_record_without_pickle():
     played = Round()
-    for step in ("keys", "shares", "masked", "confirm", "reveal"):
+    for step in ("keys", "shares", "masked", "confirm"):
         getattr(played, step)(played.devices)
     server = played.server
+    revealed = [side.reveal(server.reveal_question()) for side in played.devices.values()]
     questions = [*server.keys_for_all(), server.delivery_for(0), server.survivors_question(), server.reveal_question()]
-    for record in [*questions, *server._revealed.values()]:
+    for record in [*questions, *revealed]:
         assert through_flower(record) == record
     words = server._masked[0]
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,7 @@ from torch import nn
 
 from airdistill.data.datasets import load_dataset
 from airdistill.errors import InputError
-from airdistill.learning import contrastive, embeddings
+from airdistill.learning import contrastive, embeddings, fits
 from airdistill.learning.base_features import PatchFeatures, Scale, spherical_k_means
 from airdistill.learning.embeddings import fit_embedding, leading, principal_directions
 from airdistill.learning.samples import to_tensor
@@ -29,11 +29,11 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def forget():
-    embeddings._memory.clear()
+    fits._memory.clear()
 
 
 def fits_on_disk():
-    return sorted(embeddings.cache_folder().glob("embedding-*"))
+    return sorted(fits.cache_folder().glob("embedding-*"))
 
 
 def samples_for(name, digits):

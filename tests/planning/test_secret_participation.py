@@ -19,7 +19,8 @@ from airdistill.privacy.gaussian import gaussian_epsilon
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
 from airdistill.privacy.participation import SecretPoisson
 from airdistill.privacy.poisson_sampling import SubsampledGaussian, grid_index
-from airdistill.privacy.release import EarlierRuns, Release
+from airdistill.privacy.release import Release
+from airdistill.privacy.spending import EarlierRuns
 from airdistill.radio.charged_round import charge_round, check_vectors
 from airdistill.radio.superposition import RoundNoise, over_the_air
 from airdistill.report.plan import summary_rows

@@ -12,6 +12,7 @@ from airdistill.channel.selective import WideLink, aging, tone_gains
 from airdistill.channel.sources import channel_source
 from airdistill.channel.waveform import Grid, air_time
 from airdistill.errors import AirDistillError, InputError
+from airdistill.planning.noise_factors import check_delays
 from airdistill.planning.waveform import (
     Observation,
     backed_off,
@@ -30,6 +31,7 @@ from airdistill.scenario.loading import changed
 from airdistill.scenario.sections import Waveform
 
 WAVE = ["waveform.kind=ofdm", "waveform.observed=elements"]
+STATIC_SAMPLES = ["waveform.observed=samples", "waveform.csi=perfect"]
 STRONG = ["radio.distance=100 m", "waveform.pilot_symbols=20", "radio.fading=tdl-a"]
 
 
@@ -221,9 +223,12 @@ def test_misalignment_grows_with_the_square_of_the_speed_until_the_plan_warns():
         (["radio.fading=tdl-e", "radio.delay_spread=120 ns"], "radio.delay_spread"),  # its last path: 2.48 µs
         (["waveform.pilot_power=0 W"], "waveform.pilot_power"),
         (["waveform.amplifier=rapp"], "waveform.amplifier"),
-        (["waveform.carrier_offset=10 Hz"], "waveform.carrier_offset"),
-        (["waveform.phase_noise=1 Hz"], "waveform.phase_noise"),
-        (["waveform.timing_error=1 us"], "waveform.timing_error"),
+        (["waveform.amplifier=clip", "privacy.trust=receiver_noise", "radio.fading=tdl-a"], "waveform.amplifier"),
+        (["waveform.carrier_offset=10 Hz", "radio.fading=tdl-a"], "waveform.carrier_offset"),
+        (["waveform.carrier_offset=10 Hz", *STATIC_SAMPLES], "waveform.carrier_offset"),
+        (["waveform.phase_noise=1 Hz", "radio.fading=tdl-a"], "waveform.phase_noise"),
+        (["waveform.phase_noise=1 Hz", *STATIC_SAMPLES], "waveform.phase_noise"),
+        (["waveform.timing_error=1 us", *STATIC_SAMPLES], "waveform.timing_error"),
         (["waveform.kind=single_tone", "air.medium=waveform"], "air.medium"),
     ],
 )
@@ -231,6 +236,22 @@ def test_what_a_waveform_does_not_carry_is_refused(changes, field):
     with pytest.raises(InputError) as refused:
         ad.load("quick", [*WAVE, *changes])
     assert refused.value.field == field
+
+
+def test_a_late_device_beyond_the_prefix_is_refused():
+    """72 samples of prefix, paths of 30: delays of 42 fit, of 43 do not."""
+    one_sample = 1 / (1024 * 30e3)
+
+    def late(num_samples, *changes):
+        field = f"waveform.timing_error={num_samples * one_sample} s"
+        scenario = ad.load("quick", [*WAVE, "radio.fading=tdl-a", "radio.delay_spread=100 ns", field, *changes])
+        check_delays(scenario, replace(a_link(), taps=np.zeros((5, 31), dtype=np.complex128)))
+
+    late(41.9)
+    with pytest.raises(InputError, match="43 samples late, and paths of 30, do not fit a cyclic prefix of 72"):
+        late(42.1)
+    late(42.1, "privacy.trust=own_noise")
+    late(42.1, "privacy.epsilon=inf")
 
 
 def test_drift_is_that_of_the_drawn_phases():

@@ -1,11 +1,18 @@
+import hashlib
+import json
 import os
 from pathlib import Path
 
 import pytest
-from random_releases import header, random_release
+from random_releases import both_formats, header, random_release
 
 from airdistill.privacy.chain import Chain, LedgerError
 from airdistill.privacy.ledger import Ledger
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def ledger_format(request, monkeypatch):
+    return both_formats(request, monkeypatch)
 
 
 @pytest.fixture
@@ -159,3 +166,23 @@ def test_a_ledger_can_be_read_during_its_run(path, monkeypatch):
 
     monkeypatch.setattr(module, "_read_head", slow)
     assert Chain.read(path).num_lines == 7
+
+
+@pytest.mark.parametrize(
+    "text", ["A" * 5000, "A" * 4999 + '"', "\0", "é" * 2000, "A" * 2000 + "\n", "+/=" * 1000, "\\" * 3000, "A" * 999]
+)
+def test_a_line_is_the_json_of_its_body_whatever_its_texts_are(tmp_path, text):
+    """Long columns are put in after the encoder, in the place of a text that a body may have as well."""
+    bodies = [
+        {"kind": "one", "text": text, "more": {text: text, "list": [text, 1.5, None]}},
+        {"kind": "two", "text": "\0", "column": "B" * 2000, "again": {"column": "C" * 3000}},
+    ]
+    chain = Chain.begin(tmp_path / "ledger.jsonl", bodies[0])
+    chain.append(bodies[1])
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    previous = hashlib.sha256(b"airdistill ledger").hexdigest()
+    for line, body in zip(lines, bodies, strict=True):
+        written = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        previous = hashlib.sha256(f"{previous}\n{written}".encode()).hexdigest()
+        assert line == json.dumps({**body, "digest": previous}, ensure_ascii=False, separators=(",", ":"))
+    assert list(Chain.read(tmp_path / "ledger.jsonl").bodies()) == bodies

@@ -21,8 +21,9 @@ from airdistill.privacy.poisson_sampling import (
     published_round,
     quantised_mu,
 )
-from airdistill.privacy.release import Release, SubsampledSpending
+from airdistill.privacy.release import GroupedRelease, Release
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.spending import SubsampledSpending
 from airdistill.privacy.trust import TRUST_MODELS
 
 HALF_STEP = 2 ** (1 / 256)  # of the μ grid
@@ -162,7 +163,7 @@ def release_with(round_index, mu):
 def spending_of(*rounds, probability=0.4):
     spent = SubsampledSpending(SubsampledGaussian(probability, ORTHOGONAL))
     for index, mu in enumerate(rounds, 1):
-        spent = spent.after(release_with(index, mu))
+        spent = spent.after(GroupedRelease.of(release_with(index, mu)))
     return spent
 
 

@@ -1,7 +1,5 @@
 """What is counted behind impairments: closed forms, quadrature, Monte Carlo and dense matrices of damaged radios."""
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 from privacy.test_waveform import GRID, channels, dense_fleet_factor, shares_of
@@ -20,9 +18,7 @@ from airdistill.privacy.impairments import (
     rotation_deviation,
 )
 from airdistill.privacy.waveform import FleetChannels, receiver_factor
-from airdistill.privacy.waveform_guarantee import counts_own_only, waveform_guarantee
 from airdistill.radio.iq import demodulate, modulate
-from airdistill.scenario.sections import Waveform
 
 SHARES = shares_of(6)
 
@@ -239,46 +235,3 @@ def test_receiver_noise_covers_turned_samples_through_unknown_taps():
             moved = np.stack([np.convolve(row, given.taps[device] + error[device]) for row in sent])
             assert np.linalg.norm(moved, 2) ** 2 <= bound[device]
     assert np.all(bound < 3 * receiver_factor(given))
-
-
-def wave(**given):
-    return Waveform(kind="ofdm", **given)
-
-
-def test_every_impairment_has_a_finding_under_every_trust_model():
-    damaged = wave(amplifier="rapp", carrier_offset=10.0, phase_noise=1.0, timing_error=1e-7)
-    for observed in ("samples", "elements"):
-        for trust in ("receiver_noise", "fleet_noise", "own_noise"):
-            findings = waveform_guarantee(damaged.model_copy(update={"observed": observed}), trust)
-            assert [finding.impairment for finding in findings] == [
-                "cyclic prefix",
-                "amplifier",
-                "carrier offset",
-                "phase noise",
-                "timing error",
-                "channel estimates",
-                "converter",
-            ]
-            for finding in findings:
-                assert finding.sentence.endswith(".")
-                names = [name.split(".") for name in finding.computed_by.split(", ") if name]
-                assert all(hasattr(import_module(f"airdistill.privacy.{file}"), name) for file, name in names)
-                assert bool(names) == (finding.count in ("factor", "probability"))
-
-
-def test_what_is_counted_by_trust_model():
-    assert waveform_guarantee(Waveform(), "fleet_noise") == ()
-
-    def counts(trust, **given):
-        return {finding.impairment: finding.count for finding in waveform_guarantee(wave(**given), trust)}
-
-    assert set(counts("own_noise", amplifier="rapp", carrier_offset=5.0).values()) == {"full"}
-    assert counts("fleet_noise", amplifier="clip")["amplifier"] == "probability"
-    assert counts("fleet_noise", amplifier="rapp")["amplifier"] == "own"
-    assert counts("fleet_noise", carrier_offset=5.0)["carrier offset"] == "own"
-    assert counts("fleet_noise", carrier_offset=5.0, observed="elements")["carrier offset"] == "factor"
-    assert counts("receiver_noise", amplifier="rapp")["amplifier"] == "factor"
-    assert counts_own_only(waveform_guarantee(wave(amplifier="rapp"), "fleet_noise"))
-    assert not counts_own_only(waveform_guarantee(wave(amplifier="clip"), "fleet_noise"))
-    named = {finding.assumption for finding in waveform_guarantee(wave(observed="elements"), "fleet_noise")}
-    assert "receiver keeps elements" in named

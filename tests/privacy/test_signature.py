@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from in_process import exit_code
-from random_releases import TERMS, header, random_release
+from random_releases import TERMS, both_formats, header, random_release
 
 pytest.importorskip("cryptography")
 
@@ -30,6 +30,11 @@ def write_key(key, folder, name):
     private.write_bytes(key.private_bytes(PEM, RAW, serialization.NoEncryption()))
     public.write_bytes(key.public_key().public_bytes(PEM, PUBLIC))
     return private, public
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def ledger_format(request, monkeypatch):
+    return both_formats(request, monkeypatch)
 
 
 @pytest.fixture
@@ -124,12 +129,12 @@ def test_a_truncated_file_is_bad_input(files, capsys, keep):
     assert "is not a certificate, or is damaged" in capsys.readouterr().err
 
 
-def test_other_files_are_bad_input(files, capsys):
+def test_other_files_are_bad_input(files, capsys, ledger_format):
     path = files / "certificate.json"
     whole = path.read_text()
     for content, message in [
         ("[]", "it has not the keys of a certificate"),
-        (whole.replace('"format": 1', '"format": 9'), "is a certificate of format 9; this version reads format 1"),
+        (whole.replace(f'"format": {ledger_format}', '"format": 9'), "of format 9; this version reads formats 1 and 2"),
         (whole.replace('"verdict":', '"verdict": "holds", "verdict":', 1), "a key is given twice"),
     ]:
         path.write_text(content)
@@ -225,7 +230,11 @@ def test_what_does_not_follow_from_the_ledger_is_not_verified_even_if_it_was_sig
 def test_last_bits_may_differ_between_machines(files):
     devices = json.loads((files / "certificate.json").read_text())["devices"]
     for factor, code in [(1 + 1e-12, 0), (1 + 1e-6, 1)]:
-        sign_again(files, devices=[{**each, "spent": each["spent"] * factor} for each in devices])
+        if isinstance(devices, list):
+            scaled = [{**each, "spent": each["spent"] * factor} for each in devices]
+        else:
+            scaled = {**devices, "spent": [each * factor for each in devices["spent"]]}
+        sign_again(files, devices=scaled)
         assert verify(files) == code
 
 

@@ -19,8 +19,9 @@ from airdistill.audit.released import Released
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
-from airdistill.privacy.release import Release, SubsampledSpending
+from airdistill.privacy.release import GroupedRelease, Release
 from airdistill.privacy.sensitivity import JOINT_MODELS
+from airdistill.privacy.spending import SubsampledSpending
 from airdistill.privacy.trust import OwnNoise, is_built_in, trust_from
 from airdistill.streams import stream
 
@@ -75,7 +76,8 @@ class Charges:
         revealed = weights if carried is None else weights + carried
         self.spent = self.spent + _price(revealed, sensitivity, counted[self._header.trust])
         if self._subsampled is not None:
-            self._subsampled = self._subsampled.after(Release(this.index, weights, this.sensitivities, counted))
+            released = Release(this.index, weights, this.sensitivities, counted)
+            self._subsampled = self._subsampled.after(GroupedRelease.of(released))
         self.num_releases += 1
 
     def _compare(

@@ -22,7 +22,8 @@ from airdistill.audit.context import AuditContext
 from airdistill.audit.neighbours import Followed, Neighbour, NeighbouringPair, squared_joint_shift
 from airdistill.audit.options import AuditOptions, OnProgress
 from airdistill.privacy.gaussian import gaussian_epsilon
-from airdistill.privacy.release import Spending
+from airdistill.privacy.release import GroupedRelease
+from airdistill.privacy.spending import Spending
 from airdistill.privacy.targets import epsilon_of_mu
 from airdistill.schemes.protocol import BaseProtocol, ConstructedPair
 from airdistill.streams import stream
@@ -286,9 +287,9 @@ def guarantee_of(context: AuditContext) -> Guarantee:
 def certified_mu(context: AuditContext, model: str) -> FloatArray:
     """μ of every device after each round, `[round, device]`, as the ledger of a run counts it."""
     plan, privacy = context.plan, context.scenario.privacy
-    spending, spent = Spending(plan.fleet.num_devices), []
+    spending, spent = Spending.nothing(plan.fleet.num_devices), []
     for this in context.rounds:
-        release = plan.uplink.release(this.design, this.known, this.index)
+        release = GroupedRelease.of(plan.uplink.release(this.design, this.known, this.index))
         spending = spending.after(release, plan.uplink.payload.neighbours.payload)
         spent.append(spending.squared_mu(model, privacy.trust, privacy.relabel))
     return np.sqrt(np.stack(spent))

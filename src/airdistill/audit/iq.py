@@ -39,14 +39,14 @@ _THRESHOLDS = (-0.5, 0.0, 0.5)  # of Λ, in standard deviations from the middle
 class LinearAttack:
     """Λ = Re(weightsᴴ z) − μ²/2 of observations z `[..., observation]`."""
 
-    weights: ComplexArray
+    weights: ComplexArray | FloatArray
     mu: float
 
-    def scores(self, observations: ComplexArray) -> FloatArray:
+    def scores(self, observations: ComplexArray | FloatArray) -> FloatArray:
         return np.asarray((observations @ self.weights.conj()).real - self.mu**2 / 2)
 
 
-def attack_on(shift: ComplexArray, noise: ComplexArray, noise_var: float) -> LinearAttack:
+def attack_on(shift: ComplexArray | FloatArray, noise: ComplexArray | FloatArray, noise_var: float) -> LinearAttack:
     """The attack on a shift of observations, with noise v·F Fᴴ on each axis: F `[observation, source]`."""
     left, values, _ = np.linalg.svd(noise, full_matrices=False)
     kept = values > _NOTHING * values[0]

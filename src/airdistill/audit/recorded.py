@@ -210,7 +210,9 @@ def _certified(path: Path, num_releases: int) -> float | None:
         stored = json_value(path.read_bytes())
         if stored.get("releases", 0) + stored.get("earlier_releases", 0) != num_releases:
             return None
-        return max(_infinite(device["spent"]) for device in stored["devices"])
+        devices = stored["devices"]
+        spent = devices["spent"] if isinstance(devices, dict) else [device["spent"] for device in devices]
+        return max(map(_infinite, spent))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{path}: cannot be read; remove it, airdistill certify writes it again") from None
 

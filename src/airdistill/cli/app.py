@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +19,8 @@ from typer import core
 from airdistill import __version__
 from airdistill.errors import AirDistillError
 
+logger = logging.getLogger(__name__)
+_VERBOSE = "--verbose"
 _make_argument = core.TyperArgument.__init__
 
 
@@ -49,7 +53,7 @@ app = typer.Typer(
     name="airdistill",
     help="Differentially private over-the-air federated distillation: plan, simulate, certify, deploy.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # all commands below inherit them
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -58,18 +62,23 @@ app.add_typer(scenarios_app, name="scenarios", invoke_without_command=True)
 
 
 def main() -> None:
-    """Run a command; an error that the user can correct is one line on standard error and exit code 2."""
+    """Run a command; what the user can correct is one line for each fault on standard error, and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ε still shows the rest
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        # Wherever it stands: it belongs to all commands.
+        given = [word for word in sys.argv[1:] if word != _VERBOSE]
+        first = [_VERBOSE] if _VERBOSE in sys.argv else []
+        sys.exit(app([*first, *given], prog_name="airdistill", standalone_mode=False) or 0)
     except NoArgsIsHelpError as asked:
         print_text(asked.format_message())
         sys.exit(2)
     except (AirDistillError, ClickException) as error:
-        message = error.format_message() if isinstance(error, ClickException) else str(error)
-        sys.stderr.write(f"error: {message}\n")
+        if isinstance(error, AirDistillError):
+            logger.debug("where it was found:", exc_info=error)
+        for line in (_usage_message(error) if isinstance(error, ClickException) else str(error)).splitlines():
+            sys.stderr.write(f"error: {line}\n")
         sys.exit(2)
     except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,6 +89,20 @@ def main() -> None:
     except (Abort, KeyboardInterrupt):
         sys.stderr.write("stopped\n")
         sys.exit(130)
+    finally:
+        logging.getLogger("airdistill").setLevel(logging.NOTSET)  # --verbose is for this command only
+
+
+def _usage_message(error: ClickException) -> str:
+    """What click says of a wrong command line, in plain words, once, and with the command that shows the right one."""
+    message = error.format_message()
+    message = re.sub(r"is not a valid (integer|float)( range)?\.?", "must be a whole number", message)
+    message = re.sub(r"is not in the range x>=(\d+)\.?", r"must be at least \1", message)
+    message = re.sub(r"is not in the range (\d+)<=x<=(\d+)\.?", r"must lie between \1 and \2", message)
+    message = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", message)  # click and typer both say it
+    context = getattr(error, "ctx", None)
+    way_out = "" if context is None else f"; {context.command_path} --help shows how"
+    return message.rstrip(".") + way_out
 
 
 def _print_version(asked: bool) -> None:
@@ -90,11 +113,30 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback prints it
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(_VERBOSE, help="Print what is done, versions, and where an error was found; after any command."),
+    ] = False,
 ) -> None:
-    pass
+    if verbose:
+        show_log_lines(logging.DEBUG)
+        logger.debug("airdistill %s, Python %s on %s", __version__, sys.version.split()[0], sys.platform)
+
+
+def _complete_scenario(given: str) -> list[str]:
+    from airdistill.scenario.loading import preset_names
+
+    files = (str(path) for path in Path().glob(f"{given}*") if path.suffix == ".toml" or path.is_dir())
+    return [*(name for name in preset_names() if name.startswith(given)), *files]
+
+
+def _complete_scheme(given: str) -> list[str]:
+    from airdistill.schemes.registry import SCHEMES
+
+    return [name for name in SCHEMES if name.startswith(given)]
 
 
 def print_summaries(summaries: dict[str, str], as_json: bool) -> None:
@@ -119,11 +161,11 @@ def print_text(text: str) -> None:
     typer.echo(text)
 
 
-def show_log_lines() -> None:
-    """Let warnings that the package logs appear on standard error, each as its message."""
-    import logging
-
-    logging.basicConfig(format="%(message)s")
+def show_log_lines(level: int = logging.WARNING) -> None:
+    """Let what the package logs appear on standard error: warnings as their message, with --verbose everything."""
+    logging.basicConfig(format="%(message)s" if level >= logging.WARNING else "%(relativeCreated)d ms %(message)s")
+    if level < logging.WARNING:
+        logging.getLogger("airdistill").setLevel(level)
 
 
 def print_warnings(lines: Iterable[str]) -> None:
@@ -132,7 +174,10 @@ def print_warnings(lines: Iterable[str]) -> None:
         sys.stderr.write(f"warning: {line}\n")
 
 
-ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A preset's name or a TOML file.")]
+ScenarioArgument = Annotated[
+    str,
+    typer.Argument(metavar="SCENARIO", help="A preset's name or a TOML file.", autocompletion=_complete_scenario),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help='Change a field: --set radio.peak_power="10 mW". Repeatable.'),
@@ -145,7 +190,13 @@ LedgerOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SchemeOption = Annotated[
-    str, typer.Option("--scheme", metavar="NAME", help="A scheme's name, or your own as package.module:Scheme.")
+    str,
+    typer.Option(
+        "--scheme",
+        metavar="NAME",
+        help="A scheme's name, or your own as package.module:Scheme.",
+        autocompletion=_complete_scheme,
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 EngineOption = Annotated[

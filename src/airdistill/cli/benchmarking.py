@@ -17,7 +17,7 @@ class _WithDefault(TyperGroup):
     """`airdistill bench [SCENARIO]` measures the engines: their command's name can be left out."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        named = bool(args) and (args[0] in self.commands or args[0] == "--help")
+        named = bool(args) and (args[0] in self.commands or args[0] in ("-h", "--help"))
         return super().parse_args(ctx, args if named else [_DEFAULT, *args])
 
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airdistill import DEFAULT_SCHEME
-from airdistill.cli.app import JsonOption, ScenarioArgument, SchemeOption, SetOption, app, print_json, print_text
+from airdistill.cli.app import (
+    JsonOption,
+    LedgerOption,
+    ScenarioArgument,
+    SchemeOption,
+    SetOption,
+    app,
+    print_json,
+    print_text,
+)
 from airdistill.errors import AirDistillError
 
 if TYPE_CHECKING:
@@ -48,7 +57,10 @@ def demo_command(
     devices: Annotated[
         int, typer.Option("--devices", min=2, max=64, help="Number of devices; each is a few processes.")
     ] = 4,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 5,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", min=1, help="Number of rounds; by default 5, and 1 for feature means."),
+    ] = None,
     medium: Annotated[
         Medium, typer.Option("--medium", help="How the signals are added: by a secure sum, or by the server itself.")
     ] = Medium.secure_sum,
@@ -57,13 +69,15 @@ def demo_command(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Keep the federation's folders here; without it they are deleted."),
     ] = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a federation on this machine: a server and devices, connected over TLS and authenticated by keys.
 
-    With the medium "emulated" the server simulates the channel and sees single signals: for test-beds only.
+    With the medium "emulated" the server simulates the channel and sees single signals: for test-beds only. A scheme on
+    a public set gets 400 public samples.
 
-    Example: airdistill flower demo --devices 4 --rounds 5
+    Example: airdistill flower demo --scheme airdistill_features --devices 4
     """
     _require_flower()
     from tempfile import TemporaryDirectory
@@ -71,7 +85,7 @@ def demo_command(
     from airdistill.flower.demo import demo_scenario
     from airdistill.runs.folder import new_folder
 
-    scenario = demo_scenario(devices, rounds, medium.value)
+    scenario = demo_scenario(devices, rounds, medium.value, scheme, changes or [])
     if out is not None:
         _demonstrate(scenario, scheme, new_folder(out, "flower-demo"), as_json)
         return
@@ -89,11 +103,13 @@ def prepare_command(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the server.")] = 9092,
     scheme: SchemeOption = DEFAULT_SCHEME,
     seeded: Annotated[bool, typer.Option("--seeded", help="Reproducible noise, which gives no protection.")] = False,
+    ledger: LedgerOption = None,
     changes: SetOption = None,
 ) -> None:
     """Make the folders of a federation: one for the server and one for each device, with keys and certificates.
 
-    The noise is secure unless --seeded is given. docs/deploy.md describes the next steps.
+    The noise is secure unless --seeded is given. With --ledger, the folder of an earlier federation's server or device,
+    it is planned for the budget that is left. docs/deploy.md describes the next steps.
 
     Example: airdistill flower prepare quick --out federation --set fleet.devices=2 --set air.medium=secure_sum
     """
@@ -104,7 +120,7 @@ def prepare_command(
 
     noise = "privacy.noise=seeded" if seeded else "privacy.noise=secure"
     given = load(scenario, [noise, *(changes or [])])
-    folders = prepare(new_folder(out, "federation"), given, scheme)
+    folders = prepare(new_folder(out, "federation"), given, scheme, ledger)
     prepare_keys(folders, host, port)
     print_text(f"{out}: a server and {len(folders.devices)} devices, medium {folders.scenario.air.medium}")
 
@@ -132,7 +148,7 @@ def _print_round(record: dict[str, Any]) -> None:
     parts += [] if accuracy is None else [f"accuracy {accuracy:.3f}"]
     parts += [f"ε {record['epsilon_spent']:.3g}"]
     parts += [f"without devices {', '.join(record['without_signal'])}"] if record["without_signal"] else []
-    parts += [] if record["knowledge"] is not None else [f"nothing broadcast: {record['nothing_because']}"]
+    parts += [] if record["nothing_because"] is None else [f"no sum in this round: {record['nothing_because']}"]
     print_text("  ".join(parts))
 
 

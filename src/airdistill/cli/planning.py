@@ -24,6 +24,9 @@ from airdistill.cli.app import (
     scenarios_app,
 )
 from airdistill.errors import AirDistillError, InputError
+from airdistill.stages import listening
+
+_WHAT_IFS = "what-if designs"
 
 
 @app.command("plan")
@@ -56,10 +59,23 @@ def plan_command(
     from airdistill.planning.what_if.feature_means import embedding_cost, feature_evidence
     from airdistill.planning.what_if.public_set import public_set_what_if
     from airdistill.planning.what_if.steps import what_if
+    from airdistill.report.progress import stage_bar
+    from airdistill.report.terminal import Terminal
     from airdistill.runs.options import plan
     from airdistill.scenario.loading import load
 
-    made = plan(load(scenario, changes or []), scheme, _rounds(rounds), ledger)
+    given = load(scenario, changes or [])
+    for option, path in (("--plot", plot), ("--map", map_file)):
+        if path is not None:
+            from airdistill.report.plan_figure import check_figure_path
+
+            check_figure_path(option, path)  # before the work, not after it
+    with stage_bar(Terminal(stderr=True), transient=True) as show, listening(show):
+        made = plan(given, scheme, _rounds(rounds), ledger)
+        show(_WHAT_IFS, 0, 2)
+        ablation = what_if(made, with_steps=ledger is None)
+        show(_WHAT_IFS, 1, 2)
+        public = public_set_what_if(made)
     if plot is not None:
         from airdistill.report.plan_figure import plot_gap
 
@@ -68,7 +84,6 @@ def plan_command(
         from airdistill.report.links import plot_map
 
         plot_map(made, map_file)
-    ablation, public = what_if(made, with_steps=ledger is None), public_set_what_if(made)
     if as_json:
         what_ifs: dict[str, Any] = {"outlook": ablation, "public_outlook": public}
         what_ifs |= {"evidence_forecast": feature_evidence(made), "embedding_cost": embedding_cost(made)}
@@ -80,7 +95,6 @@ def plan_command(
         print_json(made.to_dict() | found)
         return
     from airdistill.report.plan import print_plan
-    from airdistill.report.terminal import Terminal
 
     print_plan(made, Terminal(), devices, ablation, public)
     if devices:

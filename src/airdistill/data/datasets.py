@@ -1,4 +1,4 @@
-"""Datasets: the embedded MNIST, files in one of several formats, a function of the user's own, or synthetic samples.
+"""Datasets: the embedded MNIST, files in one of several formats, or a function of the user's own.
 
 Decoded arrays are cached on disk under the digest of their file, in the folder `AIRDISTILL_CACHE` or in the user's
 cache folder. A cache that cannot be read or written is not an error: the file is decoded again.
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from airdistill.arrays import FloatArray, IntArray
+from airdistill.arrays import IntArray
 from airdistill.data.cifar import TAR_SUFFIXES, read_folder, read_tar
 from airdistill.data.formats import Arrays, decompress, parse_idx, read_csv, read_file, read_npy, read_npz
 from airdistill.data.labels import Label, as_classes, as_labels, label_map
@@ -41,11 +41,7 @@ _MNIST_MD5 = {
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 _PUBLIC_NAME = "x_public"
 _NAMES_SHOWN = 4
-# Synthetic samples.
-_NOISE_FRACTION = 0.5  # of a sample's variance; devices then need a few rounds to learn, as on MNIST
-_BLUR = 1 / 12  # relative to an axis; for 28 pixels about the width of a stroke
-_MIN_SMOOTH_AXIS = 8  # shorter axes are colours, or features without an order
-_BRIGHT_ABOVE, _EDGE = 1.1, 0.2  # standard deviations
+_LARGEST_SINGLE = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -95,14 +91,49 @@ def _arrays_of(source: str) -> Arrays:
         return _from_tar(path)
     if ":" in source and not path.exists():
         return _from_function(source)
-    raise InputError("data.dataset", source, f'must be "mnist", {SOURCES}')
+    problem = "no such file or folder; " if not path.exists() else ""
+    raise InputError("data.dataset", source, f'{problem}must be "mnist", {SOURCES}')
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """What a plan needs of a dataset: the training labels `[sample]`, and of what shape, type and size samples are."""
+
+    y_train: IntArray
+    class_labels: tuple[Label, ...] | None
+    sample_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    largest: float  # absolute value in a sample
+
+
+def dataset_summary(source: str) -> DatasetSummary:
+    """Summarise a dataset. Samples are read once until their files change; those of the embedded MNIST not at all."""
+    if source == "mnist":
+        labels = _embedded("train-labels-idx1-ubyte").astype(np.int64)
+        return DatasetSummary(labels, None, (28, 28), np.dtype(np.uint8), 255.0)
+    return _summarised(source, _stamp(source))
 
 
 def load_train_labels(source: str) -> IntArray:
-    """Load the training labels `[sample]`; only of the embedded MNIST without loading and checking the samples."""
-    if source == "mnist":
-        return _embedded("train-labels-idx1-ubyte").astype(np.int64)
-    return load_dataset(source).y_train
+    """Load the training labels `[sample]`."""
+    return dataset_summary(source).y_train
+
+
+@lru_cache(maxsize=4)
+def _summarised(source: str, _version: Any) -> DatasetSummary:
+    dataset = load_dataset(source)
+    dataset.y_train.setflags(write=False)  # every plan of this process shares them
+    shape, dtype = dataset.x_train.shape[1:], dataset.x_train.dtype
+    return DatasetSummary(dataset.y_train, dataset.class_labels, shape, dtype, largest_value(dataset.x_train))
+
+
+def _stamp(source: str) -> Any:
+    """What changes when a dataset does: names, sizes and times of its files, or the function that returns it."""
+    path = place_of(source)
+    if ":" in source and not path.exists():
+        return load_object(source, "data.dataset")
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists())
 
 
 def read_samples(source: str) -> NDArray[np.generic]:
@@ -176,9 +207,11 @@ def _from_tables(folder: Path) -> Arrays:
     """The arrays of `train.csv` and `test.csv`."""
     arrays: Arrays = {}
     for part in ("train", "test"):
+        if not (folder / f"{part}.csv").is_file():
+            raise DataError(f"{folder}: has no {part}.csv; a folder of tables needs train.csv and test.csv")
         samples, labels = read_csv(folder / f"{part}.csv")
         if labels is None:
-            raise DataError(f"{folder / f'{part}.csv'}: must have a column with the name label")
+            raise DataError(f"{folder / f'{part}.csv'}: has no column label; name the column of the classes so")
         arrays |= {f"x_{part}": samples, f"y_{part}": np.array(labels)}
     texts = [arrays["y_train"], arrays["y_test"]]
     if all(re.fullmatch(r"[+-]?\d{1,9}", text) for labels in texts for text in labels.tolist()):
@@ -207,7 +240,9 @@ def _from_npz(path: Path) -> Arrays:
     def choose(names: list[str]) -> list[str]:
         missing = [name for name in _NAMES if name not in names]
         if missing:
-            raise DataError(f"{path}: has no {', '.join(missing)}")
+            found = ", ".join(names[:_NAMES_SHOWN]) or "nothing"
+            rule = f"must have the arrays {', '.join(_NAMES)}; it has {found}"
+            raise DataError(f"{path}: has no {', '.join(missing)}: {rule}")
         return list(_NAMES)
 
     return read_npz(path, choose)
@@ -244,18 +279,27 @@ def _called(function: Callable[[], Any], reference: str) -> Arrays:
 def _checked(name: str, arrays: Arrays, class_labels: Sequence[Label] | None) -> Dataset:
     """The dataset, after a check that samples and labels are consistent."""
     x_train, x_test = _as_samples(arrays["x_train"], name), _as_samples(arrays["x_test"], name)
+    for part, samples, given in [("training", x_train, arrays["y_train"]), ("test", x_test, arrays["y_test"])]:
+        if len(given) == 0 or len(samples) == 0:
+            raise DataError(f"{name}: has no {part} samples; there must be at least one")
+        if samples.ndim < 2:
+            raise DataError(f"{name}: {part} samples of shape {samples.shape}: must be [sample, feature] or images")
+        if len(samples) != len(given):
+            rule = "there must be one label a sample"
+            raise DataError(f"{name}: {len(given)} {part} labels for {len(samples)} samples; {rule}")
     y_train, y_test = as_labels(arrays["y_train"], name), as_labels(arrays["y_test"], name)
-    for part, samples, labels in [("training", x_train, y_train), ("test", x_test, y_test)]:
-        if samples.ndim < 2 or len(samples) != len(labels):
-            raise DataError(f"{name}: {len(labels)} {part} labels for samples of shape {samples.shape}")
     if x_train.shape[1:] != x_test.shape[1:]:
-        raise DataError(f"{name}: training samples {x_train.shape[1:]} and test samples {x_test.shape[1:]} differ")
+        shapes = f"training samples have shape {x_train.shape[1:]} and test samples {x_test.shape[1:]}"
+        raise DataError(f"{name}: {shapes}; both must be the same")
     mapped = label_map(y_train, name) if class_labels is None else tuple(class_labels)
     known = range(len(np.unique(y_train))) if mapped is None else mapped
     train = as_classes(y_train, known, f"{name}: label", f"is none of the labels {', '.join(map(str, known))}")
-    test = as_classes(y_test, known, f"{name}: test label", "has no training sample")
+    untrained = "has no training sample; add some, or leave the class out of the test set"
+    test = as_classes(y_test, known, f"{name}: test label", untrained)
     if test.max() > train.max():
-        raise DataError(f"{name}: test label {y_test[test.argmax()]} has no training sample")
+        raise DataError(f"{name}: test label {y_test[test.argmax()]} {untrained}")
+    if class_labels is None and train.max() == 0:
+        raise DataError(f"{name}: all training labels are {y_train[0]}: there must be at least two classes")
     return Dataset(name, x_train, train, x_test, test, mapped)
 
 
@@ -265,9 +309,19 @@ def _as_samples(array: NDArray[np.generic], name: str) -> NDArray[np.generic]:
         raise DataError(f"{name}: samples must be numbers, not {array.dtype}")
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
-            raise DataError(f"{name}: has samples that are not finite")
+            bad = int(np.count_nonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1)))
+            rule = "remove these samples, or fill in the missing numbers"
+            raise DataError(f"{name}: {bad} of {len(array)} samples have numbers that are not finite; {rule}")
+        if largest_value(array) > _LARGEST_SINGLE:
+            rule = f"models compute in single precision, up to {_LARGEST_SINGLE:.1e}: scale the samples to about 1"
+            raise DataError(f"{name}: samples reach {largest_value(array):.1e}; {rule}")
         return array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32, copy=False)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def largest_value(samples: NDArray[np.generic]) -> float:
+    """The largest absolute value in samples; 0 without any."""
+    return max(float(samples.max()), -float(samples.min())) if samples.size else 0.0
 
 
 def cache_folder() -> Path:
@@ -320,38 +374,3 @@ def _write(entry: Path, array: NDArray[np.generic]) -> None:
         write_whole(entry, buffer.getbuffer())
     except OSError as error:
         logger.warning("%s: not cached: %s", entry, error)
-
-
-def synthetic_samples(
-    labels: IntArray, patterns: FloatArray, dtype: DTypeLike, rng: np.random.Generator
-) -> NDArray[np.generic]:
-    """Draw a sample for every label, `[sample, ...]`, from patterns `[class, ...]` of `class_patterns`.
-
-    Synthetic samples replace data that must not be used, for instance to measure constants without a privacy cost: only
-    shape, type and labels are taken from the data. Every sample is a mixture of its class's smooth random pattern and
-    smooth noise. Bytes have the brightness of MNIST, and so `learning` scales them as it does real images. Floats have
-    mean 0 and variance 1.
-    """
-    noise = _smooth(len(labels), patterns.shape[1:], rng)
-    field = np.sqrt(1 - _NOISE_FRACTION) * patterns[labels] + np.sqrt(_NOISE_FRACTION) * noise
-    if np.dtype(dtype) != np.uint8:
-        return np.asarray(field, dtype=np.float32)
-    brightness = 1 / (1 + np.exp((_BRIGHT_ABOVE - field) / _EDGE))
-    return np.asarray(np.rint(255 * brightness), dtype=np.uint8)
-
-
-def class_patterns(num_classes: int, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """A smooth random pattern for each class, `[class, ...]`."""
-    return _smooth(num_classes, shape, rng)
-
-
-def _smooth(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """Gaussian random fields `[field, ...]` of mean 0 and variance 1, smooth along long axes."""
-    from scipy.ndimage import gaussian_filter
-
-    noise = rng.standard_normal((count, *shape))
-    # A single long axis is a list of features without spatial order.
-    images = sum(length >= _MIN_SMOOTH_AXIS for length in shape) > 1
-    blur = [0.0, *(_BLUR * length if images and length >= _MIN_SMOOTH_AXIS else 0.0 for length in shape)]
-    smoothed = gaussian_filter(noise, sigma=blur, mode="wrap")
-    return np.asarray(smoothed / smoothed.std())

@@ -74,8 +74,17 @@ def read_npz(path: Path, choose: Callable[[list[str]], list[str]]) -> Arrays:
     except AirDistillError:
         raise
     except Exception as error:
-        # A damaged archive can raise any exception of NumPy, zipfile and zlib.
-        raise DataError(f"{path}: truncated, damaged or not an .npz file: {type(error).__name__}: {error}") from None
+        raise DataError(f"{path}: {_damage(error, '.npz', 'numpy.savez(file, x_train=…, …)')}") from None
+
+
+def _damage(error: Exception, suffix: str, saved_by: str) -> str:
+    """What is wrong with a file of NumPy, in words; damage can raise any exception of NumPy, zipfile and zlib."""
+    text = str(error)
+    if "Object arrays" in text:
+        return "has an array of Python objects, which are never loaded; store numbers, or texts as dtype str"
+    if "pickle" in text:
+        return f"is not a {suffix} file; write it with {saved_by}"
+    return f"truncated, damaged or not a {suffix} file ({type(error).__name__}); write it again with {saved_by}"
 
 
 def read_npy(path: Path) -> NDArray[np.generic]:
@@ -83,8 +92,8 @@ def read_npy(path: Path) -> NDArray[np.generic]:
     raw = read_file(path)
     try:
         return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
-    except Exception as error:  # a damaged header can raise any exception
-        raise DataError(f"{path}: truncated, damaged or not a .npy file: {type(error).__name__}: {error}") from None
+    except Exception as error:
+        raise DataError(f"{path}: {_damage(error, '.npy', 'numpy.save(file, samples)')}") from None
 
 
 def read_csv(path: Path) -> tuple[NDArray[np.float64], list[str] | None]:
@@ -127,4 +136,6 @@ def _numbers(line: list[str], places: list[int], names: list[str], path: Path, n
     except ValueError:
         place = next(place for place in places if not _is_number(line[place]))
         rule = f"must be a number, not {line[place]!r}; only the column {_LABEL} may hold texts"
+        if len(names) == 1 and any(sign in names[0] for sign in ";\t"):
+            rule = "has no comma; columns must be separated by commas"
         raise DataError(f"{path}, line {number}: column {names[place]} {rule}") from None

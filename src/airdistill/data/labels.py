@@ -17,18 +17,21 @@ _LARGEST_LABEL = 9_999
 
 def as_labels(array: NDArray[np.generic], name: str) -> NDArray[np.generic]:
     """The labels as int64 or as texts, after a check of each of them."""
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iuUS":
-        rule = "must be a list of whole numbers or texts"
-        raise DataError(f"{name}: labels {rule}, not {array.dtype} of shape {array.shape}")
+    if array.ndim != 1:
+        way_out = "use labels.ravel()" if array.size == len(array) else "of one-hot rows take labels.argmax(axis=1)"
+        raise DataError(f"{name}: labels have shape {array.shape}: must be a list with one label a sample; {way_out}")
+    if array.dtype.kind not in "iuUS":
+        way_out = "; convert whole numbers with labels.astype(int)" if array.dtype.kind in "fb" else ""
+        raise DataError(f"{name}: labels are {array.dtype}: must be whole numbers or texts{way_out}")
     return _as_texts(array, name) if array.dtype.kind in "US" else _as_numbers(array, name)
 
 
 def _as_numbers(array: NDArray[np.generic], name: str) -> IntArray:
     labels = array.astype(np.int64)
     if labels.min() < 0:
-        raise DataError(f"{name}: label {labels.min()} is negative")
+        raise DataError(f"{name}: label {labels.min()} is negative: must be 0 or more; or store labels as texts")
     if labels.max() > _LARGEST_LABEL:
-        raise DataError(f"{name}: label {labels.max()}: must be at most {_LARGEST_LABEL}")
+        raise DataError(f"{name}: label {labels.max()}: must be at most {_LARGEST_LABEL}; or store labels as texts")
     return labels
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from airdistill.files import place_of
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.sections import Public
 
+Normalise = Callable[[NDArray[np.generic]], NDArray[np.generic]]
 _DIGEST_BYTES = 16
 _ROWS_AT_ONCE = 4096  # converted to single precision; bounds the memory
 _PLACES_NAMED = 3
@@ -63,11 +64,35 @@ def load_data(scenario: Scenario) -> tuple[Dataset, PublicSet | None]:
     """Load training and test samples, and the public set, which has no copy of any of them; normalised, if the scenario
     asks for it."""
     dataset, public = _as_stored(scenario)
-    if public is None or scenario.data.normalization == "fixed":
-        return dataset, public
-    normalise = Normalization.of(public.samples)
-    dataset = replace(dataset, x_train=normalise(dataset.x_train), x_test=normalise(dataset.x_test))
-    return dataset, replace(public, samples=normalise(public.samples))
+    if public is None:
+        return dataset, None
+    normalise = normalisation(scenario, public.samples)
+    return normalised_dataset(dataset, normalise), replace(public, samples=normalise(public.samples))
+
+
+def normalisation(scenario: Scenario, public: NDArray[np.generic]) -> Normalise:
+    """What a scenario does to all samples before they are used, given the public samples as stored."""
+    return Normalization.of(public) if scenario.data.normalization == "public" else lambda samples: samples
+
+
+def normalised_dataset(dataset: Dataset, normalise: Normalise) -> Dataset:
+    return replace(dataset, x_train=normalise(dataset.x_train), x_test=normalise(dataset.x_test))
+
+
+def public_as_stored(scenario: Scenario) -> NDArray[np.generic]:
+    """The public samples as stored, `[sample, ...]`.
+
+    With `data.class_counts` devices bring data of their own, and public samples from a file are compared with it there.
+    """
+    public = scenario.public
+    assert public is not None  # the caller's scheme needs one
+    if scenario.data.class_counts is None or public.source in ("train", "test"):
+        found = _as_stored(scenario)[1]
+        assert found is not None
+        return found.samples
+    samples = _samples_in_file(public)
+    _check_enough(public.samples, len(samples), public.source)
+    return samples[: public.samples]
 
 
 def normalised(samples: NDArray[np.generic], scenario: Scenario) -> NDArray[np.generic]:
@@ -83,7 +108,7 @@ def _as_stored(scenario: Scenario) -> tuple[Dataset, PublicSet | None]:
     dataset, public = load_dataset(scenario.data.dataset), scenario.public
     if public is None:
         return dataset, None
-    _check_same_format("data.dataset", scenario.data.dataset, "test samples", dataset.x_test, dataset)
+    check_same_format("data.dataset", scenario.data.dataset, "test samples", dataset.x_test, dataset)
     if public.source in ("train", "test"):
         return _held_out(public, dataset)
     return dataset, _from_file(public, dataset)
@@ -147,15 +172,19 @@ def _check_enough(requested: int, available: int, name: str, least_left: int = 0
         raise InputError("public.samples", requested, rule)
 
 
-def _from_file(public: Public, dataset: Dataset) -> PublicSet:
+def _samples_in_file(public: Public) -> NDArray[np.generic]:
     if not place_of(public.source).exists():
         rule = (
             'must be "test", "train", an existing folder of IDX or CIFAR files or with x_public.npy, an .npz, .npy or '
             ".csv file, or an archive of CIFAR (.tar.gz)"
         )
         raise InputError("public.source", public.source, rule)
-    samples = read_samples(public.source)
-    _check_same_format("public.source", public.source, "samples", samples, dataset)
+    return read_samples(public.source)
+
+
+def _from_file(public: Public, dataset: Dataset) -> PublicSet:
+    samples = _samples_in_file(public)
+    check_same_format("public.source", public.source, "samples", samples, dataset)
     _check_enough(public.samples, len(samples), public.source)
     samples = samples[: public.samples]
     mine, train, test = _digests(samples), _digests(dataset.x_train), _digests(dataset.x_test)
@@ -163,7 +192,7 @@ def _from_file(public: Public, dataset: Dataset) -> PublicSet:
     return PublicSet(samples, _comparison(len(mine), train, test, skipped=0))
 
 
-def _check_same_format(field: str, value: str, name: str, samples: NDArray[np.generic], dataset: Dataset) -> None:
+def check_same_format(field: str, value: str, name: str, samples: NDArray[np.generic], dataset: Dataset) -> None:
     """Raise unless samples have the shape and the kind of numbers of the devices': models scale bytes only."""
     both = (samples, dataset.x_train)
     shapes, kinds = [each.shape[1:] for each in both], [each.dtype == np.uint8 for each in both]

@@ -1,7 +1,8 @@
 """The ClientApp: Flower's messages for `device`, without any logic of the scheme.
 
 All settings of a device come from the `--node-config` of its own SuperNode: its folder, its number, the scheme, its own
-data and, if there is one, its radio. From the server it takes only the number of a round and a question.
+data and, if there are any, its radio and its account. From the server it takes only the number of a round and a
+question.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from airdistill.errors import AirDistillError, InputError
+from airdistill.flower.account import AccountError
 from airdistill.flower.device import LEARN, Device
 from airdistill.flower.endpoint import EndpointError
+from airdistill.flower.public_set import PublicSetError
 from airdistill.flower.records import Record, RecordError, integer
 from airdistill.flower.senders import EmulatedSender, RadioSender, SecureSumSender
 from airdistill.flower.sums.device_side import RefusedError
@@ -28,14 +31,15 @@ from airdistill.runs.folder import locked
 logger = logging.getLogger(__name__)
 STEPS = (*EmulatedSender.steps, *RadioSender.steps, *SecureSumSender.steps, LEARN)
 _LOCK_TIMEOUT_S = 60.0  # for the previous message, which may still be in progress
-_REFUSALS = (EndpointError, RefusedError, RecordError, BudgetExceeded)
+_REFUSALS = (AccountError, EndpointError, PublicSetError, RefusedError, RecordError, BudgetExceeded)
 _FAILED = "failed; the reason is in the device's own log"
 
 Settings = Mapping[str, Any]
 
 
 def client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
-    """A device; `settings_of` returns its settings `folder`, `device`, `scheme`, `radio` and `data`."""
+    """A device; `settings_of` returns its settings `folder`, `device`, `scheme`, `radio`, `data` and
+    `account`."""
     app = ClientApp()
 
     @app.query("who")
@@ -76,8 +80,8 @@ def _device(settings: Settings) -> Iterator[Device]:
     os.umask(0o077)  # only the device can read its files
     try:
         with locked(folder, _LOCK_TIMEOUT_S):
-            radio, data = (str(settings.get(name, "")) for name in ("radio", "data"))
-            yield Device(folder, int(settings["device"]), str(settings["scheme"]), radio, data)
+            optional = {name: str(settings.get(name, "")) for name in ("radio", "data", "account")}
+            yield Device(folder, int(settings["device"]), str(settings["scheme"]), **optional)
     except _REFUSALS:
         raise
     except Exception as error:

@@ -5,6 +5,8 @@ It knows about a device only what the device has sent.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import logging
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ import torch
 
 from airdistill import __version__
 from airdistill.arrays import FloatArray
-from airdistill.files import jsonable
+from airdistill.data.public import Comparison, PublicSet, normalisation
+from airdistill.files import jsonable, write_whole
+from airdistill.flower.account import SERVER, Account
 from airdistill.flower.device import LEARN
 from airdistill.flower.endpoint import Endpoint, EndpointError
 from airdistill.flower.media import NO_ANSWER, Collected, DeviceLink, medium_of
@@ -26,7 +30,7 @@ from airdistill.privacy.assumptions import EMULATED
 from airdistill.privacy.certificate import certificate_of
 from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.radio.charged_round import ChargedRound
-from airdistill.radio.receivers import Estimate
+from airdistill.radio.receivers import Estimate, estimate_by
 from airdistill.runs.accounts import check_repeatable, mark_of
 from airdistill.runs.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from airdistill.runs.folder import CERTIFICATE, ROUNDS, RUN, SUMMARY, RoundFile, write_json, write_summary
@@ -35,6 +39,7 @@ from airdistill.schemes.payloads import receiver_of
 logger = logging.getLogger(__name__)
 _LOSSES = ("training", "distillation")
 _ACCURACIES = ("mean", "own_classes")
+BROADCAST = "broadcast.npy"  # the last one on a public set: predictions, or the server's model as one vector
 
 
 @dataclass(frozen=True)
@@ -58,16 +63,18 @@ class Devices(DeviceLink, Protocol):
 class Coordinator:
     """A run, restored from its folder; `play` runs the remaining rounds."""
 
-    def __init__(self, folder: Path, scheme: str, devices: Devices, eval_every: int = 1, radio: str = "") -> None:
+    def __init__(
+        self, folder: Path, scheme: str, devices: Devices, eval_every: int = 1, radio: str = "", account: str = ""
+    ) -> None:
         checkpoint, self._has_ended = newest_checkpoint(folder), (folder / SUMMARY).exists()
         if checkpoint is None and (folder / RUN).exists() and not self._has_ended:
             check_repeatable(folder, checkpoint_every=1)
         self._recorded = 0 if checkpoint is None else checkpoint.round_index
-        self.endpoint = Endpoint.open(folder, scheme, self._recorded)
+        self.endpoint = Endpoint.open(folder, scheme, self._recorded, Account.of(account, SERVER))
         self._devices, self._eval_every = devices, eval_every
         self._replies = ServerReplyCache(folder, devices, self._min_devices)
         self._medium = medium_of(self.endpoint, self._replies, radio)
-        self._receiver = receiver_of(self.endpoint.plan, None, self.endpoint.engine())
+        self._receiver = receiver_of(self.endpoint.plan, _public_set(self.endpoint), self.endpoint.engine())
         self._checkpoint = checkpoint
         self._present: list[int] = []
         self._ended_because: str | None = None
@@ -150,7 +157,7 @@ class Coordinator:
         plan = self.endpoint.plan
         collected = self._medium.collect(charged, self._present)
         estimate = self._estimated(collected)
-        broadcast = collected.received if estimate is None else estimate.knowledge
+        broadcast = self._broadcast_of(collected, estimate)
         evaluate = charged.index % self._eval_every == 0 or charged.index == plan.num_rounds
         reports, failed = self._update_reports(charged.index, broadcast, evaluate, collected.missing)
         return {
@@ -158,7 +165,7 @@ class Coordinator:
             "lr": plan.scenario.learning.step_size(charged.index),
             **_mean_losses(reports, plan.scenario.learning.distill_weight, broadcast is not None),
             "predicted_noise_var": collected.noise_var,
-            "knowledge": broadcast,
+            **self._kept_broadcast(broadcast, estimate),
             "nothing_because": collected.nothing_because,
             "without_signal": collected.missing,
             "without_lesson": failed,
@@ -168,9 +175,34 @@ class Coordinator:
         }
 
     def _estimated(self, collected: Collected) -> Estimate | None:
-        if self._receiver is None or collected.received is None:
+        """The receiver's estimate. On a public set it also follows from earlier rounds if this one has no result."""
+        is_lost = collected.nothing_because is not None
+        if self._receiver is None or (is_lost and not self._has_public_set):
             return None
-        return self._receiver.estimate(collected.received, collected.noise_var)
+        return estimate_by(self._receiver, collected.received, collected.noise_var, collected.weights)
+
+    def _broadcast_of(self, collected: Collected, estimate: Estimate | None) -> FloatArray | None:
+        if estimate is None:
+            return collected.received if collected.nothing_because is None else None
+        knows_nothing = self._has_public_set and not np.isfinite(estimate.knowledge).any()
+        return None if knows_nothing else estimate.knowledge
+
+    @property
+    def _has_public_set(self) -> bool:
+        return self.endpoint.plan.uplink.payload.needs_public_set
+
+    def _kept_broadcast(self, broadcast: FloatArray | None, estimate: Estimate | None) -> dict[str, Any]:
+        """What a record keeps of the broadcast: class means themselves, and of anything longer the digest of a file."""
+        if not self._has_public_set:
+            return {"knowledge": broadcast}
+        facts = {"features": estimate.facts} if estimate is not None and estimate.facts else {}
+        if broadcast is None:
+            return {"broadcast": None, **facts}
+        content = io.BytesIO()
+        np.save(content, broadcast)
+        write_whole(self.endpoint.folder / BROADCAST, content.getvalue())
+        digest = hashlib.sha256(content.getvalue()).hexdigest()
+        return {"broadcast": {"file": BROADCAST, "shape": list(broadcast.shape), "sha256": digest}, **facts}
 
     def _update_reports(
         self, round_index: int, broadcast: FloatArray | None, evaluate: bool, missing: Mapping[int, str]
@@ -191,7 +223,7 @@ class Coordinator:
         self._rounds.append(jsonable(record, nan_is_null=True))
         self._rounds.sync()
         state = {} if self._receiver is None else self._receiver.state()
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()}
+        tensors = {name: torch.from_numpy(np.array(array, order="C")) for name, array in state.items()}
         rounds, ledger = self._rounds, mark_of(self.endpoint.ledger)
         save_checkpoint(
             self.endpoint.folder, Checkpoint(round_index, tensors, {}, rounds.num_bytes, rounds.digest, ledger)
@@ -213,6 +245,15 @@ class Coordinator:
             "assumptions": list(dict.fromkeys([*endpoint.plan.assumptions, *emulated])),
         }
         write_summary(endpoint.folder, jsonable(summary))
+
+
+def _public_set(endpoint: Endpoint) -> PublicSet | None:
+    """The public set as a receiver takes it. The server has no other data: it compares it with none."""
+    shared = endpoint.public()
+    if shared is None:
+        return None
+    samples = normalisation(endpoint.plan.scenario, shared.samples)(shared.samples)
+    return PublicSet(samples, Comparison(len(samples), private=0, test=0, skipped=0, private_in_test=0))
 
 
 def _valid_reports(

@@ -2,7 +2,8 @@
 
 There is one folder for the server and one for each device, to be copied to their machines. Each contains the scenario
 and its plan (a plan computed on another machine could differ in its last bits), a random id that no other federation
-has, and for a secure sum the roster. Each device also has its own signing key.
+has, for a scheme on a public set the samples and the fitted embedding, and for a secure sum the roster. Each device
+also has its own signing key.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airdistill.channel.sources import channel_source
 from airdistill.data.public import load_data
 from airdistill.flower.device import UPDATE_REPORTS
-from airdistill.flower.endpoint import SESSION, check_playable
+from airdistill.flower.endpoint import SESSION, check_playable, endpoint_engine
 from airdistill.flower.machine.certificates import A_YEAR, Authority, as_ssh, make_node_key
 from airdistill.flower.machine.cluster import Cluster
 from airdistill.flower.machine.control import Setting, write_connection
 from airdistill.flower.machine.processes import ClusterError
+from airdistill.flower.public_set import SharedPublic, write_public
+from airdistill.flower.sums.keys import Modulus
 from airdistill.flower.sums.messages import Roster, write_identity
 from airdistill.learning.models import count_parameters
 from airdistill.learning.samples import input_shape
+from airdistill.planning.feature_means import FeatureMeans
+from airdistill.planning.plan import Plan
+from airdistill.radio.sum_grid import SumGrid
+from airdistill.runs.accounts import spent_by_earlier_runs
 from airdistill.runs.folder import PLAN, ROUNDS, SCENARIO, write_json
 from airdistill.scenario.loading import as_toml, load
 from airdistill.scenario.model import Scenario
@@ -34,8 +42,8 @@ from airdistill.schemes.registry import load_scheme
 APP = Path(__file__).parent / "app"
 PRELOAD = ("airdistill.flower.client_app", "airdistill.flower.server_app")
 _BYTES_PER_WEIGHT = 4
-# A complex number of two doubles; a masked integer; with a radio the network carries no payload.
-_BYTES_PER_NUMBER = {"emulated": 16, "secure_sum": 8, "radio": 0}
+_BYTES_PER_SIGNAL = {"emulated": 16, "radio": 0}  # two doubles; with a radio the network carries no payload
+_PUBLIC_SAMPLES, _ROUNDS, _TRANSMISSIONS = 400, 5, 1
 _POLLING_INTERVAL_S = 0.2
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -50,21 +58,28 @@ class Folders:
     devices: tuple[Path, ...]
 
 
-def prepare(folder: Path, scenario: Scenario, scheme: str) -> Folders:
+def prepare(folder: Path, scenario: Scenario, scheme: str, ledger: Path | None = None) -> Folders:
     """Make the folders of a federation under `folder`, which may have other content.
 
-    A scenario that a federation cannot run is rejected before anything is written.
+    It is planned with what an earlier run of the same devices, that of `ledger`, has left of their budgets. A scenario
+    that a federation cannot run is rejected before anything is written.
     """
     chosen = load_scheme(scheme)
     adapted = as_run_by(chosen, scenario)
     check_playable(chosen, adapted)
-    text, plan, session = as_toml(adapted), plan_scheme(chosen, adapted).to_dict(), secrets.token_hex(16)
+    made, session = plan_scheme(chosen, adapted, spent_by_earlier_runs(ledger, adapted)), secrets.token_hex(16)
+    adapted = made.scenario  # a planner chooses what a scenario leaves to it
+    text, plan = as_toml(adapted), made.to_dict()
+    # Before any folder: an embedding that cannot be fitted must not leave a half-made federation.
+    public = SharedPublic.fitted(made, endpoint_engine()) if made.uplink.payload.needs_public_set else None
     server, *devices = [folder / "server", *(folder / f"device-{number}" for number in range(adapted.num_devices))]
     for own in (server, *devices):
         own.mkdir(mode=0o700, parents=True)
         (own / SCENARIO).write_text(text, encoding="utf-8")
         write_json(own / PLAN, plan)
         (own / SESSION).write_text(f"{session}\n", encoding="utf-8")
+    if public is not None:
+        write_public([server, *devices], public)
     if adapted.air.medium == "secure_sum":
         roster = Roster.of([write_identity(own) for own in devices])
         for own in (server, *devices):
@@ -112,11 +127,21 @@ class Demonstration:
     run_s: float
 
 
-def demo_scenario(num_devices: int, num_rounds: int, medium: str) -> Scenario:
-    """The preset `quick` with a smaller fleet, secure noise, and one expected drop-out in a secure sum."""
-    changes = [f"fleet.devices={num_devices}", f"learning.rounds={num_rounds}", "privacy.noise=secure"]
+def demo_scenario(
+    num_devices: int, num_rounds: int | None, medium: str, scheme: str, changes: Sequence[str] = ()
+) -> Scenario:
+    """The preset `quick` with a smaller fleet, secure noise, and one expected drop-out in a secure sum.
+
+    A scheme on a public set gets a small one. Feature means are sent once unless rounds are given.
+    """
+    payload = load_scheme(scheme).payload
+    default = _TRANSMISSIONS if payload is FeatureMeans else _ROUNDS
+    set_here = [f"fleet.devices={num_devices}", f"learning.rounds={num_rounds or default}", "privacy.noise=secure"]
     dropouts = 1 if medium == "secure_sum" and num_devices > 2 else 0
-    return load("quick", [*changes, f"air.medium={medium}", f"fleet.expected_dropouts={dropouts}"])
+    set_here += [f"air.medium={medium}", f"fleet.expected_dropouts={dropouts}"]
+    if payload.needs_public_set:
+        set_here.append(f"public.samples={_PUBLIC_SAMPLES}")
+    return load("quick", [*set_here, *changes])
 
 
 def demonstrate(
@@ -135,7 +160,7 @@ def demonstrate(
         state = cluster.state_of(run_id)
         ended = time.monotonic()
     num_shares = len(folders.devices) * max(len(records), 1)
-    traffic = _traffic(folders.scenario, state.bytes_from_devices / num_shares, state.bytes_to_devices / num_shares)
+    traffic = _traffic(folders, state.bytes_from_devices / num_shares, state.bytes_to_devices / num_shares)
     return Demonstration(tuple(records), traffic, started - began, ended - started)
 
 
@@ -181,9 +206,19 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in complete]
 
 
-def _traffic(scenario: Scenario, from_device: float, to_device: float) -> Traffic:
-    dataset, _ = load_data(scenario)
-    parameters = count_parameters(scenario.model_names[0], input_shape(dataset.x_train), dataset.num_classes)
-    num_numbers = dataset.num_classes**2
-    payload_bytes = num_numbers * _BYTES_PER_NUMBER[scenario.air.medium]
-    return Traffic(from_device, to_device, num_numbers, payload_bytes, parameters * _BYTES_PER_WEIGHT)
+def _traffic(folders: Folders, from_device: float, to_device: float) -> Traffic:
+    plan = Plan.from_dict(json.loads((folders.server / PLAN).read_bytes()))
+    dataset, _ = load_data(folders.scenario)
+    parameters = count_parameters(folders.scenario.model_names[0], input_shape(dataset.x_train), dataset.num_classes)
+    num_numbers = plan.uplink.num_rows * plan.uplink.vector_length
+    return Traffic(
+        from_device, to_device, num_numbers, _payload_bytes(plan, num_numbers), parameters * _BYTES_PER_WEIGHT
+    )
+
+
+def _payload_bytes(plan: Plan, num_numbers: int) -> int:
+    if plan.scenario.air.medium != "secure_sum":
+        return num_numbers * _BYTES_PER_SIGNAL[plan.scenario.air.medium]
+    channel = channel_source(plan.scenario).round_channel(1)
+    grid = SumGrid.of(plan, plan.design(channel, 1), channel, 1)
+    return Modulus.for_sum(grid.largest, plan.fleet.num_devices).num_bytes(num_numbers)

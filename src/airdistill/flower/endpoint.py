@@ -17,15 +17,18 @@ import numpy as np
 from airdistill import __version__
 from airdistill.channel.sources import ChannelSource, channel_source
 from airdistill.errors import AirDistillError, InputError
+from airdistill.flower.account import Account
+from airdistill.flower.public_set import SharedPublic, checked_digest
 from airdistill.learning.fleet import Engine
+from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.fleet import RealisedFleet, realise_fleet
-from airdistill.planning.payloads import ClassMeans
+from airdistill.planning.payloads import ClassMeans, PublicPredictions
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.privacy.trust import trust_statement
 from airdistill.radio.charged_round import ChargedRound, charge_round
-from airdistill.runs.accounts import ledger_header, mark_of, trusted_ledger
+from airdistill.runs.accounts import begin_ledger, ledger_header, mark_of, trusted_ledger
 from airdistill.runs.folder import FEDERATION, LEDGER, PLAN, RUN, SCENARIO, digest_of, seal, write_json
 from airdistill.runs.options import RunOptions
 from airdistill.scenario.loading import load
@@ -36,6 +39,8 @@ from airdistill.schemes.planning import plan_scheme
 from airdistill.schemes.registry import load_scheme
 
 SESSION = "session"  # a file of every endpoint's folder, and a key of the ledger's terms
+PUBLIC_SET = "public_set"  # a key of the ledger's terms: the digest of the public samples and what was fitted to them
+_PAYLOADS = (ClassMeans, PublicPredictions, FeatureMeans)
 
 
 class EndpointError(AirDistillError):
@@ -53,16 +58,21 @@ class Endpoint:
     ledger: Ledger
 
     @classmethod
-    def open(cls, folder: Path, scheme_name: str, recorded_rounds: int | None = None) -> Endpoint:
+    def open(
+        cls, folder: Path, scheme_name: str, recorded_rounds: int | None = None, account: Account | None = None
+    ) -> Endpoint:
         """Open a folder: plan and begin the ledger the first time, and read both from then on.
 
-        `recorded_rounds` restores the ledger after so many rounds; later rounds are repeated, and charged once.
+        The ledger continues those of earlier federations in the endpoint's `account`. `recorded_rounds` restores the
+        ledger after so many rounds; later rounds are repeated, and charged once.
         """
         if not (folder / SCENARIO).is_file():
             raise EndpointError(f"{folder}: has no {SCENARIO}; prepare it with airdistill flower prepare")
         scheme = load_scheme(scheme_name)
         if not (folder / RUN).exists():
-            _begin(folder, scheme)
+            _begin(folder, scheme, account)
+        elif account is not None:
+            account.check(folder)
         # From now on what was sealed counts: another plan, scenario or ledger is refused.
         trusted_ledger(folder)
         plan = _read_plan(folder)
@@ -83,12 +93,25 @@ class Endpoint:
 
     @property
     def digest(self) -> str:
-        """The digest of what both endpoints must agree on: scheme and scenario, with a fixed number of rounds."""
-        return digest_of(f"{self.scheme.name}\n{self.plan.scenario.model_dump_json()}".encode())
+        """The digest of what both endpoints must agree on: scheme, scenario with a fixed number of rounds, and public
+        set, if there is one."""
+        agreed = [self.scheme.name, self.plan.scenario.model_dump_json(), *filter(None, [self._public_digest])]
+        return digest_of("\n".join(agreed).encode())
+
+    @property
+    def _public_digest(self) -> str:
+        return str(self.ledger.header.terms.get(PUBLIC_SET, ""))
+
+    def public(self) -> SharedPublic | None:
+        """The federation's public set, ready to embed with; None if its payload needs none."""
+        if not self._public_digest:
+            return None
+        shared = SharedPublic.read(self.folder, self._public_digest)
+        shared.use(self.plan, self.engine())
+        return shared
 
     def engine(self) -> Engine:
-        """One thread: a device is alone in its process, and others may share the machine."""
-        return RunOptions(threads=1, engine="torch").learning_engine()
+        return endpoint_engine()
 
     def charge_through(self, round_index: int) -> ChargedRound:
         """Charge a round, and return it when the ledger is on disk.
@@ -108,16 +131,26 @@ class Endpoint:
         return charge_round(self.plan, self.ledger, self.source, round_index, secure_sum=self.medium == "secure_sum")
 
 
+def endpoint_engine() -> Engine:
+    """One thread: a device is alone in its process, and others may share the machine."""
+    return RunOptions(threads=1, engine="torch").learning_engine()
+
+
 def check_playable(scheme: Scheme, scenario: Scenario) -> None:
     """Raise unless this federation can run the scheme."""
-    if type(scheme).play is not OtaFd.play or scheme.payload is not ClassMeans or scheme.tdma:
-        rule = "a federation runs schemes that superpose class means: airdistill, ota_fd, ota_fd_fixed"
+    if type(scheme).play is not OtaFd.play or scheme.payload not in _PAYLOADS or scheme.tdma:
+        rule = (
+            "a federation runs schemes that superpose class means, public predictions or feature means: airdistill, "
+            "ota_fd, ota_fd_fixed, airdistill_proxy, ota_proxy_fd, airdistill_features, feature_means"
+        )
         raise InputError("scheme", scheme.name, rule)
     rule = "all devices participate in every round of a federation"
     if scenario.fleet.sampling != "none":
         raise InputError("fleet.sampling", scenario.fleet.sampling, rule)
     if scenario.fleet.participation < 1:
         raise InputError("fleet.participation", scenario.fleet.participation, rule)
+    if scenario.air.medium == "waveform":
+        raise InputError("air.medium", "waveform", "a federation has emulated, secure_sum or radio")
     if scenario.data.resample:
         rule = "the devices of a federation have samples of their own; resampling is for simulations"
         raise InputError("data.resample", True, rule)
@@ -125,7 +158,7 @@ def check_playable(scheme: Scheme, scenario: Scenario) -> None:
         raise InputError("radio.antennas", scenario.radio.antennas, "a federation receives with one antenna")
 
 
-def _begin(folder: Path, scheme: Scheme) -> None:
+def _begin(folder: Path, scheme: Scheme, account: Account | None) -> None:
     """Plan, unless the folder was prepared with a plan; begin the ledger; seal everything."""
     scenario = load(folder / SCENARIO)
     check_playable(scheme, scenario)
@@ -134,18 +167,38 @@ def _begin(folder: Path, scheme: Scheme) -> None:
     plan = _read_plan(folder)
     if plan.scenario != scenario or not _same_fleet(plan.fleet, realise_fleet(scenario)):
         raise EndpointError(f"{folder / PLAN}: is not the plan of the scenario in the same folder")
-    ledger = Ledger.begin(_header(plan, scheme, _session_in(folder)), folder / LEDGER)
+    public = checked_digest(folder) if plan.uplink.payload.needs_public_set else ""
+    header = _header(plan, scheme, _session_in(folder), public)
+    if account is None:
+        ledger = begin_ledger(folder, header, None)
+    else:
+        with account.open(folder) as earlier:
+            ledger = begin_ledger(folder, header if earlier is None else _on_other_data(header), earlier)
     how = {"airdistill": __version__, "scheme": scheme.name, FEDERATION: scenario.air.medium}
     seal(folder, {**how, "ledger": mark_of(ledger)})
+
+
+def _on_other_data(header: LedgerHeader) -> LedgerHeader:
+    """The header as if each device held other samples than before, which no endpoint can rule out for the others.
+
+    The costs of both are then added device by device, whichever record and row they belong to.
+    """
+    return replace(header, terms={**header.terms, "device_data": header.terms.get(SESSION, header.terms["noise_key"])})
 
 
 def _read_plan(folder: Path) -> Plan:
     return Plan.from_dict(json.loads((folder / PLAN).read_bytes()))
 
 
-def _same_fleet(one: RealisedFleet, other: RealisedFleet) -> bool:
-    """Compare samples and targets; the last bits may differ between machines."""
-    return all(np.allclose(mine, theirs, rtol=1e-9) for mine, theirs in zip(astuple(one), astuple(other), strict=True))
+def _same_fleet(planned: RealisedFleet, given: RealisedFleet) -> bool:
+    """Compare samples and targets; the last bits may differ between machines. A plan may leave budget unused, and keep
+    a part of δ, of which earlier federations can have spent some."""
+    past = planned.earlier_excess
+    unspent = replace(planned, mu=given.mu, delta=planned.delta + past, earlier_excess=given.earlier_excess)
+    same = all(
+        np.allclose(mine, other, rtol=1e-9) for mine, other in zip(astuple(unspent), astuple(given), strict=True)
+    )
+    return same and past >= 0 and bool((planned.mu <= given.mu * (1 + 1e-9)).all())
 
 
 def _session_in(folder: Path) -> str:
@@ -154,13 +207,14 @@ def _session_in(folder: Path) -> str:
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
-def _header(plan: Plan, scheme: Scheme, session: str) -> LedgerHeader:
+def _header(plan: Plan, scheme: Scheme, session: str, public: str) -> LedgerHeader:
     scenario, header = plan.scenario, ledger_header(plan, scheme.name, scheme.releases)
     medium: Any = scenario.air.medium
     if medium == "secure_sum":
         num_devices = plan.fleet.num_devices
         medium = {"devices": num_devices, "least_devices": num_devices - scenario.fleet.expected_dropouts}
-    return of_session(replace(header, terms={**header.terms, "medium": medium}), session)
+    shared = {PUBLIC_SET: public} if public else {}
+    return of_session(replace(header, terms={**header.terms, "medium": medium, **shared}), session)
 
 
 def of_session(header: LedgerHeader, session: str) -> LedgerHeader:

@@ -16,7 +16,7 @@ import numpy as np
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, IntArray, divide_or
 from airdistill.errors import AirDistillError, InputError
 from airdistill.flower.endpoint import Endpoint
-from airdistill.flower.records import Record, integer, unpacked
+from airdistill.flower.records import Record, integer, octets, unpacked
 from airdistill.flower.sums.messages import Roster, keys_question, sum_terms
 from airdistill.flower.sums.server_side import ServerSide
 from airdistill.planning.transceiver.design import RoundDesign
@@ -42,13 +42,22 @@ class DeviceLink(Protocol):
 class Collected:
     """A round at the server: the average of the devices' vectors `[row, entry]` and its noise variance `[row]`.
 
-    `missing` has the reason for each device that is not in the average; `nothing_because` says why there is none.
+    `weights` `[device, row]` are those of the devices in the average. `missing` has the reason for each device that is
+    not in it; `nothing_because` says why there is none.
     """
 
-    received: FloatArray | None
+    received: FloatArray
     noise_var: FloatArray
+    weights: FloatArray
     missing: dict[int, str]
     nothing_because: str | None = None
+
+    @classmethod
+    def nothing(cls, charged: ChargedRound, missing: dict[int, str], because: str) -> Collected:
+        """A round without a result: nothing is known of any row."""
+        shape = (charged.design.weights.shape[1], charged.plan.uplink.vector_length)
+        unknown, weights = np.full(shape[0], np.inf), np.zeros_like(charged.design.weights)
+        return cls(np.full(shape, np.nan), unknown, weights, missing, because)
 
 
 class Medium(Protocol):
@@ -83,9 +92,7 @@ class Emulated:
         for device in range(len(signals)):
             try:
                 signal = unpacked(_reply_of(replies, device), "signal", "c16", shape)
-                _check_signal(
-                    signal, _transmitted_design(charged), device, uplink.largest_norm, _rounding_error(charged, device)
-                )
+                _check_signal(signal, _transmitted_design(charged), device, _rounding_error(charged, device))
                 signals[device] = signal
             except AirDistillError as reason:
                 missing[device] = str(reason)
@@ -106,7 +113,7 @@ class OverTheAir:
         uplink = self._endpoint.plan.uplink
         if charged.was_begun:
             lost = "the server was killed in this round, and the signal that it had received is lost"
-            return Collected(None, np.full(uplink.num_rows, np.inf), {}, lost)
+            return Collected.nothing(charged, {}, lost)
         self._front_end.listen(charged.index, (uplink.num_rows, uplink.vector_length))
         replies = self._devices.ask("send", charged.index, {device: {} for device in present})
         summed, missing = self._front_end.received(charged.index), {}
@@ -118,7 +125,7 @@ class OverTheAir:
         if uncertain := sorted(set(missing) & set(present)):
             names = ", ".join(map(str, uncertain))
             unknown = f"it is unknown whether the signals of devices {names} are in the sum"
-            return Collected(None, np.full(uplink.num_rows, np.inf), missing, unknown)
+            return Collected.nothing(charged, missing, unknown)
         return _averaged(self._endpoint, charged, summed, missing)
 
     def close(self) -> None:
@@ -139,10 +146,11 @@ class SecureSum:
         try:
             total = self._total(side, charged, present, missing)
         except AirDistillError as reason:
-            return Collected(None, np.full(len(grid.grid.spacing), np.inf), missing, str(reason))
+            return Collected.nothing(charged, missing, str(reason))
         survivors = side.survivors
         received, noise_var = grid.received(total, survivors)
-        return Collected(received, noise_var, {d: why for d, why in missing.items() if d not in survivors})
+        absent = {device: why for device, why in missing.items() if device not in survivors}
+        return Collected(received, noise_var, _weights_of(charged, survivors), absent)
 
     def _total(self, side: ServerSide, charged: ChargedRound, present: list[int], missing: dict[int, str]) -> IntArray:
         length = charged.summed.num_values
@@ -158,7 +166,7 @@ class SecureSum:
                     missing[device] = str(reason)
 
         def take_masked(record: Record) -> None:
-            side.take_masked(integer(record, "device"), unpacked(record, "words", "u8", (length,)))
+            side.take_masked(integer(record, "device"), side.modulus.unpacked(octets(record, "words"), length))
 
         step("keys", {device: {} for device in present}, side.take_keys)
         step("shares", dict.fromkeys(side.with_keys, keys_question(side.keys_for_all())), side.take_shares)
@@ -194,14 +202,12 @@ def _rounding_error(charged: ChargedRound, device: int) -> FloatArray:
     return np.zeros(len(charged.design.rx_scale))
 
 
-def _check_signal(
-    signal: ComplexArray, design: RoundDesign, device: int, largest_norm: float, rounding: FloatArray
-) -> None:
+def _check_signal(signal: ComplexArray, design: RoundDesign, device: int, rounding: FloatArray) -> None:
     """Raise unless the signal is finite and not stronger than knowledge and noise can explain."""
     if not np.isfinite(signal).all():
         raise AirDistillError("sent a signal that is not finite")
     num_slots = signal.shape[1]
-    of_knowledge = np.abs(design.signal_gain[device]) * np.sqrt(num_slots) * largest_norm
+    of_knowledge = np.abs(design.signal_gain[device]) * np.sqrt(num_slots)  # its norm is at most that planned for
     drawn = design.noise_axes * num_slots
     of_noise = np.abs(design.noise_gain[device]) * np.sqrt(
         drawn + 2 * np.sqrt(drawn * _LOG_INVERSE_RATE) + 2 * _LOG_INVERSE_RATE
@@ -219,19 +225,26 @@ def _averaged(endpoint: Endpoint, charged: ChargedRound, summed: ComplexArray, m
     plan, design = endpoint.plan, charged.design
     received, noise_var = receive(summed, design.rx_scale), design.effective_noise_var
     if not missing:
-        return Collected(received, noise_var, missing)
+        return Collected(received, noise_var, design.weights, missing)
     present = np.ones(plan.fleet.num_devices, dtype=bool)
     present[list(missing)] = False
-    nothing = Collected(None, np.full(len(noise_var), np.inf), missing)
     if not present.any():
-        return replace(nothing, nothing_because="no device sent a valid signal")
+        return Collected.nothing(charged, missing, "no device sent a valid signal")
     if _has_less_noise(endpoint, charged, present):
         rule = f"under trust {plan.scenario.privacy.trust} the guarantees rely on the noise of the missing devices"
-        return replace(nothing, nothing_because=rule)
+        return Collected.nothing(charged, missing, rule)
     share = divide_or(design.weights[present].sum(axis=0), design.weights.sum(axis=0), 0.0)
     received_rows, safe = share > 0, np.where(share > 0, share, 1.0)
     received = np.where(received_rows[:, None], received / safe[:, None], np.nan)
-    return Collected(received, np.where(received_rows, noise_var / safe**2, np.inf), missing)
+    noise_var = np.where(received_rows, noise_var / safe**2, np.inf)
+    return Collected(received, noise_var, _weights_of(charged, np.flatnonzero(present).tolist()), missing)
+
+
+def _weights_of(charged: ChargedRound, present: list[int]) -> FloatArray:
+    """The weights of the devices that are in the average, `[device, row]`: their sum in a row is that of all."""
+    weights = np.zeros_like(charged.design.weights)
+    weights[present] = charged.design.weights[present]
+    return np.asarray(weights * divide_or(charged.design.weights.sum(axis=0), weights.sum(axis=0), 0.0))
 
 
 def _has_less_noise(endpoint: Endpoint, charged: ChargedRound, present: BoolArray) -> bool:

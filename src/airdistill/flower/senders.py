@@ -103,7 +103,7 @@ class SecureSumSender:
             answer = side.shares(keys_in(question, round_index))
         elif step == "masked":
             words = side.masked(question, self._values)
-            answer = {"round": round_index, "device": self._number, "words": packed(words)}
+            answer = {"round": round_index, "device": self._number, "words": side.modulus.packed(words)}
             self._values = np.zeros(0, dtype=np.int64)  # not needed after masking
         else:
             answer = side.confirm(question) if step == "confirm" else side.reveal(question)

@@ -34,8 +34,9 @@ def main(grid: Grid, context: Context) -> None:
         raise InputError("folder", str(settings["folder"]), rule)
     with locked(folder, _LOCK_TIMEOUT_S):
         devices = GridDevices(grid, float(settings["wait-seconds"]))
-        scheme, eval_every, radio = str(settings["scheme"]), int(settings["eval-every"]), str(settings["radio"])
-        Coordinator(folder, scheme, devices, eval_every, radio).play()
+        scheme, eval_every = str(settings["scheme"]), int(settings["eval-every"])
+        radio, account = str(settings["radio"]), str(settings.get("account", ""))
+        Coordinator(folder, scheme, devices, eval_every, radio, account).play()
 
 
 class GridDevices:

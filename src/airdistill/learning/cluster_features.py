@@ -20,14 +20,8 @@ from torch import Tensor
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.errors import InputError
 from airdistill.learning.class_features import NEIGHBOURS, PublicFeatures
-from airdistill.learning.embeddings import (
-    LEAST_VARIANCE,
-    SAMPLES_OF_FEATURE,
-    Embedding,
-    digest_of,
-    fit_embedding,
-    remembered,
-)
+from airdistill.learning.embeddings import LEAST_VARIANCE, SAMPLES_OF_FEATURE, Embedding, fit_embedding
+from airdistill.learning.fits import digest_of, remembered
 from airdistill.learning.fleet import Engine
 from airdistill.learning.public_clusters import one_clustering
 

@@ -5,36 +5,30 @@
 3. They are centred, projected on their leading principal directions and whitened, all by the public samples: these
    then have mean zero and covariance I, with sums divided by the number of samples n, not n − 1.
 
-Nothing here takes labels. What was fitted is kept in the process and in the cache folder (`AIRDISTILL_CACHE`; "off":
-nothing is written), for any number of features.
+Nothing here takes labels. What was fitted is kept (`fits`), for any number of features.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from airdistill.data.datasets import cache_folder, caching_is_off
 from airdistill.errors import InputError
-from airdistill.files import place_of, write_whole
+from airdistill.files import place_of
 from airdistill.learning.base_features import SIZE, Joined, PatchFeatures, RandomFeatures, Scale
 from airdistill.learning.contrastive import Encoder, Recipe, train_encoder
+from airdistill.learning.fits import digest_of, remembered
 from airdistill.learning.fleet import CPU, Engine
 from airdistill.learning.frozen_network import CHECKED, FIELD, check_network, load_network
 from airdistill.learning.samples import channels_last
 from airdistill.stages import OnStage, report_stage
 
-logger = logging.getLogger(__name__)
 _VERSION = 1  # of all that is kept: raised when the same samples would give other features
 _WIDTH_FIELD = "public.features"
 SAMPLES_OF_FEATURE = 4  # public samples for each feature, at least
@@ -43,7 +37,6 @@ _RANKS = (256, 1024)  # directions found at once, so that a changed number of fe
 _NUMBERS_AT_ONCE = {"cpu": 2**18, "cuda": 2**19}  # of the samples in one pass
 _SMALLEST_IMAGE = {"patches": SIZE + 2, "contrastive": 8}  # rows and columns
 _BUILT_IN = ("raw", "random", "patches", "contrastive")
-_KEPT = 8  # fits in the memory of the process
 _DENSE = 1200  # rows of a matrix up to which all its eigenvectors are computed
 _ITERATIONS = 10  # of subspace iteration
 _ROWS_AT_ONCE, _COLUMNS_AT_ONCE = 2048, 4096  # in double precision
@@ -341,55 +334,3 @@ def leading(matrix: Tensor, rank: int) -> Tensor:
         basis = torch.linalg.qr(matrix @ basis).Q
     rotated: Tensor = basis @ torch.linalg.eigh(basis.T @ matrix @ basis).eigenvectors.flip(1)[:, :rank]
     return rotated
-
-
-_memory: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
-
-
-def remembered(key: str, fit: Callable[[], Mapping[str, Tensor]], on_disk: bool = True) -> dict[str, Tensor]:
-    """The tensors that `fit` gives, from this process or from the cache folder if they are there under this key."""
-    entry = cache_folder() / f"embedding-{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
-    on_disk = on_disk and not caching_is_off()
-    found = _memory.pop(key, None) or (_read(entry) if on_disk else None)
-    if found is None:
-        found = {name: value.detach().cpu().contiguous() for name, value in fit().items()}
-        if on_disk:
-            _write(entry, found)
-    _memory[key] = found
-    while len(_memory) > _KEPT:
-        _memory.popitem(last=False)
-    return found
-
-
-def _read(entry: Path) -> dict[str, Tensor] | None:
-    """What a file has, if its tensors match the digest that is among them."""
-    try:
-        tensors = load(entry.read_bytes())
-        digest = bytes(tensors.pop("digest").tolist()).hex()
-        damaged = digest != digest_of(tensors)
-    except OSError:
-        return None
-    except (SafetensorError, KeyError, ValueError):
-        damaged = True
-    if damaged:
-        logger.warning("%s: damaged, fitted again", entry)
-        return None
-    return tensors
-
-
-def _write(entry: Path, tensors: dict[str, Tensor]) -> None:
-    digest = torch.tensor(list(bytes.fromhex(digest_of(tensors))), dtype=torch.uint8)
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(entry, save({**tensors, "digest": digest}))
-    except OSError as error:
-        logger.warning("%s: not kept: %s", entry, error)
-
-
-def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
-    """SHA-256 of named tensors, with their types and shapes, and of texts."""
-    digest = hashlib.sha256(repr(texts).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

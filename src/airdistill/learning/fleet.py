@@ -29,9 +29,13 @@ from airdistill.stages import report_stage
 from airdistill.streams import stream
 
 Result = TypeVar("Result")
+TRAINING = "devices trained"  # a stage of a round
 CPU = torch.device("cpu")
 _OPTIMISER, _REMEMBERED = "optimizer.", "remembered."  # prefixes of names in checkpoints
 _KEPT_BYTES, _KEPT_BYTES_FUSED = 4 << 30, 1 << 30
+
+
+LOWER_THE_STEP = "lower learning.initial_lr or learning.distill_weight"
 
 
 class TrainingDivergedError(AirDistillError):
@@ -153,7 +157,10 @@ class LearningFleet:
             cost = learner.num_samples * self._kept_bytes_per_sample(learner) if for_full_batch else 0.0
             keeps.append(for_full_batch and cost <= budget)
             budget -= cost if keeps[-1] else 0.0
-        return np.stack(self.engine.for_each(lambda learner, keep: learner.knowledge(keep), self.learners, keeps))
+        found = self.engine.for_each(
+            lambda learner, keep: learner.knowledge(keep), self.learners, keeps, stage="class means"
+        )
+        return np.stack(found)
 
     def _kept_bytes(self) -> int:
         """The memory budget for forward passes: one by PyTorch's kernels takes several times that of a fused one."""
@@ -175,7 +182,9 @@ class LearningFleet:
         if self.stacked is not None:
             return self.stacked.full_batch_step(target, lr, distill_weight, optimiser)
         return self.engine.for_each(
-            lambda learner: learner.full_batch_step(target, lr, distill_weight, optimiser), self.learners
+            lambda learner: learner.full_batch_step(target, lr, distill_weight, optimiser),
+            self.learners,
+            stage=TRAINING,
         )
 
     def local_epochs(
@@ -194,6 +203,7 @@ class LearningFleet:
             lambda learner, own: learner.local_epochs(target, lr, distill_weight, own, batch_size, optimiser),
             self.learners,
             orders,
+            stage=TRAINING,
         )
 
     def mixed_steps(self, steps: Sequence[MixedSteps], target: Target, stage: str) -> Sequence[Losses]:
@@ -337,11 +347,13 @@ class LearningFleet:
             self.stacked.drop_cache()
 
 
-def check_finite(losses: Sequence[Losses], finite_weights: list[bool], round_index: int) -> None:
+def check_finite(
+    losses: Sequence[Losses], finite_weights: list[bool], round_index: int, way_out: Callable[[], str] | None = None
+) -> None:
     """Raise an error that names round and device if a loss, or a weight after the step, is not finite."""
     for device, (loss, weights_are_finite) in enumerate(zip(losses, finite_weights, strict=True)):
         if not (weights_are_finite and np.isfinite([loss.training, loss.distillation]).all()):
             raise TrainingDivergedError(
                 f"round {round_index}, device {device}: training diverged at a loss of "
-                f"{loss.training + loss.distillation:.3g}; lower learning.initial_lr or learning.distill_weight"
+                f"{loss.training + loss.distillation:.3g}; {way_out() if way_out else LOWER_THE_STEP}"
             )

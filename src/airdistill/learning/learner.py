@@ -15,6 +15,7 @@ from airdistill.arrays import FloatArray, IntArray
 from airdistill.learning.clipping import clipped_sum, trainable
 from airdistill.learning.gradients import Target
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
+from airdistill.learning.models import has_batch_norm
 from airdistill.learning.optimisers import PLAIN, Optimiser
 from airdistill.learning.samples import channels_last
 
@@ -27,6 +28,17 @@ def distillations(logits: Tensor, labels: Tensor, target: Target) -> Tensor:
     predictions = log_softmax(logits, dim=1).exp()
     squared = ((predictions - target.rows[labels]) ** 2).sum(dim=1)
     return squared * target.known[labels]
+
+
+def batches_of(samples: Tensor, size: int, model: nn.Module, dim: int = 0) -> Sequence[Tensor]:
+    """Consecutive batches of so many samples, and what is left over.
+
+    Batch normalisation has no statistics of a single sample: one that is left over then joins the batch before it.
+    """
+    count = samples.shape[dim]
+    if not 1 < size < count or count % size != 1 or not has_batch_norm(model):
+        return torch.split(samples, size, dim)
+    return torch.split(samples, [size] * (count // size - 1) + [size + 1], dim)
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,8 @@ class Learner:
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples and labels of one forward pass each."""
-        return zip(torch.split(self._samples, self._chunk), torch.split(self._labels, self._chunk), strict=True)
+        parts = (batches_of(each, self._chunk, self.model) for each in (self._samples, self._labels))
+        return zip(*parts, strict=True)
 
     def samples_and_labels(self) -> tuple[Tensor, Tensor]:
         """Samples `[sample, ...]` and labels `[sample]`."""
@@ -202,7 +215,7 @@ class Learner:
         """Epochs of minibatch steps, one for each order `[sample]`; the losses are means over all samples."""
         training = distillation = 0.0
         for order in orders:
-            for batch in torch.split(torch.from_numpy(order).to(self._labels.device), batch_size):
+            for batch in batches_of(torch.from_numpy(order).to(self._labels.device), batch_size, self.model):
                 share = len(batch) / (self.num_samples * len(orders))
                 samples, labels = channels_last(self._taken(batch)), self._labels[batch]
                 losses = self._backward(self.model(samples), labels, target, distill_weight, 1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -13,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from airdistill.arrays import FloatArray
-from airdistill.errors import InputError
-from airdistill.learning.resnet import CHANNELS_IN_GROUP, ResNet
+from airdistill.errors import InputError, described
+from airdistill.learning.resnet import ResNet
 from airdistill.plugins import load_object
+from airdistill.scenario.networks import RESNETS, check_network, check_takes, widths_of
 
 _FIELD = "learning.model"
 
@@ -30,8 +31,6 @@ class PaperCnn(nn.Module):
         super().__init__()
         channels, height, width = input_shape
         rows, columns = (((side - 2) // 2 - 4) // 2 for side in (height, width))
-        if min(rows, columns) < 1:
-            raise InputError(_FIELD, "paper_cnn", f"needs images of at least 14 × 14 pixels, not {height} × {width}")
         self.first = nn.Conv2d(channels, 10, 3)
         self.second = nn.Conv2d(10, 20, 5)
         self.hidden = nn.Linear(20 * rows * columns, 50)
@@ -46,8 +45,7 @@ class PaperCnn(nn.Module):
 
 def paper_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """The paper's network."""
-    if len(input_shape) != 3:
-        raise InputError(_FIELD, "paper_cnn", f"needs images, not samples of shape {input_shape}")
+    check_takes("paper_cnn", input_shape, _FIELD)
     return PaperCnn(input_shape, num_classes)
 
 
@@ -60,8 +58,7 @@ def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: tuple[int, ...] 
 
 def resnet(input_shape: tuple[int, ...], num_classes: int, layers: int, width: int = 16) -> nn.Module:
     """A residual network of 8, 14 or 20 layers, whose first stage has `width` channels."""
-    if len(input_shape) != 3:
-        raise InputError(_FIELD, f"resnet{layers}", f"needs images, not samples of shape {input_shape}")
+    check_takes(f"resnet{layers}", input_shape, _FIELD)
     return ResNet((layers - 2) // 6, width, input_shape[0], num_classes)
 
 
@@ -71,32 +68,23 @@ def softmax_regression(input_shape: tuple[int, ...], num_classes: int) -> nn.Mod
 
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
-_RESNETS = {f"resnet{layers}": layers for layers in (8, 14, 20)}
 MODELS: dict[str, Factory] = {
     "paper_cnn": paper_cnn,
     "mlp": mlp,
     "softmax_regression": softmax_regression,
-    **{name: partial(resnet, layers=layers) for name, layers in _RESNETS.items()},
+    **{name: partial(resnet, layers=layers) for name, layers in RESNETS.items()},
 }
-_LARGEST_WIDTH = 4096
 
 
 def _built_in(name: str, field: str) -> Factory | None:
-    """The built-in model of this name, which may end in widths: `mlp-128-64`, `resnet8-32`."""
+    """The built-in model of this name, which may end in widths: `mlp-128-64`, `resnet8-32`; None for a user's own."""
+    check_network(name, field)
     if name in MODELS:
         return MODELS[name]
-    family, *texts = name.split("-")
-    if family != "mlp" and family not in _RESNETS:
+    if ":" in name:
         return None
-    if not all(re.fullmatch(r"[1-9]\d{0,3}", text) and int(text) <= _LARGEST_WIDTH for text in texts):
-        raise InputError(field, name, f"widths must be whole numbers from 1 to {_LARGEST_WIDTH}, as in {family}-32")
-    widths = tuple(map(int, texts))
-    if family == "mlp":
-        return partial(mlp, hidden=widths)
-    if len(widths) > 1 or widths[0] % CHANNELS_IN_GROUP:
-        rule = f"takes one width, a multiple of {CHANNELS_IN_GROUP}: that of its first stage, as in {family}-32"
-        raise InputError(field, name, rule)
-    return partial(resnet, layers=_RESNETS[family], width=widths[0])
+    family, widths = widths_of(name)
+    return partial(mlp, hidden=widths) if family == "mlp" else partial(resnet, layers=RESNETS[family], width=widths[0])
 
 
 def build_model(
@@ -133,15 +121,11 @@ def _create(name: str, input_shape: tuple[int, ...], num_classes: int, field: st
     built_in = _built_in(name, field)
     if built_in is not None:
         return built_in(input_shape, num_classes)
-    if ":" not in name:
-        known = ", ".join(MODELS)
-        rule = f"must be one of {known}, with widths such as mlp-128-64, or your own as package.module:factory"
-        raise InputError(field, name, rule)
     factory = load_object(name, field)
     try:
         model = factory(**accepted_arguments(factory, {"input_shape": input_shape, "num_classes": num_classes}))
     except Exception as error:  # a user's factory may raise anything
-        raise InputError(field, name, f"failed: {type(error).__name__}: {error}") from error
+        raise InputError(field, name, f"failed: {described(error)}") from error
     if not isinstance(model, nn.Module):
         raise InputError(field, name, f"must return an nn.Module, not a {type(model).__name__}")
     return model
@@ -164,7 +148,7 @@ def _check_output(
         with torch.no_grad():
             output = model(torch.zeros(2, *input_shape, dtype=dtype))
     except Exception as error:  # a user's factory may raise anything
-        raise InputError(field, name, f"cannot take samples of shape {input_shape}: {error}") from error
+        raise InputError(field, name, f"cannot take samples of shape {input_shape}: {described(error)}") from error
     model.train()
     if not isinstance(output, Tensor) or output.shape != (2, num_classes):
         given = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
@@ -203,6 +187,11 @@ def set_flat_weights(model: nn.Module, weights: FloatArray) -> None:
 def num_parameters(model: nn.Module) -> int:
     """The number of parameters, trainable or not."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a layer normalises by statistics of its batch while it is trained."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def draws_at_random(model: nn.Module) -> bool:

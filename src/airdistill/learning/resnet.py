@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-CHANNELS_IN_GROUP = 8
+from airdistill.scenario.networks import CHANNELS_IN_GROUP
 
 
 class Block(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
 from airdistill.arrays import IntArray
+from airdistill.scenario.networks import input_shape_of
 
 # The customary mean and standard deviation of MNIST: public constants, not computed from any device's data.
 _MNIST_MEAN, _MNIST_STD = 0.1307, 0.3081
@@ -18,11 +19,7 @@ _MNIST_MEAN, _MNIST_STD = 0.1307, 0.3081
 
 def input_shape(samples: NDArray[np.generic]) -> tuple[int, ...]:
     """The shape of one sample as a model takes it: greyscale images get a channel axis, colour images have it first."""
-    if samples.ndim == 3:
-        return (1, *samples.shape[1:])
-    if samples.ndim == 4 and samples.shape[-1] in (1, 3, 4) and samples.shape[1] not in (1, 3, 4):
-        return (samples.shape[3], samples.shape[1], samples.shape[2])
-    return samples.shape[1:]
+    return input_shape_of(samples.shape[1:])
 
 
 def as_model_input(samples: NDArray[np.generic]) -> NDArray[np.generic]:

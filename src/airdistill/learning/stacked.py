@@ -20,7 +20,7 @@ from airdistill.learning.cuda_graphs import CudaGraphPass, MinibatchStep
 from airdistill.learning.deferred import DeferredLosses
 from airdistill.learning.fused.cuda import PASS_BYTES, FusedLogits, loss_gradients
 from airdistill.learning.gradients import Target, parameter_gradients
-from airdistill.learning.learner import Learner, Losses
+from airdistill.learning.learner import Learner, Losses, batches_of
 from airdistill.learning.mixed import MixedSteps, descend, mixed_losses
 from airdistill.learning.optimisers import PLAIN, Optimiser
 from airdistill.learning.stacking import (
@@ -131,7 +131,8 @@ class StackedLearners:
         """Epochs of minibatch steps on every device; `orders[device]` has one order of its samples for each epoch."""
         # One transfer for all indices: [device, epoch, sample].
         epochs = torch.from_numpy(np.array(orders, np.int64)).to(self._labels.device)
-        batches = [batch for order in epochs.unbind(dim=1) for batch in torch.split(order, batch_size, dim=1)]
+        split = (batches_of(order, batch_size, self._template, dim=1) for order in epochs.unbind(dim=1))
+        batches = [batch for each in split for batch in each]
         target = target if distill_weight else None
         sizes = {batch.shape[1] for batch in batches}
         steps = {size: self._step_on(size, target, distill_weight, optimiser) for size in sizes}

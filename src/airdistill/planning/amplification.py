@@ -15,7 +15,7 @@ from airdistill.privacy.ledger import BudgetExceeded
 from airdistill.privacy.neighbours import Neighbours
 from airdistill.privacy.pld import ROUNDING
 from airdistill.privacy.poisson_sampling import SubsampledGaussian, composition_groups, grid_index, published_mu
-from airdistill.privacy.release import EarlierRuns
+from airdistill.privacy.spending import EarlierRuns
 from airdistill.privacy.trust import trust_named
 from airdistill.scenario.model import Scenario
 

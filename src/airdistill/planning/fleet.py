@@ -13,12 +13,16 @@ from airdistill.channel.link_budget import largest_power_w, noise_power_w
 from airdistill.data.partition import class_counts
 from airdistill.planning.waveform import error_probability
 from airdistill.privacy.ledger import BudgetExceeded
-from airdistill.privacy.release import EarlierRuns
 from airdistill.privacy.sensitivity import TrajectoryDynamics
+from airdistill.privacy.spending import EarlierRuns
 from airdistill.privacy.targets import ROUNDING, target_mu
 from airdistill.privacy.trust import trust_statement
 from airdistill.scenario.model import Scenario
 from airdistill.streams import stream
+
+LARGE_FLEET = (
+    10_000  # devices from which on a plan takes less time at the price of other last digits, or of fewer draws
+)
 
 
 @dataclass(frozen=True)

@@ -136,14 +136,16 @@ def _tally(uplink: Uplink, fleet: RealisedFleet, channels: ComplexArray, num_rou
         required = uplink.required_at(num_rounds, round_index, spent)
         drawn = uplink.design(channels[draw % len(channels)], num_rounds, round_index, spent)
         noise_var[draw], required_noise_var[draw] = drawn.effective_noise_var, drawn.required_noise_var
-        signal_power_w += drawn.signal_probability * (np.abs(drawn.signal_gain) ** 2).mean(axis=1) / num_draws
-        noise_power_w += drawn.noise_power_w().mean(axis=1) / num_draws
-        inverse = divide_or(np.ones(()), drawn.counted_noise_var, np.inf)
+        signal_w, noise_w = np.abs(drawn.signal_gain) ** 2, drawn.noise_power_w()
+        signal_power_w += drawn.signal_probability * signal_w.mean(axis=1) / num_draws
+        noise_power_w += noise_w.mean(axis=1) / num_draws
+        inverse = _inverse(drawn.counted_noise_var)
         inverse_counted += inverse / num_draws
         if spent is not None:
             spent = spent + represents * _cost(shift.at(round_index), inverse)
         inactive += int(np.count_nonzero(~drawn.weights.any(axis=1)))
-        power_holds += bool((drawn.power_slack(fleet.peak_power_w) >= -TOLERANCE).all())
+        signal_w += noise_w
+        power_holds += bool((1.0 - signal_w / fleet.peak_power_w[:, None] >= -TOLERANCE).all())
         privacy_holds += bool((drawn.privacy_slack(required) >= -TOLERANCE).all())
     return _Tally(
         noise_var,
@@ -164,6 +166,12 @@ def _rounds_to_design(num_draws: int, num_rounds: int) -> list[tuple[int, int]]:
         return [(draw % num_rounds + 1, 1) for draw in range(num_draws)]
     starts = np.linspace(0, num_rounds, num_draws + 1).astype(np.int64)
     return [(int(start) + 1, int(end - start)) for start, end in itertools.pairwise(starts)]
+
+
+def _inverse(noise_var: FloatArray) -> FloatArray:
+    """1/c, infinite without noise; computed once if it is the same for all devices."""
+    each = noise_var[:1] if noise_var.strides[0] == 0 else noise_var
+    return np.broadcast_to(divide_or(np.ones(()), each, np.inf), noise_var.shape)
 
 
 def _cost(squared_shift: FloatArray, inverse_noise: FloatArray) -> FloatArray:

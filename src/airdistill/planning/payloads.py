@@ -15,7 +15,7 @@ import numpy as np
 
 from airdistill.arrays import FloatArray, IntArray
 from airdistill.errors import Described, InputError
-from airdistill.planning.convergence.gap import LearningConstants, over_fleet, paper_rounds
+from airdistill.planning.convergence.gap import LearningConstants, class_weight, paper_rounds, weighted_sum
 from airdistill.planning.feature_means import FeatureMeans
 from airdistill.planning.fleet import RealisedFleet, training_dynamics
 from airdistill.planning.payload import OneVector as OneVector  # payloads of your own are derived from these two
@@ -97,7 +97,11 @@ class ClassMeans(Payload):
         return {model: AccumulatedShift(counts, model, dynamics) for model in SENSITIVITY_MODELS}
 
     def over_fleet(self, of_row: FloatArray) -> FloatArray:
-        return over_fleet(self.fleet.class_counts, of_row)
+        return weighted_sum(self._class_weight, of_row)
+
+    @cached_property
+    def _class_weight(self) -> FloatArray:
+        return class_weight(self.fleet.class_counts)
 
     def reference_bounds(self, device: int) -> dict[str, FloatArray]:
         models = {LEMMA_1: "paper", CLASS_MEAN_BOUND: "class_mean"}

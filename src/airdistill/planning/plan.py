@@ -19,7 +19,7 @@ from airdistill.planning.amplification import amplified_epsilon, fleet_for_round
 from airdistill.planning.convergence.gap import LearningConstants
 from airdistill.planning.convergence.receiver_error import Parts, ProjectedError, ReceiverError, TrackingError
 from airdistill.planning.convergence.rounds import GapObjective, RoundsChoice, best_truncation, typical_floor
-from airdistill.planning.fleet import RealisedFleet, channel_noise_var
+from airdistill.planning.fleet import LARGE_FLEET, RealisedFleet, channel_noise_var
 from airdistill.planning.forecast import LIMITING_FACTORS, RoundForecast, forecast_round
 from airdistill.planning.payloads import ClassMeans, payload_named
 from airdistill.planning.slips import check_duty_cycle
@@ -41,19 +41,22 @@ from airdistill.planning.what_if.participation import (
     amplification_comparison,
     participation_comparison,
 )
-from airdistill.privacy.release import EarlierRuns
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.spending import EarlierRuns
 from airdistill.privacy.targets import epsilon_of_mu, epsilon_of_shift, without_rounding
 from airdistill.privacy.trust import trust_named
 from airdistill.scenario.cells import is_threegpp
 from airdistill.scenario.loading import changed
 from airdistill.scenario.model import Scenario
+from airdistill.stages import report_stage
 
 NUM_DRAWS = 200
 # A combiner takes a good part of a second, and several antennas fade less than one. So do many tones of 3GPP channels.
 FEWER_DRAWS = 24
+_DRAWN_DEVICES = 200 * LARGE_FLEET  # draws times devices of large fleets
 # The other end of what pilots measure for the paper's network: L1 2 to 22, L2 0.7 to 7.7.
 SMALLER_CONSTANTS = 0.1
+STAGE, _STEPS = "planning", 5  # channels, rounds, forecast, privacy, comparisons
 _MOST_TRIES = 4  # to find a T that secret participation and the gap agree on
 
 
@@ -170,9 +173,12 @@ def plan(
     "orthogonal_knowledge" for TDMA. A gradient needs the `num_parameters` of the model. `earlier` is what
     earlier runs of the same devices have spent: the plan uses the rest.
     """
+    report_stage(STAGE, 0, _STEPS)
     channels = planning_draws(scenario)
+    report_stage(STAGE, 1, _STEPS)
     fleet, objective, rounds = _fleet_and_rounds(scenario, uplink, num_parameters, earlier, channels)
     sent, radio = objective.uplink, scenario.radio
+    report_stage(STAGE, 2, _STEPS)
 
     def forecast_of(of: Uplink) -> RoundForecast:
         noise_var = channel_noise_var(scenario)
@@ -181,7 +187,9 @@ def plan(
 
     forecast = forecast_of(sent)
     correlation = correlation_comparison(scenario, sent, rounds.chosen, forecast, forecast_of)
+    report_stage(STAGE, 3, _STEPS)
     epsilon_by_model = _epsilon_by_model(scenario, fleet, sent, forecast, rounds.chosen, channels)
+    report_stage(STAGE, 4, _STEPS)
     made = Plan(
         scenario=scenario,
         fleet=fleet,
@@ -201,6 +209,7 @@ def plan(
         correlation=correlation,
     )
     check_duty_cycle(made.on_air_seconds, made.duty_cycle)
+    report_stage(STAGE, _STEPS, _STEPS)
     return made
 
 
@@ -253,7 +262,8 @@ def _about_earlier_runs(scenario: Scenario, fleet: RealisedFleet, earlier: Earli
 def planning_draws(scenario: Scenario) -> ComplexArray:
     """The channels to plan with, as they would be estimated, `[draw, device]` or `[draw, device, antenna]`."""
     wide = scenario.waveform.kind == "ofdm" and is_threegpp(scenario.radio.fading)
-    num_draws = FEWER_DRAWS if wide or scenario.radio.antennas > 1 else NUM_DRAWS
+    affordable = max(FEWER_DRAWS, min(NUM_DRAWS, _DRAWN_DEVICES // scenario.num_devices))
+    num_draws = FEWER_DRAWS if wide or scenario.radio.antennas > 1 else affordable
     return planning_estimates(scenario, channel_source(scenario).planning_channels(num_draws))
 
 

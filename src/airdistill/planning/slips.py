@@ -12,6 +12,7 @@ import numpy as np
 from airdistill.arrays import ComplexArray
 from airdistill.channel.link_budget import antenna_gain, level_db, noise_figure_db, path_gain
 from airdistill.channel.sources import drawn_distances_m, given_gains
+from airdistill.data.datasets import dataset_summary
 from airdistill.errors import InputError
 from airdistill.planning.fleet import RealisedFleet, drawn_peak_power_w, peak_power_limit_w
 from airdistill.planning.uplink import Uplink
@@ -23,13 +24,15 @@ from airdistill.units import rounded_up, with_prefix
 LOWEST_USUAL_CARRIER_HZ = 1e6
 LARGEST_USUAL_EPSILON = 100.0
 _DECIBELS = (20.0, 200.0)  # path gains and losses of links, in dB
+LARGEST_USUAL_SAMPLE = 100.0  # of numbers that are used as they are; bytes are scaled
+_LABELS_SHOWN = 5
 _USUAL_NOISE_FIGURES_DB = (0.0, 15.0)
 
 
 def slips_of(scenario: Scenario, fleet: RealisedFleet, uplink: Uplink) -> tuple[str, ...]:
     """Return the warnings of a scenario's values."""
     radio = _about_radio(scenario, fleet) if uplink.uses_radio and scenario.air.medium != "secure_sum" else ()
-    return (*radio, *_about_targets(scenario, fleet))
+    return (*radio, *_about_data(scenario), *_about_targets(scenario, fleet))
 
 
 def _about_radio(scenario: Scenario, fleet: RealisedFleet) -> Iterator[str]:
@@ -126,6 +129,34 @@ def _about_transmit_limit(scenario: Scenario, fleet: RealisedFleet) -> Iterator[
             f"The transmit limit leaves {capped} of {fleet.num_devices} devices {with_prefix(limit_w, 'W')}, less than "
             "their radio.peak_power: the plan uses what it leaves."
         )
+
+
+def _about_data(scenario: Scenario) -> Iterator[str]:
+    """Labels that are not 0, 1, 2, … may lack a class, and models learn nothing from numbers far above 1."""
+    data = scenario.data
+    if data.class_counts is not None:
+        return
+    found = dataset_summary(data.dataset)
+    if found.class_labels is not None and isinstance(found.class_labels[0], int):
+        shown = ", ".join(map(str, found.class_labels[:_LABELS_SHOWN]))
+        more = ", …" if len(found.class_labels) > _LABELS_SHOWN else ""
+        count = len(found.class_labels)
+        yield f"data.dataset: its labels {shown}{more} are the classes 0 to {count - 1}, in this order."
+    if scale_hint(scenario):
+        yield (
+            f"data.dataset: samples are {found.dtype} up to {found.largest:.3g} and are used as they are, and models "
+            "learn best from numbers of about 1; store pixels as uint8, scale the samples, or set "
+            'data.normalization = "public".'
+        )
+
+
+def scale_hint(scenario: Scenario) -> str:
+    """A way out of divergence if numbers far above 1 are used as they are; empty otherwise."""
+    found = dataset_summary(scenario.data.dataset)
+    is_scaled = found.dtype == np.uint8 or scenario.data.normalization == "public"
+    if is_scaled or found.largest <= LARGEST_USUAL_SAMPLE:
+        return ""
+    return f"samples reach {found.largest:.3g}: scale them to about 1, or "
 
 
 def _about_targets(scenario: Scenario, fleet: RealisedFleet) -> Iterator[str]:

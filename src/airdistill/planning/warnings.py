@@ -18,9 +18,10 @@ from airdistill.planning.fleet import (
     unheld_classes,
 )
 from airdistill.planning.forecast import RoundForecast
+from airdistill.planning.noise_factors import has_impairments, keeps_samples
 from airdistill.planning.slips import slips_of
 from airdistill.planning.uplink import Uplink
-from airdistill.planning.waveform import coherence_db, drift_misalignment, keeps_samples, waveform_facts
+from airdistill.planning.waveform import coherence_db, drift_misalignment, waveform_facts
 from airdistill.privacy.assumptions import (
     ANTENNAS,
     NOISE,
@@ -243,8 +244,9 @@ def _about_waveform(scenario: Scenario, uplink: Uplink) -> Iterator[str]:
             '"elements" assumes a receiver that keeps nothing else.'
         )
     elif seen.factor(trust) > _MUCH_NOISE:
+        named = "Channel errors and impairments" if has_impairments(scenario) else "Channel errors"
         yield (
-            f"Channel errors cost {seen.factor(trust):.2g} times the noise that privacy needs with known channels: "
+            f"{named} cost {seen.factor(trust):.2g} times the noise that privacy needs with known channels: "
             "stronger or more pilot symbols, fewer tones, slower devices or a higher waveform.fade_floor_db help, and "
             "own_noise needs none."
         )

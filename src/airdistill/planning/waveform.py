@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import j0
 
-from airdistill.arrays import ComplexArray, FloatArray
+from airdistill.arrays import BoolArray, ComplexArray, FloatArray
 from airdistill.channel.selective import WideChannel, WideLink, aging, doppler_hz, mean_loss
 from airdistill.channel.waveform import Grid, air_time
 from airdistill.errors import AirDistillError, InputError
+from airdistill.planning.noise_factors import LinkFactors, check_delays, has_impairments, keeps_samples
 from airdistill.privacy.trust import ReceiverNoise, TrustStatement, trust_statement
-from airdistill.privacy.waveform import FleetChannels, prefix_factor, receiver_factor
 from airdistill.scenario.model import Scenario
 
 if TYPE_CHECKING:
@@ -95,11 +95,18 @@ class Observation:
 
 
 def error_probability(scenario: Scenario) -> float:
-    """The probability that any channel error of a whole run may exceed its quantile; 0 if errors reveal nothing."""
-    wave, trust = scenario.waveform, trust_statement(scenario.privacy.trust)
-    if wave.kind == "single_tone" or wave.csi == "perfect" or trust.counts_own_only:
+    """The probability that any error of a channel or an oscillator exceeds its quantile in a run; 0 if none matters."""
+    if not _chances(scenario):
         return 0.0
     return _RESERVED * float(min(scenario.privacy.delta.numbers))
+
+
+def _chances(scenario: Scenario) -> int:
+    """How many kinds of errors may exceed what is counted for them; they share the probability."""
+    wave, trust = scenario.waveform, trust_statement(scenario.privacy.trust)
+    if wave.kind == "single_tone" or trust.counts_own_only:
+        return 0
+    return (wave.csi == "pilot") + (wave.phase_noise > 0)
 
 
 def most_rounds(scenario: Scenario) -> int:
@@ -113,9 +120,10 @@ def log_inverse_tail(scenario: Scenario, num_numbers: int) -> float:
 
     Each tone of a symbol has one more error: that of the sum of the devices' noise.
     """
-    probability, grid = error_probability(scenario), Grid.of(scenario)
-    if probability == 0 or grid is None:
+    grid = Grid.of(scenario)
+    if scenario.waveform.csi == "perfect" or not _chances(scenario) or grid is None:
         return 0.0
+    probability = error_probability(scenario) / _chances(scenario)
     events = (scenario.num_devices + 1) * grid.tones * grid.num_symbols(num_numbers) * most_rounds(scenario)
     return float(np.log(events / probability))
 
@@ -154,7 +162,7 @@ def planned_observation(scenario: Scenario, source: WideChannel, sent: Uplink) -
     trust = trust_statement(scenario.privacy.trust)
     limit = 0.0 if trust.counts_own_only else float(np.quantile(limits, _PLANNED_DEVICES))
     weaker = [backed_off(link, error_limits(scenario, link, num_numbers), limit) for link in links]
-    seen = _least(seen_through(scenario, link, num_numbers, *_designed(scenario, link, sent)) for link in weaker)
+    seen = _least(seen_through(scenario, link, num_numbers, limit, *_designed(scenario, link, sent)) for link in weaker)
     kept = _ROOM * seen.kept
     if kept <= 0 and trust.counts_others and not trust.counts_receiver:
         raise InputError("waveform.csi", "pilot", _NOTHING_CERTAIN)
@@ -162,12 +170,6 @@ def planned_observation(scenario: Scenario, source: WideChannel, sent: Uplink) -
     misaligned = float(np.mean([link.misalignment(change) for link in weaker]))
     lost = mean_loss(scenario, num_numbers, weaker)
     return replace(seen, limit=limit, kept=min(kept, 1.0), misalignment=misaligned, common_loss=lost)
-
-
-def keeps_samples(scenario: Scenario) -> bool:
-    """Whether noise of others must be counted for a server that keeps every sample, cyclic prefixes included."""
-    trust = trust_statement(scenario.privacy.trust)
-    return scenario.waveform.observed == "samples" and not trust.counts_own_only
 
 
 def coherence_db(scenario: Scenario, num_numbers: int) -> float:
@@ -196,8 +198,13 @@ def drift_misalignment(scenario: Scenario, num_numbers: int) -> dict[str, float]
 def waveform_facts(scenario: Scenario, uplink: Uplink) -> dict[str, Any]:
     """What certificates and plans state of a waveform: `limit` is that of a signal's strength, 1 and more."""
     wave, seen = scenario.waveform, uplink.observation
-    stated = {"observed": wave.observed, "csi": wave.csi, "limit": 1 + seen.limit, "kept": seen.kept}
-    if keeps_samples(scenario):
+    stated: dict[str, Any] = {"observed": wave.observed, "csi": wave.csi, "limit": 1 + seen.limit, "kept": seen.kept}
+    if has_impairments(scenario) and not trust_statement(scenario.privacy.trust).counts_own_only:
+        fields = ("carrier_offset", "phase_noise", "timing_error")
+        stated["impairments"] = {field: getattr(wave, field) for field in fields if getattr(wave, field) > 0}
+        if wave.amplifier != "linear":
+            stated["impairments"]["amplifier"] = wave.amplifier
+    if keeps_samples(scenario) or "impairments" in stated:
         by_receiver = uplink.trust_model.name == ReceiverNoise.name
         stated["factor"] = seen.receiver_factor if by_receiver else seen.fleet_factor
     return {**stated, "excess": error_probability(scenario), "rounds": most_rounds(scenario)}
@@ -239,7 +246,7 @@ def observed(
     if not isinstance(source, WideChannel) or trust_statement(scenario.privacy.trust).counts_own_only:
         return uplink
     link, planned = round_link(scenario, uplink, source, round_index), uplink.observation
-    found = planned.worse_of(seen_through(scenario, link, uplink.num_slots, known, design))
+    found = planned.worse_of(seen_through(scenario, link, uplink.num_slots, planned.limit, known, design))
     return uplink if found == planned else replace(uplink, observation=found)
 
 
@@ -250,7 +257,7 @@ def _designed(scenario: Scenario, link: WideLink, sent: Uplink) -> tuple[Complex
 
 
 def seen_through(
-    scenario: Scenario, link: WideLink, num_numbers: int, known: ComplexArray, design: RoundDesign
+    scenario: Scenario, link: WideLink, num_numbers: int, limit: float, known: ComplexArray, design: RoundDesign
 ) -> Observation:
     """How much of a design's noise is certain through these links.
 
@@ -259,7 +266,8 @@ def seen_through(
     """
     rows = design.noise_gain[:, design.rx_scale > 0]
     own = np.abs(known[:, None] * rows) ** 2
-    receiver = _receiver_factor(scenario, link)
+    factors = _factors(scenario, link, num_numbers, limit, (design.signal_gain != 0).any(axis=1))
+    receiver = factors.of_receiver()
     if not own.any():
         return Observation(receiver_factor=receiver)
     weakest = own.min(axis=1)
@@ -267,30 +275,15 @@ def seen_through(
         return Observation(kept=0.0, receiver_factor=receiver)
     shares = weakest / weakest.sum()
     on_tones = kept_noise(scenario, link, num_numbers, shares)
-    fleet = max(1.0, on_tones * _fleet_factor(scenario, link, shares))  # V covers what floors do on elements
-    return Observation(0.0, float(weakest.sum() / own.sum(axis=0).max()) * on_tones, 0.0, fleet, receiver)
+    fleet = factors.of_fleet(shares, on_tones)
+    return Observation(limit, float(weakest.sum() / own.sum(axis=0).max()) * on_tones, 0.0, fleet, receiver)
 
 
-def _fleet_factor(scenario: Scenario, link: WideLink, shares: FloatArray) -> float:
-    """χ of the fleet's noise for a server that keeps every sample. Of one path, a prefix repeats what elements show."""
-    if not keeps_samples(scenario) or link.taps.shape[1] == 1:
-        return 1.0
-    # The scenario's rules ask for channels that are known exactly.
-    return float(prefix_factor(FleetChannels(link.grid, link.taps, link.equaliser), shares).max())
-
-
-def _receiver_factor(scenario: Scenario, link: WideLink) -> float:
-    """χ of the receiver noise for a server that keeps every sample. Under fleet_noise no factor is known.
-
-    Of one path, a prefix repeats a part of its symbol: twice the energy at most, with the channel errors of elements.
-    """
-    if not keeps_samples(scenario):
-        return 1.0
-    if trust_statement(scenario.privacy.trust).name != ReceiverNoise.name:
-        return np.inf
-    if link.taps.shape[1] == 1:
-        return 2.0 if link.grid.prefix_samples else 1.0
-    return float(receiver_factor(FleetChannels(link.grid, link.taps, link.equaliser)).max())
+def _factors(scenario: Scenario, link: WideLink, num_numbers: int, limit: float, sending: BoolArray) -> LinkFactors:
+    check_delays(scenario, link)
+    chances, symbols = max(_chances(scenario), 1), link.grid.num_symbols(num_numbers)
+    all_symbols = scenario.num_devices * symbols * most_rounds(scenario)
+    return LinkFactors(scenario, link, sending, limit, all_symbols, error_probability(scenario) / chances)
 
 
 def _least(found: Iterable[Observation]) -> Observation:

@@ -83,6 +83,12 @@ _ALL_SAMPLES = (
     "variance. Channels have the computed paths, at whole samples, and do not change during a {still}; other paths or "
     "changes would reveal more."
 )
+_LIMITS = {
+    "carrier_offset": "Carriers are off by at most {:g} Hz",
+    "phase_noise": "oscillators have Wiener phase noise of a linewidth of at most {:g} Hz",
+    "timing_error": "devices are at most {:.3g} s late",
+}
+_AMPLIFIERS = {"clip": "amplifiers are ideal limiters", "rapp": "amplifiers follow Rapp's model"}
 NOISE = {
     "seeded": "Seeded noise is a simulation: it protects no device, because anyone who knows the seed can remove it.",
     "secure": "Noise is discrete Gaussian, drawn by OpenDP from the operating system's randomness, and accounted by "
@@ -145,6 +151,10 @@ COMPARED = (
     "copies are not detected."
 )
 NOT_COMPARED = "The public samples were not compared with private or test samples: they may be copies of these."
+COMPARED_BY_DEVICES = (
+    "Each device compared the public samples with its own training samples before it sent anything: no exact copies. "
+    "Near copies are not detected."
+)
 SKIPPED = (
     "Samples that were not held out as public, because the dataset has other copies of them: {skipped}. Which ones is "
     "not protected."
@@ -239,8 +249,9 @@ def comparison_statement(terms: Mapping[str, Any]) -> list[str]:
     """What public samples were compared with; nothing for runs without a public set."""
     compared = terms.get("public_comparison")
     if compared is None:
-        # A federation, which has no data of its own, or a ledger of an older version.
-        return [NOT_COMPARED] if "public" in terms else []
+        if "public_set" in terms:  # of a federation, whose server has no private samples
+            return [COMPARED_BY_DEVICES]
+        return [NOT_COMPARED] if "public" in terms else []  # a ledger of an older version
     return [COMPARED.format(**compared), *copies_in_dataset(compared)]
 
 
@@ -281,11 +292,25 @@ def waveform_assumptions(waveform: Mapping[str, Any], own_noise_only: bool) -> l
     else:
         still, factor = "round" if waveform["csi"] == "perfect" else "symbol", rounded_up(float(waveform["factor"]))
         found = [Assumption("paths of the channels", _ALL_SAMPLES.format(factor=factor, still=still))]
+    if "impairments" in waveform:
+        found.append(Assumption("impairments within limits", _impaired(waveform)))
     if waveform["csi"] == "perfect":
         return [Assumption("exact channels", EXACT_CHANNELS), *found]
     numbers = {name: rounded_up(float(waveform[name])) for name in ("limit", "excess")}
     sentence = _PILOT_ERRORS.format(kept=f"{float(waveform['kept']):.3g}", **numbers)
     return [Assumption("bounded channel error", sentence), *found]
+
+
+def _impaired(waveform: Mapping[str, Any]) -> str:
+    """The limits of the devices' radios that noise was counted for."""
+    stated = dict(waveform["impairments"])
+    amplifier = stated.pop("amplifier", None)
+    parts = [_LIMITS[field].format(float(value)) for field, value in stated.items()]
+    parts += [] if amplifier is None else [_AMPLIFIERS[amplifier]]
+    chance = ""
+    if "phase_noise" in stated:
+        chance = f", but for a probability of {rounded_up(float(waveform['excess']))}, which is part of the stated δ"
+    return f"{', '.join(parts)}: noise counts 1/{rounded_up(float(waveform['factor']))} of its variance for it{chance}."
 
 
 def pilot_source(terms: Mapping[str, Any]) -> str:

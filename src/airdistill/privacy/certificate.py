@@ -11,10 +11,10 @@ import numpy as np
 from airdistill import __version__
 from airdistill.arrays import FloatArray
 from airdistill.files import jsonable
+from airdistill.privacy.accounts import DeviceAccount, DeviceAccounts, accounts_of
 from airdistill.privacy.assumptions import Assumption
 from airdistill.privacy.ledger import Ledger
 from airdistill.privacy.ledger_header import LedgerHeader
-from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.privacy.statements import (
     OTHER_FIGURES,
     CertifiedRun,
@@ -28,37 +28,13 @@ from airdistill.privacy.statements import (
     runs_of,
     second_guarantee,
 )
-from airdistill.privacy.targets import TOLERANCE, paper_epsilon, without_rounding
+from airdistill.privacy.targets import TOLERANCE
 from airdistill.privacy.trust import trust_from
 from airdistill.units import rounded_up
 
 HOLDS, UNDER_ASSUMPTIONS, SIMULATION, FAILS = "holds", "holds under assumptions", "simulation", "does not hold"
 NOTHING_ASKED = "nothing asked"
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class DeviceAccount:
-    """One device: its target, and what its releases cost under the declared and all other models.
-
-    The guarantee is (`evidence`, `delta_in_all`): ε by a bound that is valid for this run, and δ with the probability
-    of a channel error beyond its limit.
-    """
-
-    device: int
-    epsilon_asked: float
-    delta: float
-    delta_in_all: float
-    spent: float
-    paper_formula: float
-    by_model: dict[str, dict[str, float]]
-    evidence: float
-
-    @property
-    def kept(self) -> bool:
-        """Whether the ε and the δ that the guarantee rests on stay within the target."""
-        within = self.evidence <= self.epsilon_asked * (1 + TOLERANCE)
-        return within and self.delta_in_all <= self.delta * (1 + TOLERANCE)
+FORMATS = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -72,7 +48,7 @@ class Certificate:
     runs: tuple[CertifiedRun, ...]
     num_releases: int
     num_earlier: int
-    devices: tuple[DeviceAccount, ...]
+    devices: DeviceAccounts
     verdict: str
     reasons: tuple[str, ...]
     statement: tuple[str, ...]
@@ -103,14 +79,16 @@ class Certificate:
 
         If devices differ, these are the largest ε and δ, and the smallest follow.
         """
-        asked = [account for account in self.devices if np.isfinite(account.epsilon_asked)]
+        devices = self.devices
+        asked = np.isfinite(devices.epsilon_asked)
         whom = f"{neighbours_in_words(self.header)}, trust {self.header.trust}"
-        if not asked:
-            return f"No guarantee was asked for: {len(self.devices)} devices, {whom}"
+        if not asked.any():
+            return f"No guarantee was asked for: {len(devices)} devices, {whom}"
         fails = self.verdict == FAILS
-        epsilon = np.array([account.epsilon_asked if fails else account.evidence for account in asked])
-        delta = np.array([account.delta if fails else account.delta_in_all for account in asked])
-        every = len(asked) if len(asked) == len(self.devices) else f"{len(asked)} of {len(self.devices)}"
+        epsilon = (devices.epsilon_asked if fails else devices.evidence)[asked]
+        delta = (devices.delta if fails else devices.delta_in_all)[asked]
+        count = int(devices.groups.sizes[asked].sum())
+        every = count if count == len(devices) else f"{count} of {len(devices)}"
         numbers, ranges = _numbers(epsilon, delta)
         line = f"{numbers} for every one of {every} devices{ranges}, {whom}"
         line = f"not guaranteed: {line}" if fails else line
@@ -147,18 +125,18 @@ class Certificate:
     @property
     def trust_names(self) -> tuple[str, ...]:
         """The trust models that releases are counted under."""
-        return tuple(next(iter(self.devices[0].by_model.values())))
+        return tuple(next(iter(self.devices.by_model.values())))
 
     def worst(self, model: str, trust: str) -> float:
         """ε of the worst device."""
-        return max(account.by_model[model][trust] for account in self.devices)
+        return float(self.devices.by_model[model][trust].max())
 
     def to_dict(self) -> dict[str, Any]:
         terms = self.header
         written: dict[str, Any] = jsonable(
             {
                 "airdistill": __version__,
-                "format": FORMAT,
+                "format": self.header.format,
                 "issued": self.issued,
                 "headline": self.headline,
                 "name": terms.name,
@@ -182,30 +160,23 @@ class Certificate:
                 "ledger_digest": self.ledger_digest,
                 "ledger_lines": self.ledger_lines,
                 "audit": self.audit,
-                "devices": [
-                    {
-                        "device": account.device,
-                        "asked": {"epsilon": account.epsilon_asked, "delta": account.delta},
-                        "guaranteed": {"epsilon": account.evidence, "delta": account.delta_in_all},
-                        "spent": account.spent,
-                        "paper_formula": account.paper_formula,
-                        "epsilon": account.by_model,
-                        "verdict": self.verdict_for(account),
-                    }
-                    for account in self.devices
-                ],
             }
         )
+        verdicts = self.verdicts
+        by_device = self.header.format == 1
+        written["devices"] = self.devices.listed(verdicts) if by_device else self.devices.in_columns(verdicts)
         return written
 
-    def verdict_for(self, account: DeviceAccount) -> str:
-        if np.isinf(account.epsilon_asked):
-            return NOTHING_ASKED
-        if not account.kept or self._audit_found_more or self._seen_separately:
-            return FAILS
-        if self.is_simulation:
-            return SIMULATION
-        return UNDER_ASSUMPTIONS if self.fallible else HOLDS
+    @property
+    def verdicts(self) -> list[str]:
+        """The verdict for the devices of each group."""
+        fails = self._audit_found_more or self._seen_separately
+        otherwise = SIMULATION if self.is_simulation else UNDER_ASSUMPTIONS if self.fallible else HOLDS
+        asked, kept = np.isfinite(self.devices.epsilon_asked).tolist(), self.devices.kept.tolist()
+        return [
+            NOTHING_ASKED if not any_asked else FAILS if fails or not is_kept else otherwise
+            for any_asked, is_kept in zip(asked, kept, strict=True)
+        ]
 
     @property
     def _seen_separately(self) -> bool:
@@ -232,7 +203,7 @@ def certificate_of(
     """
     header, runs = ledger.header, runs_of(ledger)
     data_dependent = data_dependent if publishes_votes(header) else None
-    accounts, assumptions = _accounts(ledger, runs), assumptions_of(runs, ledger)
+    accounts, assumptions = accounts_of(ledger, runs), assumptions_of(runs, ledger)
     private = [run for run in runs if run.terms["releases"] != "bare"]
     is_bare, unsent = header.terms["releases"] == "bare", [CertifiedRun(header, 0)]
     draft = Certificate(
@@ -251,12 +222,12 @@ def certificate_of(
         issued=issued,
         data_dependent_epsilon=data_dependent,
     )
-    verdicts = {draft.verdict_for(account) for account in accounts}
+    verdicts = set(draft.verdicts)
     # The worst verdict of any device is the verdict of the run.
     order = (FAILS, SIMULATION, UNDER_ASSUMPTIONS, HOLDS, NOTHING_ASKED)
     verdict = next(word for word in order if word in verdicts)
     decided = replace(draft, verdict=verdict, reasons=tuple(_reasons(ledger, runs, accounts, audit)))
-    delta = max(account.delta_in_all for account in accounts)
+    delta = float(accounts.delta_in_all.max())
     second = second_guarantee(runs, decided.record_epsilon, decided.device_epsilon, delta)
     return decided if second is None else replace(decided, statement=(second, *decided.statement))
 
@@ -282,56 +253,8 @@ def _numbers(epsilon: FloatArray, delta: FloatArray) -> tuple[str, str]:
     return f"({numbers})", f" ({ranges})" if ranges else ""
 
 
-def _accounts(ledger: Ledger, runs: Sequence[CertifiedRun]) -> tuple[DeviceAccount, ...]:
-    header = ledger.header
-    by_model = {
-        model: {trust: ledger.epsilon(model, trust) for trust in ledger.trust_names} for model in SENSITIVITY_MODELS
-    }
-    lemma1 = ledger.spending.squared_mu("paper", "receiver_noise", relabel=False)
-    formula = paper_epsilon(np.sqrt(lemma1), header.delta)
-    valid = by_model[_valid_model(header, runs)][header.trust]
-    asked, in_all = _deltas(header, runs)
-    return tuple(
-        DeviceAccount(
-            device,
-            float(header.epsilon[device]),
-            float(asked[device]),
-            float(in_all[device]),
-            float(by_model[header.sensitivity][header.trust][device]),
-            float(formula[device]),
-            {m: {t: float(values[device]) for t, values in trusts.items()} for m, trusts in by_model.items()},
-            float(valid[device]),
-        )
-        for device in range(header.num_devices)
-    )
-
-
-def _valid_model(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> str:
-    """The sensitivity model that the verdict uses: the declared one, if its bound can be valid for these runs.
-
-    A bound that assumes an untrained model says nothing of a trained one, for which the bound of whole devices is
-    valid. Lemma 1 is not a valid bound; one record moves at least the class mean of a model that was not trained on it.
-    """
-    if any(run.assumes_untrained_model for run in runs):
-        return "device"
-    return "class_mean" if header.sensitivity == "paper" else header.sensitivity
-
-
-def _deltas(header: LedgerHeader, runs: Sequence[CertifiedRun]) -> tuple[FloatArray, FloatArray]:
-    """The δ that was asked for and the δ that is guaranteed, `[device]`.
-
-    The header's δ is that of the noise. A plan reserves a part of the target for channel errors beyond their limit, of
-    its own run and of earlier ones. They are independent of the noise, and so the probabilities of all runs add to δ.
-    """
-    reserved = header.reserved_delta
-    excess = sum(run.excess_delta or 0.0 for run in runs)
-    # Adding what was subtracted leaves a rounding error, which must not be rounded up.
-    asked = np.array([float(f"{delta + reserved:.12g}") for delta in header.delta]) if reserved else header.delta
-    return asked, without_rounding(np.minimum(1.0, header.delta + excess), asked)
-
-
 def _reasons(
-    ledger: Ledger, runs: Sequence[CertifiedRun], accounts: Sequence[DeviceAccount], audit: dict[str, Any] | None
+    ledger: Ledger, runs: Sequence[CertifiedRun], accounts: DeviceAccounts, audit: dict[str, Any] | None
 ) -> list[str]:
     reasons = []
     if not runs:
@@ -346,35 +269,30 @@ def _reasons(
     return [*reasons, *facts_about(ledger, runs)]
 
 
-def _broken_targets(header: LedgerHeader, runs: Sequence[CertifiedRun], accounts: Sequence[DeviceAccount]) -> list[str]:
+def _broken_targets(header: LedgerHeader, runs: Sequence[CertifiedRun], accounts: DeviceAccounts) -> list[str]:
     """How the targets of devices were missed, in ε and in δ; of each the worst device."""
-    asked = [account for account in accounts if np.isfinite(account.epsilon_asked)]
-    over = [account for account in asked if account.evidence > account.epsilon_asked * (1 + TOLERANCE)]
+    over = accounts.furthest(accounts.evidence, accounts.epsilon_asked)
     reasons = []
-    if over:
-        worst = max(over, key=lambda account: account.evidence / account.epsilon_asked)
-        reasons.append(_over_epsilon(header, any(run.assumes_untrained_model for run in runs), worst))
-    late = [account for account in asked if account.delta_in_all > account.delta * (1 + TOLERANCE)]
-    if late:
-        worst = max(late, key=lambda account: account.delta_in_all / account.delta)
+    if over is not None:
+        reasons.append(_over_epsilon(header, any(run.assumes_untrained_model for run in runs), over))
+    late = accounts.furthest(accounts.delta_in_all, accounts.delta)
+    if late is not None:
         remedy = "" if "waveform" in header.terms else " Raise radio.csi_quantile."
         reasons.append(
-            f"Channel errors beyond their limit add their probability to δ: device {worst.device} has "
-            f"δ = {rounded_up(worst.delta_in_all)}, and the target was {rounded_up(worst.delta)}.{remedy}"
+            f"Channel errors beyond their limit add their probability to δ: device {late.device} has "
+            f"δ = {rounded_up(late.delta_in_all)}, and the target was {rounded_up(late.delta)}.{remedy}"
         )
     return reasons
 
 
-def _earlier_guarantees(ledger: Ledger, accounts: Sequence[DeviceAccount]) -> list[str]:
+def _earlier_guarantees(ledger: Ledger, accounts: DeviceAccounts) -> list[str]:
     """Guarantees of earlier runs, for their own neighbours, that a later run with a larger target has broken."""
     found = []
     for run in ledger.earlier_headers:
-        spent = {
-            account.device: account.by_model[run.sensitivity].get(run.trust, account.spent) for account in accounts
-        }
-        over = [device for device, epsilon in spent.items() if epsilon > run.epsilon[device] * (1 + TOLERANCE)]
-        if over and run.terms["releases"] == "private":
-            worst = max(over, key=lambda device: spent[device] / run.epsilon[device])
+        spent = accounts.groups.expand(accounts.by_model[run.sensitivity].get(run.trust, accounts.spent))
+        over = spent > run.epsilon * (1 + TOLERANCE)
+        if over.any() and run.terms["releases"] == "private":
+            worst = int(np.argmax(np.where(over, spent / run.epsilon, 0.0)))
             found.append(
                 f"{run.name} guaranteed device {worst} ε = {rounded_up(run.epsilon[worst])}; with later releases it "
                 f"has spent {rounded_up(spent[worst])}."

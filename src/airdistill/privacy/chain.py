@@ -12,12 +12,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from airdistill.errors import AirDistillError
 from airdistill.files import json_value, write_whole
 
+_OPENING = b'{"kind":"opening",'
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
+_LONG, _PLACE = 1000, "\0"  # letters of a long text, and what stands in its place
 _START = hashlib.sha256(b"airdistill ledger").hexdigest()
 Body = dict[str, Any]
 
@@ -66,13 +70,14 @@ class Chain:
         last: Body = {}
         previous = _START
         for number, line in enumerate(_whole_lines(path), start=1):
-            last, digest = _parsed(path, number, line)
-            if digest != _digest(previous, last):
+            last, digest, text = _parsed(path, number, line)
+            if digest != _digest(previous, text):
                 raise LedgerError(f"{path}: line {number} was edited or moved; the ledger is rejected")
             digests.append(digest)
             previous = digest
             if see is not None:
-                see(last)
+                with readable(path, number):
+                    see(last)
         if len(digests) < count:
             raise LedgerError(f"{path}: has {len(digests)} of {count} lines; the others were removed; it is rejected")
         if check_head and digests[count - 1] != head_digest:
@@ -110,16 +115,17 @@ class Chain:
 
     def _write(self, body: Mapping[str, Any]) -> None:
         self._drop_torn_line()
-        digest = _digest(self.digest, body)
+        text = _text(body)
+        digest = _digest(self.digest, text)
         with self.path.open("ab") as file:
-            file.write((_text({**body, "digest": digest}) + "\n").encode())
+            file.write(_with_digest(text, digest) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         self._digests.append(digest)
         self.last = dict(body)
 
     def _write_head(self) -> None:
-        write_whole(_head_of(self.path), _text({"lines": self.num_lines, "digest": self.digest}).encode())
+        write_whole(_head_of(self.path), _text({"lines": self.num_lines, "digest": self.digest}))
 
     def _drop_torn_line(self) -> None:
         """Remove a partial last line, left by a crash: the round that it was to announce did not happen."""
@@ -128,6 +134,31 @@ class Chain:
         self._may_end_torn = False
         whole = sum(len(line) + 1 for line in _whole_lines(self.path))
         os.truncate(self.path, whole)
+
+
+def headers_in(path: Path, check_head: bool = True) -> list[tuple[int, Body]]:
+    """The headers of all runs in a ledger with the numbers of their lines; other lines are skipped, none is verified.
+
+    If there are none, `LedgerError` says what is wrong with the file.
+    """
+    if check_head:
+        _read_head(path)
+    lines = enumerate(_whole_lines(path), start=1)
+    found = [(number, _parsed(path, number, line)[0]) for number, line in lines if line.startswith(_OPENING)]
+    if not found:
+        Chain.read(path, None, check_head)
+        raise LedgerError(f"{path}: is not a ledger: it has no header")
+    return found
+
+
+@contextmanager
+def readable(path: Path, number: int) -> Iterator[None]:
+    """Raise `LedgerError` for what in a line cannot be understood."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError, MemoryError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise LedgerError(f"{path}: is not a ledger: line {number}: {problem}") from None
 
 
 def ends_with(path: Path, kind: str) -> bool:
@@ -163,15 +194,17 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         raise LedgerError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _parsed(path: Path, number: int, line: bytes) -> tuple[Body, str]:
+def _parsed(path: Path, number: int, line: bytes) -> tuple[Body, str, bytes]:
+    """The body of a line, its digest, and the body's text."""
     try:
         body = json_value(line)
         digest = str(body.pop("digest"))
-        if _text({**body, "digest": digest}).encode() != line:
+        text = _text(body)
+        if _with_digest(text, digest) != line:
             raise ValueError("not in canonical form")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise LedgerError(f"{path}: line {number} is damaged; the ledger is rejected") from None
-    return body, digest
+    return body, digest, text
 
 
 def _read_head(path: Path) -> tuple[int, str]:
@@ -192,15 +225,47 @@ def _head_of(path: Path) -> Path:
     return path.with_suffix(".head")
 
 
-def _digest(previous: str, body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(f"{previous}\n{_text(body)}".encode()).hexdigest()
+def _digest(previous: str, text: bytes) -> str:
+    made = hashlib.sha256(f"{previous}\n".encode())
+    made.update(text)
+    return made.hexdigest()
+
+
+def _with_digest(text: bytes, digest: str) -> bytes:
+    """The line of a body's text: a body has at least its kind."""
+    return text[:-1] + b"," + _text({"digest": digest})[1:]
 
 
 def digest_of_body(body: Mapping[str, Any]) -> str:
     """Digest of one body alone, independent of its position in a chain."""
-    return hashlib.sha256(_text(body).encode()).hexdigest()
+    return hashlib.sha256(_text(body)).hexdigest()
 
 
-def _text(body: Mapping[str, Any]) -> str:
-    """The canonical JSON text of a body: Python's shortest digits restore every number bit for bit."""
-    return json.dumps(dict(body), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _text(body: Mapping[str, Any]) -> bytes:
+    """The canonical JSON text of a body: Python's shortest digits restore every number bit for bit.
+
+    The encoder looks at every letter of a text. Long columns in base64 need no escapes: they are put in after it.
+    """
+    columns: list[bytes] = []
+    pieces = _encoded(_without_columns(body, columns)).split(_encoded(_PLACE))
+    if len(pieces) != len(columns) + 1:  # some other text is like the one that keeps their places
+        return _encoded(body)
+    put_in = [b"", *(b'"' + column + b'"' for column in columns)]
+    return b"".join(part for pair in zip(put_in, pieces, strict=True) for part in pair)
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _without_columns(value: Any, found: list[bytes]) -> Any:
+    """The value with long texts of base64 moved to `found`, in order."""
+    if isinstance(value, Mapping):
+        return {name: _without_columns(each, found) for name, each in value.items()}
+    if not (isinstance(value, str) and len(value) >= _LONG and value.isascii()):
+        return value
+    content = value.encode()
+    if content.translate(None, _BASE64):
+        return value
+    found.append(content)
+    return _PLACE

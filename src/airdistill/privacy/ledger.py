@@ -10,7 +10,6 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,20 @@ import numpy as np
 from airdistill.arrays import FloatArray
 from airdistill.errors import AirDistillError
 from airdistill.privacy.assumptions import Terms
-from airdistill.privacy.chain import Chain, LedgerError, digest_before_last, digest_of_body, ends_with
+from airdistill.privacy.chain import (
+    Chain,
+    LedgerError,
+    digest_before_last,
+    digest_of_body,
+    ends_with,
+    headers_in,
+    readable,
+)
 from airdistill.privacy.correlation import Correlation, JointRounds
-from airdistill.privacy.ledger_header import LedgerHeader, excess_of_runs, noise_origin, problem_with_excess
-from airdistill.privacy.release import EarlierRuns, Release, Spending, SubsampledSpending
+from airdistill.privacy.groups import over_distinct
+from airdistill.privacy.ledger_header import LedgerHeader, excess_of_runs, noise_origin, problem_with_excess, same_start
+from airdistill.privacy.release import GroupedRelease, Release
+from airdistill.privacy.spending import EarlierRuns, Spending, SubsampledSpending
 from airdistill.privacy.targets import epsilon_of_mu, without_rounding
 from airdistill.privacy.trust import TRUST_MODELS, TrustStatement, trust_from, trust_statement
 
@@ -40,7 +49,7 @@ class Ledger:
     def __init__(self, header: LedgerHeader, chain: Chain | None = None) -> None:
         self.header = header
         self.chain = chain
-        self.spending = Spending(header.num_devices)
+        self.spending = Spending.nothing(header.num_devices)
         self._before_this_run = self.spending
         self._subsampled = SubsampledSpending.from_header(header.payload, header.terms)
         correlation = Correlation.from_header(header.terms)
@@ -49,14 +58,13 @@ class Ledger:
         self.num_earlier = 0  # releases of earlier runs of the same devices
         self.last_round = 0  # the last round of this run that was charged
         self.settled_round = 0  # the last of them that will not be repeated
-        # (w s)²/c of this run so far under the declared models, `[device, row]`, for designs that carry budget over.
-        self.cost_of_run = np.zeros((header.num_devices, header.num_rows))
+        self._cost_of_run = Spending.nothing(header.num_devices)  # under the declared models
         self.latest_round = 0  # of all runs
         self.earlier_headers: list[LedgerHeader] = []  # of those that released anything
         self.earlier_counts: list[int] = []  # how many releases each of them has
-        self._in_memory: list[Release] = []
-        self._last_written: Release | None = None
-        self._charged_before: deque[tuple[int, Release]] = deque()  # with their entries, to be repeated
+        self._in_memory: list[GroupedRelease] = []
+        self._last_written: GroupedRelease | None = None
+        self._charged_before: deque[tuple[int, GroupedRelease]] = deque()  # with their entries, to be repeated
         self._num_entries = 0  # of this run, whether counted or to be repeated
         self._noise_origin = noise_origin(header, "", 0)
 
@@ -80,7 +88,7 @@ class Ledger:
         _check_same_devices(before, header)
         assert before.chain is not None
         if before.closed:
-            header = _same_start(before.chain, header, leftover)
+            header = same_start(before.chain, header, leftover)
         Chain.begin(path, header.to_dict(), before.chain, before.chain.num_lines - before.closed)
         if not before.closed:
             by = digest_of_body(header.to_dict())
@@ -97,13 +105,15 @@ class Ledger:
         repeated. Seeded noise is then the same, and a repeated round is charged once. Secure noise is new, and so
         every charge stays; unless `noise_is_kept` says that the caller stored the noise and sends it again.
         """
+        *earlier, (number, last) = headers_in(path, check_head)
         try:
-            headers = _headers_in(path, check_head)
-            ledger = cls(LedgerHeader.from_dict(headers[-1]))
-            is_same = noise_is_kept or ledger.header.noise == "seeded"
-            ledger._read_lines(path, len(headers), recorded_rounds if is_same else None, check_head)
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-            raise LedgerError(f"{path}: is not a ledger: {error}") from None
+            with readable(path, number):
+                ledger = cls(LedgerHeader.from_dict(last))
+        except LedgerError:
+            Chain.read(path, None, check_head)  # which says so if a line was edited
+            raise
+        is_same = noise_is_kept or ledger.header.noise == "seeded"
+        ledger._read_lines(path, len(earlier) + 1, recorded_rounds if is_same else None, check_head)
         return ledger
 
     def _read_lines(self, path: Path, num_runs: int, recorded_rounds: int | None, check_head: bool) -> None:
@@ -118,14 +128,16 @@ class Ledger:
             elif body["kind"] == "release":
                 self._num_entries += 1
                 run = headers[-1]
-                release = Release.from_dict(body, (run.num_devices, run.num_rows), self._last_written)
+                release = GroupedRelease.from_line(body, run.format, run.shape, self._last_written)
                 self._last_written = release
                 self.last_round = release.round_index if len(headers) == num_runs else 0
                 self._take_in(release, run, len(headers) < num_runs, recorded_rounds)
 
         self.chain = Chain.read(path, see, check_head)
+        if len(headers) != num_runs:
+            raise LedgerError(f"{path}: is not a ledger: {len(headers)} headers, {num_runs} of them in canonical form")
 
-    def _take_in(self, release: Release, run: LedgerHeader, earlier: bool, recorded_rounds: int | None) -> None:
+    def _take_in(self, release: GroupedRelease, run: LedgerHeader, earlier: bool, recorded_rounds: int | None) -> None:
         if earlier:
             self.spending = self._before_this_run = self.spending.after(release, run.rows)
             self.num_earlier += 1
@@ -148,10 +160,10 @@ class Ledger:
         No other entry has this key: not of this ledger, and not of one that continues it or has other terms. Raise
         `BudgetExceeded` if the release exceeds a device's budget, and `LedgerError` if it cannot be a release.
         """
-        self._check_release(release)
+        grouped = self._checked(release)
         if self._charged_before:
             entry, charged = self._charged_before[0]
-            if charged.same_as(release):
+            if charged.same_as(grouped):
                 self._charged_before.popleft()
                 self._count(charged)
                 return self._noise_key(entry)
@@ -159,20 +171,18 @@ class Ledger:
             for _, charged in self._charged_before:
                 self._count(charged)
             self._charged_before.clear()
-        problem = self._problem_with_noise(release)
-        if problem is not None:
-            raise LedgerError(f"{problem}; it was not charged and not transmitted")
-        spending = self.spending.after(release, self.header.rows)
-        self._check(release, spending)
+        _refuse(self._problem_with_noise(grouped))
+        spending = self.spending.after(grouped, self.header.rows)
+        self._check(grouped, spending)
         if self.chain is None:
-            self._in_memory.append(release)
+            self._in_memory.append(grouped)
         elif self.chain.last["kind"] == "continued":
             raise LedgerError(f"{self.chain.path}: another run continues it; nothing more can be charged here")
         else:
-            self.chain.append({"kind": "release", **release.to_dict(self._last_written)})
-        self._last_written, self.last_round = release, release.round_index
+            self.chain.append({"kind": "release", **grouped.line(self.header.format, self._last_written)})
+        self._last_written, self.last_round = grouped, grouped.round_index
         self._num_entries += 1
-        self._count(release, spending)
+        self._count(grouped, spending)
         return self._noise_key(self._num_entries)
 
     @property
@@ -184,28 +194,36 @@ class Ledger:
         """Empty in a run that a version before 0.2 began: its noise depends on seed and round alone."""
         return f"{self._noise_origin}-{entry}" if self._noise_origin else ""
 
-    def _count(self, release: Release, spending: Spending | None = None) -> None:
+    def _count(self, release: GroupedRelease, spending: Spending | None = None) -> None:
         if self._joint is not None:
-            self._joint.see(release)
+            self._joint.see(release.expanded())
         self.spending = spending or self.spending.after(release, self.header.rows)
         self._subsampled = None if self._subsampled is None else self._subsampled.after(release)
-        self.cost_of_run = self.cost_of_run + release.cost(self.header.sensitivity, self.header.trust)
+        declared = (self.header.sensitivity, self.header.trust)
+        cost = {declared: release.kinds.cost(*declared)}
+        self._cost_of_run = self._cost_of_run.plus(release.groups, self.header.rows, cost)
         self.num_releases += 1
         self.settled_round = release.round_index
         self.latest_round = max(self.latest_round, release.round_index)
 
+    @property
+    def cost_of_run(self) -> FloatArray:
+        """(w s)²/c of this run so far under the declared models, `[device, row]`: what designs carry over."""
+        cost = self._cost_of_run.cost(self.header.rows, self.header.sensitivity, self.header.trust)
+        return np.zeros(self.header.shape) if cost is None else cost
+
     def history(self) -> Iterator[tuple[str, Release]]:
         """Every release of these devices with what its rows stand for, this run's last, read from disk one by one."""
         if self.chain is None:
-            yield from ((self.header.rows, release) for release in self._in_memory)
+            yield from ((self.header.rows, release.expanded()) for release in self._in_memory)
             return
         run, before = self.header, None
         for body in self.chain.bodies():
             if body["kind"] == "opening":
                 run, before = LedgerHeader.from_dict(body), None
             elif body["kind"] == "release":
-                before = Release.from_dict(body, (run.num_devices, run.num_rows), before)
-                yield run.rows, before
+                before = GroupedRelease.from_line(body, run.format, run.shape, before)
+                yield run.rows, before.expanded()
 
     @property
     def releases(self) -> list[Release]:
@@ -252,7 +270,7 @@ class Ledger:
         terms = self.header
         trusted = trust or terms.trust
         squared = self.spending.squared_mu(model or terms.sensitivity, trusted, terms.relabel)
-        in_full = epsilon_of_mu(np.sqrt(squared), terms.delta, terms.noise)
+        in_full = over_distinct(lambda s, d: epsilon_of_mu(np.sqrt(s), d, terms.noise), squared, terms.delta)
         if self._subsampled is not None:
             amplified = self._subsampled.epsilon(trusted, terms.delta, self._earlier(trusted))
             in_full = np.minimum(in_full, amplified)
@@ -272,30 +290,30 @@ class Ledger:
         """μ² that earlier runs spent on whole devices, `[device]`."""
         return self._before_this_run.squared_mu("device", trust, relabel=False)
 
-    def _check_release(self, release: Release) -> None:
-        shape = (self.header.num_devices, self.header.num_rows)
+    def _checked(self, release: Release) -> GroupedRelease:
+        """The release by groups of identical devices; `LedgerError` if it cannot be a release."""
+        shape = self.header.shape
         carried = [] if release.carried_weights is None else [release.carried_weights]
         arrays = [release.weights, *carried, *release.sensitivity.values(), *release.counted_noise_var.values()]
         wrong = next((array.shape for array in arrays if array.shape != shape), None)
-        if wrong is None:
-            problem = release.problem()
-        else:
-            problem = f"round {release.round_index}: an array of shape {wrong}; the ledger has [device, row] = {shape}"
-        if problem is not None:
-            raise LedgerError(f"{problem}; it was not charged and not transmitted")
+        if wrong is not None:
+            _refuse(f"round {release.round_index}: an array of shape {wrong}; the ledger has [device, row] = {shape}")
+        grouped = GroupedRelease.of(release, self._last_written)
+        _refuse(grouped.problem())
+        return grouped
 
-    def _problem_with_noise(self, release: Release) -> str | None:
+    def _problem_with_noise(self, release: GroupedRelease) -> str | None:
         """Why a release does not follow from the run's rounds before it; None if it does, or its noise is independent.
 
         What a round with correlated noise reveals is computed here again, from the weights that were charged.
         """
         if self._joint is not None:
-            return self._joint.problem(release)
-        if release.carried_weights is None:
+            return self._joint.problem(release.expanded())
+        if release.kinds.carried_weights is None:
             return None
         return f"round {release.round_index}: carried_weights: the ledger's header states no correlated noise"
 
-    def _check(self, release: Release, spending: Spending) -> None:
+    def _check(self, release: GroupedRelease, spending: Spending) -> None:
         terms = self.header
         if not terms.enforced:
             return
@@ -307,14 +325,15 @@ class Ledger:
         if over is None:
             return
         device, wanted = over
-        bare = _without_noise(release, terms, device)
+        row = release.row_without_noise(device, terms.sensitivity, terms.trust)
+        bare = "" if row is None else f": no noise counts for its row {row}"
         raise BudgetExceeded(
             f"round {release.round_index} would take device {device} to ε = {wanted:.6g}, above its target "
             f"{terms.epsilon[device]:.6g} at δ = {terms.delta[device]:.3g} (sensitivity {terms.sensitivity}, trust "
             f"{terms.trust}, accountant {terms.accountant}){bare}; it was not transmitted"
         )
 
-    def _over_budget(self, release: Release, spending: Spending) -> tuple[int, float] | None:
+    def _over_budget(self, release: GroupedRelease, spending: Spending) -> tuple[int, float] | None:
         """The device that a release would take furthest above its budget, and the ε it would have; None if none."""
         terms = self.header
         if self._subsampled is not None:
@@ -328,10 +347,9 @@ class Ledger:
         return device, float(epsilon_of_mu(np.sqrt(spent[each]), terms.delta[each], terms.noise)[0])
 
 
-def _without_noise(release: Release, terms: LedgerHeader, device: int) -> str:
-    """Names the first row of a device that would be sent without any counted noise; empty if there is none."""
-    bare = np.flatnonzero(np.isinf(release.cost(terms.sensitivity, terms.trust)[device]))
-    return f": no noise counts for its row {bare[0]}" if len(bare) else ""
+def _refuse(problem: str | None) -> None:
+    if problem is not None:
+        raise LedgerError(f"{problem}; it was not charged and not transmitted")
 
 
 def _times_over(spent: FloatArray, budget: FloatArray) -> FloatArray:
@@ -359,30 +377,6 @@ def _check_keeps_earlier_runs(path: Path, given: Path | None) -> None:
         f"{path}: {rule}; a start {which} would forget them: repeat that start's command, with its --ledger, or choose "
         f"another --out"
     )
-
-
-def _same_start(closed: Chain, header: LedgerHeader, leftover: LedgerHeader | None) -> LedgerHeader:
-    """The header that closed a ledger, if a killed start left it behind and this start is the same."""
-    token = {} if leftover is None or "run" not in leftover.terms else {"run": leftover.terms["run"]}
-    again = replace(header, terms={**header.terms, **token})
-    if leftover is None or digest_of_body(again.to_dict()) != closed.last["by"]:
-        folder = closed.last["in"]
-        raise LedgerError(
-            f"{closed.path}: another run continues it, in {folder}: give that run's ledger; if that run was killed "
-            f"before its first round, repeat its command with --out {folder}"
-        )
-    return again
-
-
-def _headers_in(path: Path, check_head: bool) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-
-    def see(body: dict[str, Any]) -> None:
-        if body["kind"] == "opening":
-            found.append(body)
-
-    Chain.read(path, see, check_head)
-    return found
 
 
 def _check_fleet(earlier: Ledger, terms: Terms, num_devices: int) -> None:

@@ -1,25 +1,22 @@
-"""Releases and spending: what leaves the devices in one round, as data, and what it costs each device.
+"""Releases: what leaves the devices in one round, as data, device by device or by groups of identical devices.
 
-Costs are kept under every sensitivity model and every trust model. Rounds with secret Poisson participation are
-composed by privacy loss distributions (`SubsampledSpending`); all other rounds add up in μ².
+A ledger's line of format 1 is a `Release`, and one of format 2 a `GroupedRelease`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from airdistill.arrays import BoolArray, FloatArray, IntArray, divide_or
 from airdistill.files import jsonable
-from airdistill.privacy.neighbours import neighbours_from
-from airdistill.privacy.poisson_sampling import SubsampledGaussian, composition_groups, grid_index
-from airdistill.privacy.targets import spent_squared_mu
-from airdistill.privacy.trust import OwnNoise
+from airdistill.privacy.groups import Groups, column, numbers_of, only_keys, whole_number
+from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
+from airdistill.privacy.trust import TRUST_MODELS
 
 AS_BEFORE = "as before"
 Cost = dict[tuple[str, str], FloatArray]  # by sensitivity model and trust model, `[device, row]` each
@@ -55,26 +52,24 @@ class Release:
 
     def cost(self, model: str, trust: str) -> FloatArray:
         """(w s)²/c, `[device, row]`: what the round adds to μ² of a device."""
-        squared_shift = (self.revealed_weights * self.sensitivity[model]) ** 2
-        price = divide_or(squared_shift, self.counted_noise_var[trust], np.inf)
-        return np.where(squared_shift > 0, price, 0.0)
+        return _price((self.revealed_weights * self.sensitivity[model]) ** 2, self.counted_noise_var[trust])
 
     def costs(self) -> Cost:
         """The cost under every sensitivity model and trust model, computed together."""
-        squared_shift = (self.revealed_weights * np.stack(list(self.sensitivity.values()))) ** 2
-        counted = np.stack(list(self.counted_noise_var.values()))
-        shape = (len(squared_shift), *counted.shape)
-        shifts = np.broadcast_to(squared_shift[:, None], shape)
-        prices = np.where(shifts > 0, divide_or(shifts, np.broadcast_to(counted, shape), np.inf), 0.0)
+        shifts = {model: (self.revealed_weights * moved) ** 2 for model, moved in self.sensitivity.items()}
         names = itertools.product(self.sensitivity, self.counted_noise_var)
-        return dict(zip(names, prices.reshape(-1, *counted.shape[1:]), strict=True))
+        return {(model, trust): _price(shifts[model], self.counted_noise_var[trust]) for model, trust in names}
 
-    def problem(self) -> str | None:
+    def problem(self, devices: IntArray | None = None) -> str | None:
         """Why this cannot be a release, with round, device, row, value and rule; None if it can.
 
-        A negative variance would give budget back, and comparisons with NaN would never exceed one.
+        A negative variance would give budget back, and comparisons with NaN would never exceed one. `devices` are the
+        names of the devices, if they are not counted from 0.
         """
         for (field, name), array in _arrays(self).items():
+            once = _once(array)
+            if once.size and once.min() >= 0 and once.max() < np.inf:  # NaN is neither
+                continue
             if field == "counted_noise_var":
                 sent = (self.weights > 0) & self._was_sent()
                 wrong = ~(array >= 0) | (sent & np.isinf(array))
@@ -82,9 +77,10 @@ class Release:
             else:
                 wrong, rule = ~((array >= 0) & np.isfinite(array)), "must be finite and not negative"
             if wrong.any():
-                device, row = np.argwhere(wrong)[0]
+                place, row = np.argwhere(wrong)[0]
                 named = " under ".join(filter(None, (field, name)))
-                value = f"row {row} of device {device} is {array[device, row]:.6g}"
+                device = place if devices is None else devices[place]
+                value = f"row {row} of device {device} is {array[place, row]:.6g}"
                 return f"round {self.round_index}: {named}: {value}; {rule}"
         return None
 
@@ -137,6 +133,151 @@ class Release:
         return release
 
 
+@dataclass(frozen=True)
+class GroupedRelease:
+    """A release by groups of devices that are identical in it: in `kinds` each group stands as one device."""
+
+    groups: Groups
+    kinds: Release
+
+    @classmethod
+    def of(cls, release: Release, before: GroupedRelease | None = None) -> GroupedRelease:
+        """The release of all devices by groups: those of the release `before` if they still mix no devices."""
+        arrays = _arrays(release)
+        groups = Groups.of(list(arrays.values()), None if before is None else before.groups)
+        if groups.index is None:
+            return cls(groups, release)
+        return cls(groups, _made(release.round_index, {name: each[groups.first] for name, each in arrays.items()}))
+
+    @property
+    def round_index(self) -> int:
+        return self.kinds.round_index
+
+    def expanded(self) -> Release:
+        """The release device by device."""
+        if self.groups.index is None:
+            return self.kinds
+        return self._as_in(self.groups.index)
+
+    def _as_in(self, index: IntArray | None) -> Release:
+        """The kinds in the order of an index."""
+        if index is None:
+            return self.kinds
+        return _made(self.round_index, {name: each[index] for name, each in _arrays(self.kinds).items()})
+
+    def problem(self) -> str | None:
+        """As `Release.problem`; of identical devices the first is named."""
+        return self.kinds.problem(self.groups.first)
+
+    def row_without_noise(self, device: int, model: str, trust: str) -> int | None:
+        """The first row of a device that would be sent without any counted noise; None if there is none."""
+        bare = np.flatnonzero(np.isinf(self.kinds.cost(model, trust)[self.groups.of_device(device)]))
+        return int(bare[0]) if len(bare) else None
+
+    def same_as(self, other: GroupedRelease) -> bool:
+        """To the last bit, however the devices are grouped."""
+        _, mine, theirs = self.groups.joined(other.groups)
+        return self._as_in(mine).same_as(other._as_in(theirs))
+
+    def line(self, format: int, before: GroupedRelease | None) -> dict[str, Any]:
+        """What a ledger of this format writes, after the run's previous release."""
+        if format == 2:
+            return self.to_dict(before)
+        return self.expanded().to_dict(None if before is None else before.expanded())
+
+    @classmethod
+    def from_line(
+        cls, body: Mapping[str, Any], format: int, shape: tuple[int, int], before: GroupedRelease | None
+    ) -> GroupedRelease:
+        """The release in a ledger's line of this format; `ValueError` if it cannot be one."""
+        if format == 2:
+            return cls.from_dict({name: body[name] for name in body if name != "kind"}, shape, before)
+        return cls.of(Release.from_dict(body, shape, None if before is None else before.expanded()), before)
+
+    def to_dict(self, before: GroupedRelease | None = None) -> dict[str, Any]:
+        """Convert to JSON values of format 2; what equals the previous release is not repeated."""
+        alike = before is not None and _same_groups(before.groups, self.groups)
+        known = _arrays(before.kinds) if before is not None and alike else {}
+        groups = AS_BEFORE if alike else self.groups.to_dict()
+        written: dict[str, Any] = {"round": self.round_index, "groups": groups}
+        for (field, name), array in _arrays(self.kinds).items():
+            same = (field, name) in known and np.array_equal(known[field, name], array)
+            value = AS_BEFORE if same else column(array)
+            if name:
+                written.setdefault(field, {})[name] = value
+            else:
+                written[field] = value
+        return written
+
+    @classmethod
+    def from_dict(
+        cls, stored: Mapping[str, Any], shape: tuple[int, int], before: GroupedRelease | None = None
+    ) -> GroupedRelease:
+        """What `to_dict` wrote, for so many devices and rows; `ValueError` if it cannot be a release."""
+        fields = {"round", "groups", "weights", "sensitivity", "counted_noise_var"}
+        only_keys(stored, fields | ({"carried_weights"} & set(stored)), "a release")
+        alike = stored["groups"] == AS_BEFORE
+        if before is None and alike:
+            raise ValueError("groups refers to a previous release, and there is none")
+        groups = before.groups if before is not None and alike else Groups.from_dict(stored["groups"], shape[0])
+        known = _arrays(before.kinds) if before is not None and alike else {}
+        found: dict[tuple[str, str], FloatArray] = {}
+        for (field, name), value in _columns(stored):
+            if value == AS_BEFORE and (field, name) not in known:
+                raise ValueError(f"{field} refers to a previous release with the same groups, and there is none")
+            found[field, name] = (
+                known[field, name]
+                if value == AS_BEFORE
+                else numbers_of(value, (groups.num_groups, shape[1]), " under ".join(filter(None, (field, name))))
+            )
+        release = cls(groups, _made(whole_number(stored["round"], "round"), found))
+        problem = release.problem()
+        if problem is not None:
+            raise ValueError(problem)
+        return release
+
+
+def _columns(stored: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Every column of a release of format 2, with the field and name of its array."""
+    for field in ("weights", "carried_weights"):
+        if field in stored:
+            yield (field, ""), stored[field]
+    for field, models in (("sensitivity", SENSITIVITY_MODELS), ("counted_noise_var", tuple(TRUST_MODELS))):
+        if not isinstance(stored[field], Mapping) or not set(models) <= set(stored[field]):
+            raise ValueError(f"{field}: must have a column for each of {', '.join(models)}")
+        yield from (((field, name), value) for name, value in stored[field].items())
+
+
+def _same_groups(one: Groups, other: Groups) -> bool:
+    if one is other or one.index is None or other.index is None:
+        return one is other or one.index is other.index
+    return bool(np.array_equal(one.index, other.index))
+
+
+def _price(squared_shift: FloatArray, counted_noise_var: FloatArray) -> FloatArray:
+    """(w s)²/c: infinite without noise, and 0 for what does not move."""
+    once = _once(counted_noise_var)
+    if once.size and once.min() > 0:
+        return np.asarray(squared_shift / once)
+    price = divide_or(squared_shift, counted_noise_var, np.inf)
+    return np.where(squared_shift > 0, price, 0.0)
+
+
+def _once(array: FloatArray) -> FloatArray:
+    """The numbers of one device if they are the same for all, `[1, row]`."""
+    return array[:1] if array.strides[0] == 0 else array
+
+
+def _made(round_index: int, arrays: Mapping[tuple[str, str], FloatArray]) -> Release:
+    """The release of these arrays, as `_arrays` names them."""
+
+    def named(wanted: str) -> dict[str, FloatArray]:
+        return {name: array for (field, name), array in arrays.items() if field == wanted}
+
+    carried = arrays.get(("carried_weights", ""))
+    return Release(round_index, arrays["weights", ""], named("sensitivity"), named("counted_noise_var"), carried)
+
+
 def _arrays(release: Release) -> dict[tuple[str, str], FloatArray]:
     named = {("weights", ""): release.weights}
     if release.carried_weights is not None:
@@ -150,149 +291,3 @@ def _shrunk(array: FloatArray) -> FloatArray:
     if (array == array[:1]).all():
         array = array[:1]
     return array[:, :1] if (array == array[:, :1]).all() else array
-
-
-class Spending:
-    """The sum of (w s)²/c of every device and row over releases.
-
-    `rows` names what the rows of a release stand for: rows of one payload, of devices that hold the same data, stand
-    for the same classes and are added row by row. The costs of others (class means and gradients, or a record that has
-    moved to another device or class) are added device by device, which never underestimates.
-    """
-
-    def __init__(self, num_devices: int, costs: Mapping[str, Cost] | None = None) -> None:
-        self.num_devices = num_devices
-        self._costs = dict(costs or {})
-
-    def after(self, release: Release, rows: str) -> Spending:
-        """The spending with one more release."""
-        before = self._costs.get(rows, {})
-        now = {names: before.get(names, 0.0) + cost for names, cost in release.costs().items()}
-        return Spending(self.num_devices, {**self._costs, rows: now})
-
-    def squared_mu(self, model: str, trust: str, relabel: bool) -> FloatArray:
-        """μ² of every device so far, `[device]`.
-
-        Runs that did not know a trust model of the user's own are counted on each device's own noise, the strictest.
-        """
-        costs = [cost[model, trust if (model, trust) in cost else OwnNoise.name] for cost in self._costs.values()]
-        spent = [spent_squared_mu(cost, model, relabel) for cost in costs]
-        return np.asarray(np.sum([np.zeros(self.num_devices), *spent], axis=0))
-
-
-@dataclass(frozen=True)
-class EarlierRuns:
-    """What earlier runs of the same devices have spent: μ² `[device]`, and of δ for channel errors beyond a limit."""
-
-    squared_mu: FloatArray
-    excess_delta: float = 0.0
-
-
-_TOLERANCE = 1e-8  # relative, of ε
-
-Runs = tuple[tuple[IntArray, int], ...]
-"""μ-grid indices of a round `[device]`, and the number of such rounds in a row."""
-
-
-class Budget(Protocol):
-    """The part of a ledger's header that names every device's target and the number of rounds."""
-
-    @property
-    def epsilon(self) -> FloatArray: ...
-
-    @property
-    def delta(self) -> FloatArray: ...
-
-    @property
-    def mu(self) -> FloatArray: ...
-
-    @property
-    def trust(self) -> str: ...
-
-    @property
-    def terms(self) -> Mapping[str, Any]: ...
-
-
-class SubsampledSpending:
-    """Rounds of the subsampled Gaussian mechanism so far, under each trust model, for whole devices as neighbours."""
-
-    def __init__(self, mechanism: SubsampledGaussian, runs: Mapping[str, Runs] | None = None) -> None:
-        self.mechanism = mechanism
-        self._runs: dict[str, Runs] = dict(runs or {})
-
-    @classmethod
-    def from_header(cls, payload: str, terms: Mapping[str, Any]) -> SubsampledSpending | None:
-        """The empty spending of a run with secret participation; None for other runs."""
-        if not terms.get("participation_hidden", False):
-            return None
-        geometry = neighbours_from(payload, terms).geometry
-        return cls(SubsampledGaussian(float(terms["participation"]), geometry))
-
-    def after(self, release: Release) -> SubsampledSpending:
-        """The spending with one more round."""
-        return SubsampledSpending(self.mechanism, {t: self._with(release, t) for t in release.counted_noise_var})
-
-    def _with(self, release: Release, trust: str) -> Runs:
-        runs, indices = self._runs.get(trust, ()), grid_index(np.sqrt(release.cost("device", trust).sum(axis=1)))
-        if runs and np.array_equal(runs[-1][0], indices):
-            return (*runs[:-1], (indices, runs[-1][1] + 1))
-        return (*runs, (indices, 1))
-
-    def epsilon_of(self, device: int, trust: str, delta: float, earlier_squared_mu: float) -> float:
-        counts, num_devices = Counter[int](), 1
-        for indices, count in self._runs.get(trust, ()):
-            counts[int(indices[device])] += count
-            num_devices = len(indices)
-        groups = composition_groups(counts, num_devices)
-        return self.mechanism.epsilon(groups, float(delta), float(np.sqrt(earlier_squared_mu)))
-
-    def epsilon(self, trust: str, delta: FloatArray, earlier_squared_mu: FloatArray) -> FloatArray:
-        """ε of every device so far, `[device]`."""
-        budgets = enumerate(zip(delta, earlier_squared_mu, strict=True))
-        return np.array([self.epsilon_of(device, trust, *of_device) for device, of_device in budgets])
-
-    def highest_epsilon(self, trust: str, delta: FloatArray, earlier_squared_mu: FloatArray) -> float:
-        """An ε that no device exceeds, from one composition instead of one for each device.
-
-        The order of rounds does not matter. Among devices of the same δ the most expensive rounds of any device are
-        combined, then the second most expensive, and so on: no device has spent more than one that had all of them.
-        """
-        rounds = [np.broadcast_to(indices, (count, len(delta))) for indices, count in self._runs[trust]]
-        by_cost = np.sort(np.concatenate(rounds), axis=0)
-        terms, group = np.unique(np.stack([delta, earlier_squared_mu]), axis=1, return_inverse=True)
-        highest = np.stack([by_cost[:, group == each].max(axis=1) for each in range(terms.shape[1])], axis=1)
-        spent = np.vstack([highest, terms[1], -terms[0]])
-        compared: list[int] = []
-        for each in np.lexsort(spent)[::-1]:
-            if not any((spent[:, each] <= spent[:, other]).all() for other in compared):
-                compared.append(int(each))
-        return max(
-            self.mechanism.epsilon(
-                composition_groups(Counter(highest[:, each].tolist())), *_delta_and_mu(terms[:, each])
-            )
-            for each in compared
-        )
-
-    def over_budget(self, target: Budget, earlier_squared_mu: FloatArray) -> tuple[int, float] | None:
-        """The device furthest above its target, and its ε; None if no device is above it.
-
-        If there were no more rounds than planned, and none more expensive than planned, they cost no more than the
-        plan: if the plan stays within the targets, the rounds themselves need not be composed.
-        """
-        runs, planned = self._runs[target.trust], int(target.terms["planned_rounds"])
-        indices = grid_index(target.mu / np.sqrt(planned))
-        if sum(count for _, count in runs) <= planned and (np.max([each for each, _ in runs], axis=0) <= indices).all():
-            as_planned = SubsampledSpending(self.mechanism, {target.trust: ((indices, planned),)})
-            if as_planned._furthest_over(target, earlier_squared_mu) is None:
-                return None
-        return self._furthest_over(target, earlier_squared_mu)
-
-    def _furthest_over(self, target: Budget, earlier_squared_mu: FloatArray) -> tuple[int, float] | None:
-        epsilon, asked = self.epsilon(target.trust, target.delta, earlier_squared_mu), np.isfinite(target.epsilon)
-        ratio = np.where(asked, epsilon / np.where(asked, target.epsilon, 1.0), 0.0)
-        device = int(np.argmax(ratio))
-        return (device, float(epsilon[device])) if ratio[device] > 1 + _TOLERANCE else None
-
-
-def _delta_and_mu(terms: FloatArray) -> tuple[float, float]:
-    return float(terms[0]), float(np.sqrt(terms[1]))

@@ -21,7 +21,7 @@ from airdistill import __version__
 from airdistill.errors import AirDistillError, InputError
 from airdistill.files import json_value
 from airdistill.privacy.assumptions import in_earlier_words
-from airdistill.privacy.certificate import FORMAT, certificate_of
+from airdistill.privacy.certificate import FORMATS, certificate_of
 from airdistill.privacy.chain import LedgerError
 from airdistill.privacy.ledger import Ledger
 
@@ -141,8 +141,9 @@ def read_certificate(path: Path) -> Stored:
         raise InputError("FILE", str(path), f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise InputError("FILE", str(path), f"is not a certificate, or is damaged: {error}") from None
-    if stored["format"] != FORMAT:
-        rule = f"is a certificate of format {stored['format']}; this version reads format {FORMAT}"
+    if stored["format"] not in FORMATS:
+        known = " and ".join(map(str, FORMATS))
+        rule = f"is a certificate of format {stored['format']}; this version reads formats {known}"
         raise InputError("FILE", str(path), rule)
     return stored
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from airdistill.arrays import FloatArray
 from airdistill.privacy.concentrated import concentrated_epsilon, concentrated_mu
 from airdistill.privacy.gaussian import gaussian_epsilon, gaussian_mu, paper_mu
+from airdistill.privacy.groups import over_distinct
 from airdistill.privacy.sensitivity import JOINT_MODELS, AccumulatedShift, Shift, TrajectoryDynamics
 
 # Secure noise is drawn on a grid. Rounding to the grid raises a device's shift by at most this fraction, and plans
@@ -91,4 +92,4 @@ def epsilon_of_shift(
     shift = accumulated.after(num_rounds)
     cost = shift * np.where(shift > 0, inverse_counted_noise, 0.0)
     mu = np.sqrt(spent_squared_mu(cost, model, relabel))
-    return epsilon_of_mu(mu, delta, noise)
+    return over_distinct(lambda each, at: epsilon_of_mu(each, at, noise), mu, np.broadcast_to(delta, mu.shape))

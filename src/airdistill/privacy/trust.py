@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from airdistill.arrays import FloatArray, divide_or
+from airdistill.arrays import FloatArray, divide_or, largest
 from airdistill.errors import InputError, described
 from airdistill.plugins import load_object
 from airdistill.privacy.assumptions import Assumption
@@ -180,7 +180,7 @@ class ReceiverNoise(Trust):
 
     def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
         # λ² = min(cap, σ_n²/req)
-        return np.asarray(np.maximum(links.inverse_cap, required.max(axis=-2) / links.channel_noise_var))
+        return np.asarray(np.maximum(links.inverse_cap, largest(required) / links.channel_noise_var))
 
     def artificial_noise_var(self, required: FloatArray) -> FloatArray:
         return np.zeros(required.shape[-1])
@@ -208,13 +208,13 @@ class FleetNoise(Trust):
 
     def inverse_scale_sq(self, links: Links, required: FloatArray) -> FloatArray:
         # λ² = min(cap, Σ_j|h_j|²P_j/(req + Σ_j w_j²/K)), with 2 req if noise goes on both axes.
-        noise = links.noise_axes * required.max(axis=-2)
+        noise = links.noise_axes * largest(required)
         needed = np.where(links.signal_share > 0, noise + links.signal_share, 0.0)
         total_w = links.power_w.sum(axis=-1)[..., None]
         return np.maximum(links.inverse_cap, _quotient(needed, total_w))
 
     def artificial_noise_var(self, required: FloatArray) -> FloatArray:
-        return np.asarray(required.max(axis=-2))
+        return largest(required)
 
     def received_noise(self, links: Links, required: FloatArray, scale_sq: FloatArray) -> FloatArray:
         # In proportion to the power that its signal leaves a device: |h_j|²P_j − λ²w_j²/K.
@@ -223,11 +223,11 @@ class FleetNoise(Trust):
         headroom += links.power_w[:, None]
         np.maximum(headroom, 0.0, out=headroom)
         total = headroom.sum(axis=0)
-        headroom *= required.max(axis=0) * scale_sq / np.where(total > 0, total, 1.0)  # without headroom no noise
+        headroom *= largest(required) * scale_sq / np.where(total > 0, total, 1.0)  # without headroom no noise
         return headroom
 
     def counted_noise_var(self, required: FloatArray, effective: FloatArray) -> FloatArray:
-        strictest = required.max(axis=0)
+        strictest = largest(required)
         return np.broadcast_to(np.where(np.isfinite(effective), strictest, np.inf), required.shape)
 
 

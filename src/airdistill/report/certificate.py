@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
 from airdistill import __version__
+from airdistill.arrays import FloatArray
 from airdistill.files import write_whole
 from airdistill.privacy.certificate import (
     FAILS,
@@ -18,14 +18,16 @@ from airdistill.privacy.certificate import (
     UNDER_ASSUMPTIONS,
     Certificate,
 )
+from airdistill.privacy.groups import Groups
 from airdistill.privacy.sensitivity import SENSITIVITY_MODELS
 from airdistill.report.page import Bullets, DataTable, Facts, Page, Paragraph, Section, Verdict, Verdicts, render
 from airdistill.report.terminal import bullets, facts_table, starred_table
-from airdistill.report.wording import device_rows, starred
+from airdistill.report.wording import MOST_ROWS, device_rows, starred
 from airdistill.runs.folder import CERTIFICATE, write_json
 from airdistill.units import rounded_up
 
 CERTIFICATE_PAGE = "certificate.html"
+_MOST_GROUPS = 5000  # of identical devices; a page with more rows is slow to open, and certificate.json has them all
 _COLOURS = {HOLDS: "green", FAILS: "red"}
 
 
@@ -60,14 +62,14 @@ def write_certificate(certificate: Certificate, folder: Path, stored: dict[str, 
 
 
 def certificate_page(certificate: Certificate) -> Page:
-    """Return the certificate with the accounts of all devices."""
+    """Return the certificate with the accounts of all devices, or a summary if too many of them differ."""
     terms = certificate.header
     return Page(
         title=f"Certificate of {terms.name}, {terms.scheme}",
         subtitle=certificate.headline,
         sections=(
             certificate_section(certificate),
-            devices_section(certificate, all_devices=True),
+            devices_section(certificate, all_devices=certificate.devices.groups.num_groups <= _MOST_GROUPS),
             Section("Date and digests", (Facts(tuple(identity_rows(certificate))),)),
         ),
         made_by=f"airdistill {__version__}",
@@ -136,20 +138,35 @@ def model_rows(certificate: Certificate) -> tuple[tuple[str, ...], tuple[tuple[s
         )
         for model in SENSITIVITY_MODELS
     ]
-    formula = max(account.paper_formula for account in certificate.devices)
+    formula = float(certificate.devices.paper_formula.max())
     return columns, (*rows, ("paper's formula", rounded_up(formula), *[""] * (len(columns) - 2)))
 
 
 def account_rows(
     certificate: Certificate, all_devices: bool = False
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return columns and rows of every device's target and spent ε. Large fleets are summarised by default."""
+    """Return columns and rows of every device's target and spent ε. Large fleets are summarised by default.
+
+    Of a certificate by groups, identical devices share a row.
+    """
     terms, accounts = certificate.header, certificate.devices
     columns = ("device", "target ε", "δ", "formula", *(starred(m, terms.sensitivity) for m in SENSITIVITY_MODELS))
-    values = [
-        np.array([account.epsilon_asked for account in accounts]),
-        np.array([account.delta_in_all for account in accounts]),
-        np.array([account.paper_formula for account in accounts]),
-        *(np.array([account.by_model[model][terms.trust] for account in accounts]) for model in SENSITIVITY_MODELS),
+    columns_of_group = [
+        accounts.epsilon_asked,
+        accounts.delta_in_all,
+        accounts.paper_formula,
+        *(accounts.by_model[model][terms.trust] for model in SENSITIVITY_MODELS),
     ]
-    return columns, device_rows(values, all_devices)
+    if terms.format == 1 or not (all_devices or accounts.groups.num_groups <= MOST_ROWS):
+        return columns, device_rows([accounts.groups.expand(each) for each in columns_of_group], all_devices)
+    return columns, tuple(zip(_names(accounts.groups), *map(_rounded, columns_of_group), strict=True))
+
+
+def _names(groups: Groups) -> list[str]:
+    """Return what to call the devices of each group: the first, and how many are like it."""
+    pairs = zip(groups.first.tolist(), groups.sizes.tolist(), strict=True)
+    return [f"{first}" if size == 1 else f"{first} and {size - 1} alike" for first, size in pairs]
+
+
+def _rounded(values: FloatArray) -> list[str]:
+    return [rounded_up(value) for value in values]

@@ -63,6 +63,10 @@ NOTES = (
     "model allows; * is the model that the scenario declares. For knowledge of trained models only `device` is a valid "
     "bound; for gradients all are. ∞: not private; 0: nothing is sent.",
 )
+TWO_SEEDS = (
+    "Two seeds: a 95 % interval of two numbers is 12.7 standard errors to each side, and says little. Use --seeds 5."
+)
+_NARROW = 5  # of COLUMNS: those of a table in a terminal; the others are in the table below it
 _CURVES_CAPTION = (
     "with 95 % intervals; a run that has ended keeps its last accuracy. Error-free schemes take the slots that an "
     "analogue sum would take."
@@ -77,9 +81,10 @@ def notes_of(record: ComparisonRecord) -> tuple[str, ...]:
     """What a reader of the tables must know; and which schemes trust a party with every device's vectors."""
     sentence = TRUSTED_AGGREGATOR.sentence
     trusting = {task.label for task, run in record.runs.items() if sentence in run.summary["assumptions"]}
+    few = [TWO_SEEDS] if len(record.comparison.seeds) == 2 else []
     samples = {sample_in_words(run.summary["accuracy"]) for run in record.runs.values()}
     sampled = [f"Accuracy of each run was measured on {words} of that run." for words in samples if words is not None]
-    return (*NOTES, *sorted(sampled), *([f"{', '.join(sorted(trusting))}: {sentence}"] if trusting else []))
+    return (*NOTES, *few, *sorted(sampled), *([f"{', '.join(sorted(trusting))}: {sentence}"] if trusting else []))
 
 
 def table_rows(record: ComparisonRecord) -> list[list[str]]:
@@ -125,7 +130,10 @@ def _row(result: ArmResult, num_seeds: int) -> list[str]:
 
 def print_comparison(record: ComparisonRecord, console: Console) -> None:
     """Print the table in parts that fit a terminal, and the failures."""
-    results, link, privacy = parts_of_table(record, COLUMNS, LINK_COLUMNS, EPSILON_COLUMNS)
+    # In 80 columns no number is parted from its interval or its unit.
+    results, link, privacy = parts_of_table(
+        record, COLUMNS[:_NARROW], (*COLUMNS[_NARROW:], *LINK_COLUMNS), EPSILON_COLUMNS
+    )
     console.print(f"[bold]{escape(record.comparison.name)}[/bold], seeds {_seeds(record)}")
     console.print(terminal_table(*results))
     console.print("[bold]Over the air[/bold]")
@@ -143,8 +151,9 @@ def terminal_table(columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> T
     table = Table(box=SIMPLE_HEAD)
     for column in columns:
         first = column == COLUMNS[0]
-        widest_word = max(map(len, column.split()))
-        table.add_column(column, justify="left" if first else "right", no_wrap=first, min_width=widest_word)
+        cells = (row[columns.index(column)] for row in rows)
+        widest = max(map(len, (*column.split(), *cells)))
+        table.add_column(column, justify="left" if first else "right", no_wrap=first, min_width=widest)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

@@ -266,7 +266,9 @@ def waveform_rows(plan: Plan) -> list[tuple[str, str]]:
         ("Waveform", f"OFDM, {tones}, {symbols}"),
         (
             "  channels",
-            f"known from pilots: {known}; {moving}" if scenario.waveform.csi == "pilot" else "known exactly",
+            f"known from pilots: {known}; {moving}"
+            if scenario.waveform.csi == "pilot"
+            else "known exactly" + (f": {known}" if max(seen.fleet_factor, seen.receiver_factor) > 1 else ""),
         ),
     ]
 

@@ -24,9 +24,9 @@ from airdistill.planning.plan import Plan
 from airdistill.planning.waveform import waveform_facts
 from airdistill.privacy.certificate import Certificate, certificate_of
 from airdistill.privacy.ledger import Ledger, spent_before
-from airdistill.privacy.ledger_header import EARLIER_EXCESS, LedgerHeader
+from airdistill.privacy.ledger_header import EARLIER_EXCESS, LedgerHeader, format_for
 from airdistill.privacy.participation import header_of
-from airdistill.privacy.release import EarlierRuns
+from airdistill.privacy.spending import EarlierRuns
 from airdistill.privacy.targets import target_mu
 from airdistill.privacy.trust import is_built_in, trust_header
 from airdistill.runs.checkpoint import newest_ledger_marks
@@ -89,6 +89,7 @@ def ledger_header(
             **({"device_data": inputs.device_data} if inputs.device_data else {}),
             **({} if inputs.compared is None else {"public_comparison": dict(inputs.compared)}),
         },
+        format=format_for(fleet.num_devices),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airdistill.errors import InputError
 from airdistill.files import json_value
-from airdistill.learning.embeddings import digest_of
+from airdistill.learning.fits import digest_of
 from airdistill.planning.plan import Plan
 from airdistill.privacy.ledger_header import LedgerHeader
 from airdistill.runs.accounts import trusted_ledger

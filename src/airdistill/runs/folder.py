@@ -24,6 +24,7 @@ LEDGER, LEDGER_HEAD = "ledger.jsonl", "ledger.head"
 FEDERATION = "federation"  # a key of RUN: the folder belongs to one endpoint of a federation, with this medium
 CERTIFICATE, AUDIT, AUDITS = "certificate.json", "audit.json", "audits.jsonl"
 
+_COPY = "restore it from a copy, or run again"
 _POLL_S = 0.05  # between two attempts to take a lock
 _READERS_S = 30.0  # readers hold the lock for an instant; on a busy machine an instant can be long
 _NAMING_S = 1.0  # so does a holder between taking the lock and writing its id
@@ -83,9 +84,12 @@ def what_is_left(folder: Path) -> str:
 def new_folder(out: Path | None, name: str, parent: Path = Path("runs")) -> Path:
     """Create the folder of a new run: `out`, which must be empty, or the next free name under `parent`."""
     if out is not None:
-        if out.exists() and (not out.is_dir() or not all(map(_left_by_failed_start, out.iterdir()))):
-            raise InputError("--out", str(out), "is not empty; choose another folder, or resume the run in it")
-        out.mkdir(parents=True, exist_ok=True)
+        check_free(out)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            rule = f"cannot be created: {error.strerror}; choose another folder"
+            raise InputError("--out", str(out), rule) from None
         return out
     for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
@@ -95,6 +99,14 @@ def new_folder(out: Path | None, name: str, parent: Path = Path("runs")) -> Path
             continue
         return folder
     raise AssertionError("itertools.count does not end")
+
+
+def check_free(out: Path) -> None:
+    """Reject a file, and a folder in which something is that a run would mix with."""
+    if out.exists() and not out.is_dir():
+        raise InputError("--out", str(out), "is a file; choose a folder")
+    if out.exists() and not all(map(_left_by_failed_start, out.iterdir())):
+        raise InputError("--out", str(out), "is not empty; choose another folder, or resume the run in it")
 
 
 def _left_by_failed_start(path: Path) -> bool:
@@ -112,11 +124,19 @@ def _left_by_failed_start(path: Path) -> bool:
 def existing_folder(folder: Path) -> Path:
     """The folder, which must be a run's, and have nothing in it that can be read without an end."""
     if not (folder / RUN).is_file():
-        raise InputError("RUN", str(folder), f"is not a run folder: it has no {RUN}")
+        raise InputError("RUN", str(folder), _no_run(folder))
     for path in folder.iterdir():
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise InputError("RUN", str(folder), f"has {path.name}, which is neither a file nor a folder; remove it")
     return folder
+
+
+def _no_run(folder: Path) -> str:
+    if not folder.exists():
+        return "is not a run folder: it does not exist; runs lie below runs/, or where --out said"
+    if not folder.is_dir():
+        return f"is not a run folder: it is a file; give the folder in which {RUN} is"
+    return f"is not a run folder: it has no {RUN}"
 
 
 @contextmanager
@@ -243,6 +263,8 @@ def read_sealed(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The contents of `run.json` and `plan.json`. Raise if they or the scenario changed since the run began."""
     try:
         run = json_value((folder / RUN).read_bytes())
+        if not isinstance(run, dict) or not {"digest", "digests"} <= run.keys():
+            raise ValueError(f"{RUN} is not what a run wrote")
         body = {name: value for name, value in run.items() if name != "digest"}
         if run["digest"] != digest_of(json_text(body).encode()):
             raise ValueError(f"{RUN} was edited or damaged")
@@ -250,8 +272,13 @@ def read_sealed(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             if digest_of((folder / name).read_bytes()) != digest:
                 raise ValueError(f"{name} was edited or damaged")
         return run, json_value((folder / PLAN).read_bytes())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{folder}: cannot be trusted: {error}") from None
+    except json.JSONDecodeError:
+        raise RunError(f"{folder}: cannot be trusted: {RUN} or {PLAN} is damaged; {_COPY}") from None
+    except OSError as error:
+        problem = f"{Path(error.filename).name if error.filename else RUN}: {error.strerror}"
+        raise RunError(f"{folder}: cannot be trusted: {problem}; {_COPY}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{folder}: cannot be trusted: {error}; {_COPY}") from None
 
 
 def digest_of(content: bytes) -> str:

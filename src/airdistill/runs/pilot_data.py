@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airdistill.arrays import IntArray
-from airdistill.data.datasets import Dataset, class_patterns, load_dataset, synthetic_samples
+from airdistill.data.datasets import Dataset, load_dataset
 from airdistill.data.partition import assign_samples
 from airdistill.data.public import check_not_private, load_data, normalised
+from airdistill.data.synthetic import class_patterns, synthetic_samples
 from airdistill.errors import InputError
 from airdistill.learning.samples import input_shape
 from airdistill.runs.simulation import check_has_data

@@ -163,6 +163,8 @@ def _continued(ledger: str | PathLike[str] | None, after: str | PathLike[str] | 
     """The run whose ledger is continued, which is also the one whose models are taken over."""
     if ledger is not None and after is not None and Path(ledger).resolve() != Path(after).resolve():
         raise InputError("--ledger", str(ledger), f"--after {after} continues that run's ledger; leave --ledger out")
+    if after is not None and not Path(after).is_dir():
+        raise InputError("--after", str(after), "no such folder; give that of an ended run")
     given = ledger if after is None else after
     return None if given is None else Path(given)
 

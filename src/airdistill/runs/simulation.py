@@ -24,10 +24,11 @@ from airdistill.data.public import Comparison, PublicSet, load_data
 from airdistill.errors import AirDistillError, InputError, described
 from airdistill.files import jsonable
 from airdistill.learning.evaluation import EvaluationSample, TestSet
-from airdistill.learning.fleet import CPU, LearningFleet, TrainingDivergedError, check_finite
+from airdistill.learning.fleet import CPU, LOWER_THE_STEP, LearningFleet, TrainingDivergedError, check_finite
 from airdistill.learning.learner import Losses, logits_of, predictions_of
 from airdistill.learning.samples import channels_last, to_tensor
 from airdistill.planning.plan import Plan
+from airdistill.planning.slips import scale_hint
 from airdistill.plugins import load_object, source_digests
 from airdistill.privacy.assumptions import copies_in_dataset
 from airdistill.privacy.ledger import BudgetExceeded, Ledger
@@ -112,7 +113,7 @@ class Simulation:
             raise
         # Before the losses are read: a GPU may still be computing them.
         spent = self.ledger.highest_epsilon()
-        check_finite(outcome.losses, self.fleet.finite_weights(), self.round_index)
+        check_finite(outcome.losses, self.fleet.finite_weights(), self.round_index, self._way_out)
         record = self._record(this, outcome, spent)
         if self._is_evaluated(self.round_index):
             if outcome.reception is not None:
@@ -122,6 +123,9 @@ class Simulation:
 
     def _next_is_iterate(self) -> bool:
         return self.plan.num_rounds > 1 and self.round_index + 1 == self.iterate_round
+
+    def _way_out(self) -> str:
+        return f"{scale_hint(self.plan.scenario)}{LOWER_THE_STEP}"
 
     def begin_round(self, kind: type[Round] = Round) -> Round:
         """The next round, for the scheme to play."""
@@ -143,7 +147,7 @@ class Simulation:
             outcome = self.scheme.play(this)
         except Exception as error:
             if isinstance(error, NotFiniteError):
-                rule = "training diverged; lower learning.initial_lr or learning.distill_weight"
+                rule = f"training diverged; {self._way_out()}"
                 if has_own_code(self.scheme, self.plan.scenario):
                     rule += ", or find it in your own code"
                 sent = re.sub(r"^(round \d+): ", r"\1, ", str(error)).split(";")[0]

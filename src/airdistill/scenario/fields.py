@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, GetCoreSchemaHandler, PlainValidator
 from pydantic_core import CoreSchema, core_schema
 
+from airdistill.errors import did_you_mean
 from airdistill.scenario.per_device import PerDevice, parse_per_device
 from airdistill.units import (
     decibels,
@@ -86,6 +87,8 @@ def _sample_count(value: Any) -> float:
 
 
 def _epsilon(value: Any) -> float:
+    if isinstance(value, str) and value != "inf":
+        raise ValueError("must be a number above 0, such as 8, or inf for no privacy")
     number = _positive(_number)(math.inf if value == "inf" else value)
     if not (math.isinf(number) or SMALLEST_EPSILON <= number <= LARGEST_EPSILON):
         raise ValueError(f"must lie between {SMALLEST_EPSILON:g} and {LARGEST_EPSILON:g}, or be inf")
@@ -93,6 +96,8 @@ def _epsilon(value: Any) -> float:
 
 
 def _delta(value: Any) -> float:
+    if isinstance(value, str):
+        raise ValueError("must be a number strictly between 0 and 1, such as 1e-5")
     number = _number(value)
     if not 0 < number < 1:
         raise ValueError("must lie strictly between 0 and 1")
@@ -133,7 +138,8 @@ def _named(*names: str) -> Callable[[Any], str]:
 
     def check(value: Any) -> Any:
         if not isinstance(value, str) or (value not in names and not re.fullmatch(_REFERENCE, value)):
-            raise ValueError(f"must be one of {', '.join(names)}, or your own as package.module:Class")
+            rule = f"must be one of {', '.join(names)}, or your own as package.module:Class"
+            raise ValueError(f"{rule}{did_you_mean(value, names)}")
         return value
 
     return check

@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from airdistill.errors import NOT_GIVEN, InputError
+from airdistill.errors import NOT_GIVEN, InputError, SeveralInputsError, did_you_mean
 from airdistill.scenario.model import Scenario
 
 ScenarioLike: TypeAlias = Scenario | str | Path | Mapping[str, Any]
@@ -30,6 +30,20 @@ _PATH_FIELDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("radio", "trace"): (),
     ("public", "source"): ("test", "train"),
     ("public", "embedding"): ("auto", "raw", "random", "patches", "contrastive", "clusters"),
+}
+
+
+_UNKNOWN, _MEANT = "unknown key", "; did you mean "
+# What pydantic says of wrong types and sizes, and the same in plain words.
+_PLAIN_WORDS = {
+    "^(Input|String|Tuple) should": "must",
+    "be a valid (tuple|list)": "be a list",
+    "be a valid integer.*": "be a whole number",
+    "be a valid boolean.*": "be true or false",
+    "be a valid string": "be a text",
+    "be greater than or equal to": "be at least",
+    "be less than or equal to": "be at most",
+    "be less than": "be below",
 }
 
 
@@ -94,7 +108,7 @@ def _check_fields(scenario: Scenario, scheme: str) -> None:
     try:
         Scenario.model_validate(overrides)
     except ValidationError as invalid:
-        raise _in_overrides(scheme, _first_error(invalid)) from None
+        raise SeveralInputsError.joined([_in_overrides(scheme, each) for each in _errors(invalid)]) from None
     except InputError:  # a rule on several fields, from for_scheme with the same words
         return
 
@@ -142,10 +156,15 @@ def preset_names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
+def _no_such_preset(name: str) -> str:
+    known = preset_names()
+    return f"no such preset; presets are {', '.join(known)}{did_you_mean(name, known)}"
+
+
 def preset_text(name: str) -> str:
     """Return the TOML of a preset."""
     if name not in preset_names():
-        raise InputError("scenario", name, f"no such preset; presets are {', '.join(preset_names())}")
+        raise InputError("scenario", name, _no_such_preset(name))
     return (resources.files("airdistill") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -162,10 +181,12 @@ def _read(source: str | Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
-        rule = f"no such file, and no such preset; presets are {', '.join(preset_names())}"
-        raise InputError("scenario", str(source), rule) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("scenario", str(source), f"cannot be read: {error}") from None
+        raise InputError("scenario", str(source), f"no such file, and {_no_such_preset(str(source))}") from None
+    except UnicodeDecodeError:
+        raise InputError("scenario", str(source), "cannot be read: it is not a text in UTF-8") from None
+    except OSError as error:
+        rule = "it is a folder; give a TOML file" if path.is_dir() else f"{error.strerror}"
+        raise InputError("scenario", str(source), f"cannot be read: {rule}") from None
     given = {"name": path.stem, **_parsed(text, str(source))}
     for (section, field), names in _PATH_FIELDS.items():
         table = given.get(section)
@@ -180,7 +201,28 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text, parse_float=_parse_float)
     except (ValueError, RecursionError) as error:
-        raise InputError("scenario", source, f"is not valid TOML: {error}") from None
+        raise InputError("scenario", source, f"is not valid TOML: {_syntax_error(str(error), text)}") from None
+
+
+def _syntax_error(said: str, text: str) -> str:
+    """What the parser says, with the line in question, and the usual cause: a text without quotes."""
+    said = re.sub(r"\('(.*?)',?\)", lambda found: found[1].replace("', '", "."), said)
+    place = re.search(r"at line (\d+)", said)
+    lines = text.splitlines()
+    if place is None or int(place[1]) > len(lines):
+        return said
+    line = lines[int(place[1]) - 1].strip()
+    key, sign, value = line.partition("=")
+    bare = sign and re.match(r"\s*[^\s\"'\[{]", value) and not _is_toml(value)
+    return f"{said}: {line}" + (f'; texts need quotes, as in {key.strip()} = "{value.strip()}"' if bare else "")
+
+
+def _is_toml(value: str) -> bool:
+    try:
+        tomllib.loads(f"value = {value}")
+    except ValueError:
+        return False
+    return True
 
 
 def _parse_float(text: str) -> float:
@@ -219,36 +261,66 @@ def merged(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def validated(given: Mapping[str, Any]) -> Scenario:
-    """Return the scenario, or raise an error of one line that names the first invalid field."""
+    """Return the scenario, or raise an error with one line for each invalid field."""
     try:
         return Scenario.model_validate(dict(given))
     except ValidationError as invalid:
-        raise _first_error(invalid) from None
+        raise SeveralInputsError.joined(_errors(invalid)) from None
 
 
-def _first_error(invalid: ValidationError) -> InputError:
-    error = invalid.errors()[0]
+def _errors(invalid: ValidationError) -> list[InputError]:
+    """All errors, unknown keys first. A key that is missing because it is misspelt is not reported twice."""
+    made = [_as_input_error(error) for error in invalid.errors()]
+    unknown = [error for error in made if error.rule.startswith(_UNKNOWN)]
+    meant = {error.rule.partition(_MEANT)[2].rstrip("?") for error in unknown}
+    others = [
+        error
+        for error in made
+        if error not in unknown and not (error.value is NOT_GIVEN and error.field.split(".")[-1] in meant)
+    ]
+    return [*unknown, *others]
+
+
+def _as_input_error(error: Any) -> InputError:
     location = list(error["loc"])
     field = ".".join(str(part) for part in location)
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
-        return InputError(field, NOT_GIVEN, "is required")
+        example = "; airdistill scenarios show quick prints an example" if len(location) == 1 else ""
+        return InputError(field, NOT_GIVEN, f"is required{example}")
     if kind == "extra_forbidden":
         return InputError(field, error["input"], _unknown_key_rule(location))
     if kind == "value_error":
         rule = str(context["error"])
     elif kind in ("model_type", "dict_type"):
-        rule = "must be a table"
+        rule = f"must be a table, with fields such as {field}.{_known_keys(location)[0]}"
+    elif kind == "string_pattern_mismatch":
+        usable = re.sub(r"[^\w.-]+", "-", str(error["input"])).strip("-.") or "my-run"
+        rule = f"must have letters, digits and - . _ only, and at most 100; use {usable[:99]}"
     else:
-        rule = error["msg"].replace("Input should", "must").replace("String should", "must")
+        rule = _in_plain_words(error["msg"])
+        if kind == "literal_error":
+            rule += did_you_mean(error["input"], re.findall("'([^']*)'", context["expected"]))
     return InputError(field, error["input"], rule)
+
+
+def _in_plain_words(message: str) -> str:
+    """A rule of pydantic, in words that need no knowledge of Python."""
+    for said, plain in _PLAIN_WORDS.items():
+        message = re.sub(said, plain, message)
+    return message
 
 
 def _unknown_key_rule(location: list[int | str]) -> str:
     """Return the rule for an unknown key: the closest known key, or all of them."""
-    known = _known_keys(location[:-1])
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known keys are {', '.join(known)}"
+    given, known = str(location[-1]), _known_keys(location[:-1])
+    elsewhere = {name: f"{section}.{name}" for section in _known_keys([]) for name in _known_keys([section])}
+    meant = did_you_mean(given, known) or (f"{_MEANT}{elsewhere[given]}?" if given in elsewhere else "")
+    meant = meant or did_you_mean(given, elsewhere.values())
+    if not meant and len(location) == 1:
+        section = did_you_mean(given, elsewhere)
+        meant = f"{_MEANT}{elsewhere[section.removeprefix(_MEANT).rstrip('?')]}?" if section else ""
+    return f"{_UNKNOWN}{meant or '; known keys are ' + ', '.join(known)}"
 
 
 def _known_keys(section: list[int | str]) -> list[str]:
@@ -257,4 +329,4 @@ def _known_keys(section: list[int | str]) -> list[str]:
         if isinstance(part, str):
             annotation = model.model_fields[part].annotation
             model = getattr(annotation, "__args__", (annotation,))[0]
-    return list(model.model_fields)
+    return list(getattr(model, "model_fields", ()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import (
     Field,
     StrictBool,
@@ -17,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from airdistill.errors import InputError, SeveralInputsError
 from airdistill.scenario.bands import check_link_budget
 from airdistill.scenario.cells import check_threegpp
 from airdistill.scenario.fields import (
@@ -135,11 +137,12 @@ class Data(Section):
             return None
         if not counts or not counts[0] or len({len(row) for row in counts}) != 1:
             raise ValueError("must be a table of one row per device, each with one count per class")
-        if min(min(row) for row in counts) < 0 or max(max(row) for row in counts) > LARGEST_COUNT:
+        table = np.asarray(counts)
+        if table.min() < 0 or table.max() > LARGEST_COUNT:
             raise ValueError(f"counts must lie between 0 and {LARGEST_COUNT}, none of them negative")
-        for device, row in enumerate(counts):
-            if not any(row):
-                raise ValueError(f"device {device} has no data; leave it out of the fleet")
+        without_data = np.flatnonzero(table.max(axis=1) == 0)
+        if len(without_data):
+            raise ValueError(f"device {without_data[0]} has no data; leave it out of the fleet")
         return counts
 
 
@@ -240,18 +243,35 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
-        check_fleet(self)
-        check_participation(self)
-        check_partition(self)
-        check_learning(self)
-        check_device_lists(self)
-        check_paper_transceiver(self)
-        check_noise(self)
-        check_medium(self)
-        wide = self.waveform.kind == "ofdm"
-        check_threegpp(self.radio, self.num_devices, self.waveform.cyclic_prefix if wide else None)
-        check_link_budget(self)
-        check_antennas(self)
-        check_correlation(self)
-        check_waveform(self)
+        check_fleet(self)  # all others count its devices
+        broken = []
+        for check in _RULES:
+            try:
+                check(self)
+            except InputError as error:
+                broken.append(error)
+        if broken:
+            raise SeveralInputsError.joined(broken)
         return self
+
+
+def _check_cells(scenario: Scenario) -> None:
+    wide = scenario.waveform.kind == "ofdm"
+    prefix = scenario.waveform.cyclic_prefix if wide else None
+    check_threegpp(scenario.radio, scenario.num_devices, prefix)
+
+
+_RULES = (
+    check_participation,
+    check_partition,
+    check_learning,
+    check_device_lists,
+    check_paper_transceiver,
+    check_noise,
+    check_medium,
+    _check_cells,
+    check_link_budget,
+    check_antennas,
+    check_correlation,
+    check_waveform,
+)

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from airdistill.errors import InputError
+from airdistill.errors import InputError, did_you_mean
 from airdistill.scenario.fields import Kind
 from airdistill.scenario.model import Scenario
 from airdistill.scenario.per_device import PerDevice
@@ -52,7 +52,8 @@ def fields_of_section(section: str) -> tuple[ScenarioField, ...]:
         return scenario_fields()
     known = fields_by_section()
     if section not in known:
-        raise InputError("section", section, f"no such section; sections are {', '.join(filter(None, known))}")
+        meant = did_you_mean(section, known)
+        raise InputError("section", section, f"no such section; sections are {', '.join(filter(None, known))}{meant}")
     return known[section]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airdistill.errors import NOT_GIVEN, Described, InputError
 from airdistill.scenario.cells import is_threegpp
+from airdistill.scenario.networks import check_network
 
 if TYPE_CHECKING:
     from airdistill.scenario.model import Scenario
@@ -86,7 +87,8 @@ def _check_resampling(scenario: Scenario) -> None:
 
 
 def check_learning(scenario: Scenario) -> None:
-    """Check the schedule of the step size, and that the optimiser has the bound that privacy counts on."""
+    """Check models' names, the step size's schedule, and that the optimiser has the bound that privacy counts on."""
+    _check_networks(scenario)
     learning, sensitivity = scenario.learning, scenario.privacy.sensitivity
     if learning.schedule == "cosine" and not isinstance(learning.rounds, int):
         rule = f'falls to 0 over learning.rounds, which is "{learning.rounds}"; set learning.rounds to a number'
@@ -94,6 +96,15 @@ def check_learning(scenario: Scenario) -> None:
     if learning.optimizer != "sgd" and sensitivity == "trajectory":
         rule = 'privacy.sensitivity = "trajectory" bounds plain gradient steps only; use "sgd", or sensitivity "device"'
         raise InputError("learning.optimizer", learning.optimizer, rule)
+
+
+def _check_networks(scenario: Scenario) -> None:
+    named = {f"fleet.groups.{place}.model": group.model for place, group in enumerate(scenario.fleet.groups)}
+    named = named or {"learning.model": scenario.learning.model}
+    if scenario.public is not None and scenario.public.server_model is not None:
+        named["public.server_model"] = scenario.public.server_model
+    for field, name in named.items():
+        check_network(name, field)
 
 
 def check_device_lists(scenario: Scenario) -> None:
@@ -223,18 +234,32 @@ def _check_observed(scenario: Scenario) -> None:
             'elements only; waveform.csi = "perfect" plans for static channels that are known exactly'
         )
         raise InputError("waveform.observed", "samples", rule)
-    only_own = f"with privacy.trust = {trust} no noise is proven to count through it but a device's own; use own_noise"
-    rejected: list[tuple[bool, str, Any]] = [
-        # To a receiver without noise the devices add their own, on one axis.
-        (wave.axes == 1 and (trust != "receiver_noise" or radio.noise_power == 0), "waveform.axes", 1),
-        (wave.amplifier != "linear", "waveform.amplifier", wave.amplifier),
-        (wave.carrier_offset > 0, "waveform.carrier_offset", wave.carrier_offset),
-        (wave.phase_noise > 0, "waveform.phase_noise", wave.phase_noise),
-        (wave.timing_error > 0, "waveform.timing_error", wave.timing_error),
+    start = f"with privacy.trust = {trust} no noise is proven to count through it but a device's own"
+    # To a receiver without noise the devices add their own, on one axis.
+    receiver = trust == "receiver_noise" and radio.noise_power != 0
+    if wave.axes == 1 and not receiver:
+        raise InputError("waveform.axes", 1, f"{start}; use own_noise")
+    known = trust in ("receiver_noise", "fleet_noise")
+    clipped = "a fade makes its distortion louder than the signal" if receiver else "clipped noise is not Gaussian"
+    leaks = "a turned signal reaches samples and tones where the others' noise is not"
+    turns = known and _knows_paths(scenario) and (receiver or wave.observed == "elements")
+    why = leaks if _knows_paths(scenario) else "pilots do not tell how strong each of several paths is"
+    late = known and (receiver or wave.observed == "elements")
+    rejected: list[tuple[bool, str, Any, str]] = [
+        (not (receiver and _knows_paths(scenario)), "waveform.amplifier", wave.amplifier, clipped),
+        (not turns, "waveform.carrier_offset", wave.carrier_offset, why),
+        (not turns, "waveform.phase_noise", wave.phase_noise, why),
+        (not late, "waveform.timing_error", wave.timing_error, leaks),
     ]
-    for applies, field, value in rejected:
-        if applies:
-            raise InputError(field, value, only_own)
+    for refused, field, value, reason in rejected:
+        if refused and value not in ("linear", 0):
+            raise InputError(field, value, f"{start}: {reason}; use own_noise")
+
+
+def _knows_paths(scenario: Scenario) -> bool:
+    """Whether the paths of channels are known: exactly, or because a scenario declares one path."""
+    one_path = scenario.radio.gains is not None or not is_threegpp(scenario.radio.fading)
+    return one_path or scenario.waveform.csi == "perfect"
 
 
 def _bounds_prefixes(scenario: Scenario) -> bool:
@@ -245,9 +270,8 @@ def _bounds_prefixes(scenario: Scenario) -> bool:
     wave, radio, trust = scenario.waveform, scenario.radio, scenario.privacy.trust
     if trust not in ("receiver_noise", "fleet_noise"):
         return False
-    one_path = radio.gains is not None or not is_threegpp(radio.fading)
-    real_noise = trust == "receiver_noise" and radio.noise_power != 0
-    return wave.csi == "perfect" or (one_path and (real_noise or wave.speed == 0))
+    receiver = trust == "receiver_noise" and radio.noise_power != 0
+    return wave.csi == "perfect" or (_knows_paths(scenario) and (receiver or wave.speed == 0))
 
 
 def check_noise(scenario: Scenario) -> None:

@@ -90,8 +90,7 @@ class FeatureMeansProtocol(PublicDistillation):
 
     def _fitted(self, fleet: LearningFleet) -> Embedding | ClusterEmbedding:
         if self._embedding is None:
-            made = clusters_of if isinstance(self._payload, ClusterMeans) else embedding_of
-            self._embedding = made(self.plan, fleet.public_samples(), fleet.engine)
+            self._embedding = public_embedding(self.plan, fleet.public_samples(), fleet.engine)
         return self._embedding
 
     def learn(
@@ -135,6 +134,12 @@ class FeatureMeansProtocol(PublicDistillation):
             right = {name: share_right(each, public.hidden_labels) for name, each in rows.items() if each is not None}
             kept["labels_right"] = right
         return kept
+
+
+def public_embedding(plan: Plan, samples: Tensor, engine: Engine) -> Embedding | ClusterEmbedding:
+    """The embedding of a plan's feature means, fitted on the public samples; a second call remembers the first."""
+    made = clusters_of if isinstance(plan.uplink.payload, ClusterMeans) else embedding_of
+    return made(plan, samples, engine)
 
 
 def embedding_of(plan: Plan, samples: Tensor, engine: Engine) -> Embedding:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from airdistill.data.datasets import dataset_summary
+from airdistill.data.partition import class_counts
 from airdistill.data.public import load_data
-from airdistill.errors import AirDistillError, Described, InputError, described
+from airdistill.errors import AirDistillError, Described, InputError, described, did_you_mean
 from airdistill.planning.feature_means import has_own_embedding
 from airdistill.planning.fleet import realise_fleet
 from airdistill.planning.payloads import Gradient, declared_public
 from airdistill.planning.plan import Plan, plan
 from airdistill.plugins import load_object
-from airdistill.privacy.release import EarlierRuns
+from airdistill.privacy.spending import EarlierRuns
 from airdistill.scenario.loading import changed, for_scheme
 from airdistill.scenario.model import Scenario
+from airdistill.scenario.networks import check_takes, input_shape_of
 from airdistill.scenario.radio import Radio
 from airdistill.schemes.base import Scheme
 
@@ -157,6 +161,8 @@ def _planned(scheme: Scheme, scenario: Scenario, earlier: EarlierRuns | None) ->
             f'"sgd" in [overrides.{scheme.name}]'
         )
         raise InputError("learning.optimizer", scenario.learning.optimizer, rule)
+    if scenario.data.class_counts is None:
+        check_models(scenario)
     length = model_length(scheme, scenario)
     if scenario.public is not None and scheme.payload.needs_public_set:
         fleet = realise_fleet(scenario, earlier)
@@ -165,7 +171,48 @@ def _planned(scheme: Scheme, scenario: Scenario, earlier: EarlierRuns | None) ->
             dataset, _ = load_data(scenario)  # a public set that cannot be loaded is refused now
             length = scheme.payload.length_for(scenario, fleet, dataset.x_train.shape[1:])
     made = plan(scenario, scheme.uplink_kind, length, earlier if scheme.releases == "private" else None)
-    return made if scheme.releases == "private" else _without_protection(made, scheme)
+    made = made if scheme.releases == "private" else _without_protection(made, scheme)
+    return replace(made, warnings=(*made.warnings, *_misspelt_overrides(scheme, scenario)))
+
+
+def _misspelt_overrides(scheme: Scheme, scenario: Scenario) -> Iterator[str]:
+    """Overrides of a scheme that does not exist change nothing; but users' own schemes may have any name."""
+    from airdistill.schemes.registry import SCHEMES  # which imports this module
+
+    for name in scenario.overrides:
+        meant = "" if name in SCHEMES or name == scheme.name else did_you_mean(name, SCHEMES)
+        if meant:
+            yield f"overrides.{name}: no built-in scheme has this name{meant}"
+
+
+def check_models(scenario: Scenario) -> None:
+    """Raise unless every device's model can take its samples. Only a user's own model is built, which loads PyTorch."""
+    found = dataset_summary(scenario.data.dataset)
+    shape, num_classes = input_shape_of(found.sample_shape), int(found.y_train.max()) + 1
+    field = "fleet.groups" if scenario.fleet.groups else "learning.model"
+    if scenario.public is not None and scenario.public.server_model is not None:
+        check_takes(scenario.public.server_model, shape, "public.server_model")
+    for name in dict.fromkeys(scenario.model_names):
+        if ":" not in name:
+            check_takes(name, shape, field)
+            continue
+        import torch
+
+        from airdistill.learning.models import build_model, has_batch_norm
+
+        model = build_model(name, shape, num_classes, np.random.default_rng(0), torch.float32, field)
+        if has_batch_norm(model):
+            _check_batches(scenario, name, field)
+
+
+def _check_batches(scenario: Scenario, name: str, field: str) -> None:
+    """Raise if batch normalisation would see a batch of one sample, which has no variance."""
+    samples, learning = class_counts(scenario).sum(axis=1), scenario.learning
+    own = [device for device, each in enumerate(scenario.model_names) if each == name and samples[device] == 1]
+    if own or (learning.local_epochs > 0 and learning.batch_size == 1):
+        cause = f"device {own[0]} has one sample" if own else "learning.batch_size is 1"
+        rule = f"has batch normalisation, which needs two samples in a batch, and {cause}"
+        raise InputError(field, name, f"{rule}; give more, or use nn.GroupNorm")
 
 
 def _without_protection(made: Plan, scheme: Scheme) -> Plan:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from airdistill import DEFAULT_SCHEME
-from airdistill.errors import InputError, described
+from airdistill.errors import InputError, described, did_you_mean
 from airdistill.planning.payloads import ClassMeans, Payload, check_payload_class
 from airdistill.planning.plan import Plan
 from airdistill.plugins import load_object
@@ -84,8 +84,8 @@ def load_scheme(reference: str) -> Scheme:
     if reference in SCHEMES:
         return SCHEMES[reference]()
     if ":" not in reference:
-        rule = f"must be your own as package.module:Class, or one of {', '.join(SCHEMES)}"
-        raise InputError("--scheme", reference, rule)
+        rule = "must be a name that `airdistill schemes` lists, or your own as package.module:Class"
+        raise InputError("--scheme", reference, f"{rule}{did_you_mean(reference, SCHEMES)}")
     found = load_object(reference, "--scheme")
     if not (isinstance(found, type) and issubclass(found, Scheme)):
         raise InputError("--scheme", reference, "must be a class derived from airdistill.schemes.Scheme")

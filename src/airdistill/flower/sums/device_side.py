@@ -3,16 +3,18 @@
 The server forwards every message and may lie in each. A round has five steps:
 
 1. keys     – a device's new public keys and a commitment to the seed of its own mask, signed by the device;
-2. shares   – its mask key and its seed, split among all devices and sealed for each of them;
+2. shares   – its mask key and its seed, split among all devices and sealed for each of them, and commitments to
+              every share, by which the server recognises a device that reveals a wrong one;
 3. masked   – its vector under its own mask and one mask shared with every other device, which cancel in the sum;
 4. confirm  – its signature on the set of survivors: the devices whose vectors the server claims to have;
 5. reveal   – given a threshold of signatures on the same set: its shares of the survivors' seeds and of the mask keys
               of the dropped devices. A device never reveals both for one device: the set decides which.
 
 If fewer devices survive than the threshold, the devices refuse steps 4 and 5. The sum therefore has the noise of at
-least that many devices. Every device exchanges shares with every other (the complete graph of SecAgg; SecAgg+ has a
-sparser graph for fleets of thousands). This module neither sends nor stores anything. The caller stores the state of a
-device, as JSON, before each reply leaves.
+least that many devices. Every device exchanges shares with every other: the complete graph of SecAgg, whose cost
+`benchmarks/secure_sum.py` measures for 200 devices. SecAgg+ has a sparser random graph for fleets of thousands, and
+must assume that few enough devices collude or drop out among any one's neighbours. This module neither sends nor stores
+anything. The caller stores the state of a device, as JSON, before each reply leaves.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from numpy.typing import NDArray
 
 from airdistill.flower.records import Record, by_device, integer, octets, ordered
@@ -42,9 +43,8 @@ from airdistill.flower.sums.keys import (
     signed_by,
     unseal,
 )
-from airdistill.flower.sums.messages import Terms, number
-
-SHARE_INDEX_BYTES = 4  # Flower prepends the index of a share
+from airdistill.flower.sums.messages import Terms
+from airdistill.flower.sums.secret_sharing import SHARE_BYTES, create_shares
 
 
 class RefusedError(SecureSumError):
@@ -74,6 +74,10 @@ class DeviceSide:
             raise SecureSumError(f"device {device} is not in the round, or the roster lacks a device of the round")
         self._terms, self._device, self._identity, self._roster = terms, device, identity, roster
         self._state = _State()
+
+    @property
+    def modulus(self) -> Modulus:
+        return self._terms.modulus
 
     def keys(self) -> Record:
         """Step 1: send new public keys."""
@@ -108,8 +112,9 @@ class DeviceSide:
         threshold = self._terms.threshold
         key_shares = create_shares(state.mask_private, threshold, len(devices))
         seed_shares = create_shares(state.seed, threshold, len(devices))
-        sealed = []
+        sealed, commitments = [], []
         for other, key_share, seed_share in zip(devices, key_shares, seed_shares, strict=True):
+            commitments += share_commitments(self._terms, self._device, other, key_share, seed_share)
             if other == self._device:
                 state.key_shares[other], state.seed_shares[other] = key_share, seed_share
             else:
@@ -117,7 +122,7 @@ class DeviceSide:
                 sealed.append(seal(self._share_key(other), key_share + seed_share, address))
         state.step = "masked"
         receivers = [other for other in devices if other != self._device]
-        return {**self._sender(), "receivers": receivers, "sealed": sealed}
+        return {**self._sender(), "receivers": receivers, "sealed": sealed, "commitments": b"".join(commitments)}
 
     def masked(self, delivered: Record, values: NDArray[np.int64]) -> Words:
         """Step 3: mask the vector, given the shares that the other devices sealed for this one.
@@ -217,11 +222,9 @@ class DeviceSide:
         """Decrypt this device's shares of another device's mask key and seed."""
         address = self._terms.purpose(b"address", other, self._device)
         shares = unseal(self._share_key(other), sealed, address)
-        key_share, seed_share = shares[: len(shares) // 2], shares[len(shares) // 2 :]
-        index = number(sorted(self._state.mask_keys).index(self._device) + 1)[:SHARE_INDEX_BYTES]
-        if not (key_share.startswith(index) and seed_share.startswith(index)):
-            raise SecureSumError(f"device {other} sealed a share that is not for device {self._device}")
-        return key_share, seed_share
+        if len(shares) != 2 * SHARE_BYTES:
+            raise SecureSumError(f"device {other} sealed {len(shares)} bytes for device {self._device}: not two shares")
+        return shares[:SHARE_BYTES], shares[SHARE_BYTES:]
 
     def _share_key(self, other: int) -> bytes:
         pair = sorted((self._device, other))
@@ -245,6 +248,12 @@ def check_keys(terms: Terms, roster: Mapping[int, bytes], record: Record) -> Non
     statement = terms.keys_statement(device, mask_key, share_key, octets(record, "seed_commitment"))
     if device not in terms.devices or not signed_by(roster[device], octets(record, "signature"), statement):
         raise RefusedError(f"the keys of device {device} are not signed by it")
+
+
+def share_commitments(terms: Terms, dealer: int, holder: int, key_share: bytes, seed_share: bytes) -> list[bytes]:
+    """What the server checks a holder's shares by; each share alone is as random as a key."""
+    purposes = (terms.purpose(what, dealer, holder) for what in (b"key share", b"seed share"))
+    return [commitment(share, purpose) for share, purpose in zip((key_share, seed_share), purposes, strict=True)]
 
 
 def pairwise_mask(terms: Terms, device: int, other: int, private: bytes, other_public: bytes) -> Words:

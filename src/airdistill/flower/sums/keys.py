@@ -1,8 +1,7 @@
 """The cryptography of the secure sum: modular integers, masks, key agreement, authenticated encryption, signatures.
 
-Every key and mask is bound to one round of one run. The secret sharing comes from Flower 1.41
-(`flwr.common.secure_aggregation.crypto.shamir`: Shamir's scheme over GF(2^128) of PyCryptodome, with coefficients from
-the operating system). Flower's other primitives are not used:
+Every key and mask is bound to one round of one run. Flower's own primitives (1.41) are not used; `secret_sharing` says
+why not its secret sharing. As for the others:
 
 * `pseudo_rand_gen` folds a seed to 32 bits and feeds a Mersenne Twister, and so every mask can be found by trying 2^32
   seeds. It also never draws the largest residue, and so a masked number is not uniform. Here: ChaCha20 with 256 bits;
@@ -67,6 +66,29 @@ class Modulus:
         """The representative of each residue class that is nearest to zero."""
         unused = np.uint64(64 - self.bits)
         return (residues << unused).view(np.int64) >> np.int64(64 - self.bits)
+
+    def packed(self, residues: Words) -> bytes:
+        """Residues at `bits` bits each, the lowest first; the last byte is filled up with zeros."""
+        octets = np.ascontiguousarray(residues, "<u8").view(np.uint8).reshape(-1, 8)
+        return np.packbits(
+            np.unpackbits(octets, axis=1, bitorder="little")[:, : self.bits], bitorder="little"
+        ).tobytes()
+
+    def unpacked(self, content: bytes, length: int) -> Words:
+        """So many residues from their bytes. Raise unless they are what `packed` returns."""
+        size = self.num_bytes(length)
+        if len(content) != size:
+            raise SecureSumError(f"{len(content)} bytes; {length} numbers of {self.bits} bits need {size}")
+        bits = np.unpackbits(np.frombuffer(content, np.uint8), bitorder="little")
+        if bits[length * self.bits :].any():
+            raise SecureSumError("the unused bits at the end of a vector must be zero")
+        padded = np.zeros((length, 64), np.uint8)
+        padded[:, : self.bits] = bits[: length * self.bits].reshape(length, self.bits)
+        return np.packbits(padded, axis=1, bitorder="little").view("<u8").astype(np.uint64).ravel()
+
+    def num_bytes(self, length: int) -> int:
+        """The size of so many packed residues."""
+        return -(-length * self.bits // 8)
 
     def reduce(self, words: Words) -> Words:
         """Reduce at the end of a sum; before that, words wrap at 2^64, which is a multiple of this modulus."""

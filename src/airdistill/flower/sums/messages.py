@@ -11,6 +11,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from airdistill.errors import InputError
@@ -53,11 +54,11 @@ class Terms:
         if self.length < 1:
             raise InputError("length", self.length, "must be at least 1")
 
-    @property
+    @cached_property
     def context(self) -> bytes:
         """A digest that enters every key and signature, and so none of them is valid in another round."""
         numbers = [self.round_number, self.threshold, self.modulus.bits, self.length, *self.devices]
-        return digest(b"airdistill secure sum 1", self.run.encode(), self.meaning.encode(), *map(number, numbers))
+        return digest(b"airdistill secure sum 2", self.run.encode(), self.meaning.encode(), *map(number, numbers))
 
     @property
     def largest(self) -> int:

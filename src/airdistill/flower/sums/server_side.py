@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from itertools import combinations, islice
 
 import numpy as np
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from numpy.typing import NDArray
 
 from airdistill.flower.records import Record, by_device, integer, octets
 from airdistill.flower.sums.device_side import check_keys, pairwise_mask
-from airdistill.flower.sums.keys import KEY_BYTES, SecureSumError, Words, commitment, mask, public_key
+from airdistill.flower.sums.keys import Modulus, SecureSumError, Words, commitment, mask, public_key
 from airdistill.flower.sums.messages import Terms
+from airdistill.flower.sums.secret_sharing import combine_shares
 
-_MAX_COMBINATIONS = 1000
+_COMMITMENT_BYTES = 32
+_SECRETS = {"dropped": ("key_shares", b"key share"), "survivors": ("seed_shares", b"seed share")}
 
 
 class ServerSide:
@@ -24,9 +24,14 @@ class ServerSide:
         self._terms, self._roster = terms, roster
         self._keys: dict[int, Record] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}
+        self._commitments: dict[int, dict[int, bytes]] = {}  # of a dealer, to the shares of a holder
         self._masked: dict[int, Words] = {}
         self._signatures: dict[int, bytes] = {}
-        self._revealed: dict[int, Record] = {}
+        self._revealed: dict[int, dict[str, dict[int, bytes]]] = {}  # by holder, the shares of each dealer
+
+    @property
+    def modulus(self) -> Modulus:
+        return self._terms.modulus
 
     def take_keys(self, record: Record) -> None:
         """Accept a device's keys if it signed them; with forged keys the other devices would refuse the round."""
@@ -42,7 +47,14 @@ class ServerSide:
         device, sealed = self._sender(record, self._keys), by_device(record, "receivers", "sealed")
         if sealed.keys() != self._keys.keys() - {device}:
             raise SecureSumError(f"device {device} sent shares for other devices than those that sent keys")
+        self._commitments[device] = self._commitments_in(record, device)
         self._sealed[device] = sealed
+
+    def _commitments_in(self, record: Record, device: int) -> dict[int, bytes]:
+        content, holders, size = octets(record, "commitments"), sorted(self._keys), 2 * _COMMITMENT_BYTES
+        if len(content) != size * len(holders):
+            raise SecureSumError(f"device {device} sent {len(content)} bytes of commitments for {len(holders)} devices")
+        return {holder: content[size * place : size * (place + 1)] for place, holder in enumerate(holders)}
 
     def delivery_for(self, device: int) -> Record:
         self._check_threshold(self._sealed, "sent shares")
@@ -89,9 +101,7 @@ class ServerSide:
         device = self._sender(record, self._signatures)
         if record.get("survivors") != self.survivors or record.get("dropped") != self._dropped():
             raise SecureSumError(f"device {device} revealed shares of other devices than it was asked for")
-        for devices_name, shares_name in (("survivors", "seed_shares"), ("dropped", "key_shares")):
-            by_device(record, devices_name, shares_name)  # raises unless there is one share for each device
-        self._revealed[device] = record
+        self._revealed[device] = {name: by_device(record, name, shares) for name, (shares, _) in _SECRETS.items()}
 
     def total(self) -> NDArray[np.int64]:
         """The sum of the survivors' vectors, exact."""
@@ -114,23 +124,30 @@ class ServerSide:
     def _seed_of(self, device: int) -> bytes:
         committed = octets(self._keys[device], "seed_commitment")
         purpose = self._terms.purpose(b"seed", device)
-        return self._combined("survivors", "seed_shares", device, lambda seed: commitment(seed, purpose) == committed)
+        return self._combined("survivors", device, lambda seed: commitment(seed, purpose) == committed)
 
     def _mask_private_of(self, device: int) -> bytes:
         known = octets(self._keys[device], "mask_key")
-        return self._combined("dropped", "key_shares", device, lambda private: public_key(private) == known)
+        return self._combined("dropped", device, lambda private: public_key(private) == known)
 
-    def _combined(self, devices_name: str, shares_name: str, device: int, is_right: Callable[[bytes], bool]) -> bytes:
-        """Combine shares into the committed secret, trying subsets: a wrong share must not prevent the sum."""
-        shares = [by_device(record, devices_name, shares_name)[device] for record in self._revealed.values()]
-        for some in islice(combinations(shares, self._terms.threshold), _MAX_COMBINATIONS):
-            try:
-                secret = combine_shares(list(some))
-            except ValueError:  # not a share
-                continue
-            if len(secret) == KEY_BYTES and is_right(secret):
+    def _combined(self, devices_name: str, dealer: int, is_right: Callable[[bytes], bool]) -> bytes:
+        """Combine the shares that the dealer has committed to: a wrong share must not prevent the sum."""
+        _, what = _SECRETS[devices_name]
+        points = {holder: point for point, holder in enumerate(sorted(self._keys), start=1)}
+        right = {}
+        for holder, revealed in self._revealed.items():
+            share = revealed[devices_name][dealer]
+            if commitment(share, self._terms.purpose(what, dealer, holder)) in self._committed(dealer, holder):
+                right[points[holder]] = share
+        if len(right) >= self._terms.threshold:
+            secret = combine_shares(dict(sorted(right.items())[: self._terms.threshold]))
+            if is_right(secret):
                 return secret
-        raise SecureSumError(f"the shares of device {device}'s secret do not give what it committed to")
+        raise SecureSumError(f"the shares of device {dealer}'s secret do not give what it committed to")
+
+    def _committed(self, dealer: int, holder: int) -> tuple[bytes, bytes]:
+        both = self._commitments[dealer][holder]
+        return both[:_COMMITMENT_BYTES], both[_COMMITMENT_BYTES:]
 
     def _sender(self, record: Record, allowed: Collection[int]) -> int:
         device = integer(record, "device")

@@ -76,7 +76,16 @@ def over_fleet(class_counts: ArrayLike, of_class: FloatArray) -> FloatArray:
 
     Classes that no device holds do not count.
     """
-    weight = class_shares(class_counts).sum(axis=0)
+    return weighted_sum(class_weight(class_counts), of_class)
+
+
+def class_weight(class_counts: ArrayLike) -> FloatArray:
+    """α_k = Σ_i B_i^k/B_i, `[class]`."""
+    return np.asarray(class_shares(class_counts).sum(axis=0))
+
+
+def weighted_sum(weight: FloatArray, of_class: FloatArray) -> FloatArray:
+    """Σ_k α_k x_k over the classes that any device holds, for x `[..., class]`."""
     reached = np.where(weight > 0, of_class, 0.0)
     return np.asarray((reached * weight).sum(axis=-1))
 

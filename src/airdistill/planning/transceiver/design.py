@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from airdistill.arrays import ComplexArray, FloatArray, divide_or
+from airdistill.arrays import ComplexArray, FloatArray, divide_or, largest
 from airdistill.privacy.sensitivity import aggregation_weights
 from airdistill.privacy.trust import DesignedNoise, OwnNoise, Trust, counted_by_trust, trust_named
 
@@ -89,6 +89,8 @@ class Links:
         """The same for some draws, from weights `[draw, device, class]` and powers `[draw, device]`."""
         if np.all(power_w > 0):
             per_device = weights / np.sqrt(power_w)[..., None]
+            if len(per_device) == 1:
+                return np.asarray(largest(per_device[0])[None] ** 2 / self.energy_slots)
         else:
             per_device = divide_or(weights, np.broadcast_to(np.sqrt(power_w)[..., None], weights.shape), np.inf)
             per_device[weights == 0] = 0.0
@@ -197,10 +199,10 @@ def design_links(links: Links, channel: ComplexArray, required_noise_var: ArrayL
     required = np.asarray(required_noise_var, dtype=np.float64)
     if required.shape != links.weights.shape:
         raise ValueError(f"required_noise_var of shape {required.shape}: must be {links.weights.shape}")
-    if not (required >= 0).all() or np.isinf(required).any():
+    if required.size and not (required.min() >= 0 and required.max() < np.inf):
         raise ValueError("required_noise_var: must be finite and not negative")
     idle = links.weights == 0
-    if required[idle].any():
+    if idle.any() and required[idle].any():
         # A device that does not hold a class has nothing to protect in it.
         required = np.where(idle, 0.0, required)
     del idle
@@ -224,7 +226,7 @@ def _with_gains(links: Links, channel: ComplexArray, required: FloatArray, noise
         rx_scale=np.sqrt(noise.scale_sq),
         effective_noise_var=noise.effective,
         counted_noise_var=noise.counted,
-        required_noise_var=np.asarray(required.max(axis=0)),
+        required_noise_var=largest(required),
         noise_axes=links.noise_axes,
     )
 

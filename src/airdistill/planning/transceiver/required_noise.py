@@ -88,6 +88,7 @@ class ClassRequiredNoise:
     alone: bool = False
     floor: FloatArray | None = None
     _latest: tuple[tuple[int, int], FloatArray, FloatArray] | None = field(default=None, init=False, compare=False)
+    _of_rounds: tuple[int, FloatArray] | None = field(default=None, init=False, compare=False)
 
     @cached_property
     def shift(self) -> AccumulatedShift:
@@ -100,12 +101,24 @@ class ClassRequiredNoise:
 
     def of_rounds(self, num_rounds: int) -> FloatArray:
         """The requirement of each of T equal rounds."""
+        if self._of_rounds is not None and self._of_rounds[0] == num_rounds:
+            # All draws of a forecast need the same, and it is a large array for a large fleet.
+            return self._of_rounds[1]
         shift, fleet = self.shift.after(num_rounds), self.fleet
         if self.split and self.model in JOINT_MODELS:
             if self.is_linear:
                 return num_rounds * self._split_of_one_round
             return self._split(shift, fleet.mu**2)
-        return required_for_shift(shift, fleet.class_counts, fleet.mu, self.model, self.relabel)
+        required = np.asarray(shift * self._noise_per_shift)
+        required.flags.writeable = False
+        self._of_rounds = (num_rounds, required)
+        return required
+
+    @cached_property
+    def _noise_per_shift(self) -> FloatArray:
+        """n_i/μ_i², `[device, 1]`."""
+        one, fleet = np.ones((self.fleet.num_devices, 1)), self.fleet
+        return required_for_shift(one, fleet.class_counts, fleet.mu, self.model, self.relabel)
 
     @property
     def is_linear(self) -> bool:

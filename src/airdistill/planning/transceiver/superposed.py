@@ -16,7 +16,7 @@ import numpy as np
 
 from airdistill.arrays import BoolArray, ComplexArray, FloatArray, divide_or
 from airdistill.channel.csi import ChannelError
-from airdistill.planning.fleet import RealisedFleet
+from airdistill.planning.fleet import LARGE_FLEET, RealisedFleet
 from airdistill.planning.payloads import Payload
 from airdistill.planning.transceiver.design import (
     Links,
@@ -211,7 +211,8 @@ class SuperposedUplink(Uplink):
         # If a class's strictest active device decides, and T only scales its requirement, it is found once.
         once = None
         strictest_decides = self.trust in TRUST_MODELS and not self._counts_own_only
-        if self.truncation > 0 and not sampled and strictest_decides and self.required_noise.is_linear:
+        worthwhile = self.truncation > 0 or self.fleet.num_devices >= LARGE_FLEET
+        if worthwhile and not sampled and strictest_decides and self.required_noise.is_linear:
             once = self._round_requirement(links, self.required(1)).max(axis=-2, keepdims=True)
 
         def noise_var(num_rounds: int) -> FloatArray:
