@@ -276,7 +276,8 @@ def seen_through(
     shares = weakest / weakest.sum()
     on_tones = kept_noise(scenario, link, num_numbers, shares)
     fleet = factors.of_fleet(shares, on_tones)
-    return Observation(limit, float(weakest.sum() / own.sum(axis=0).max()) * on_tones, 0.0, fleet, receiver)
+    kept = float(weakest.sum() / own.sum(axis=0).max()) * on_tones
+    return Observation(limit=limit, kept=kept, fleet_factor=fleet, receiver_factor=receiver)
 
 
 def _factors(scenario: Scenario, link: WideLink, num_numbers: int, limit: float, sending: BoolArray) -> LinkFactors:
