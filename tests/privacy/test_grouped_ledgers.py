@@ -127,7 +127,7 @@ def test_the_format_follows_from_the_number_of_devices_and_stays_with_the_run():
 def test_a_chain_may_change_its_format_with_a_run(tmp_path, first, second):
     charged(tmp_path / "first.jsonl", *three_rounds(), format=first)
     terms = large(format=second, name="next", scheme="airdistill")
-    before = spent_before(tmp_path / "first.jsonl", terms, 40)
+    before = spent_before(tmp_path / "first.jsonl", terms, 40).squared_mu
     path = tmp_path / "second.jsonl"
     ledger = Ledger.begin(terms, path, tmp_path / "first.jsonl")
     ledger.charge(release_of_kinds(1))
