@@ -256,21 +256,21 @@ OWN_GAINS = """
 from dataclasses import replace
 from airdistill.schemes.distillation import OtaFd
 
-class Louder(OtaFd):
-    name = "louder"
+class Fainter(OtaFd):
+    name = "fainter"
 
     def play(self, this):
         design = this.design()
-        louder = {"noise_gain": 2 * design.noise_gain, "effective_noise_var": 4 * design.effective_noise_var}
-        this.charge(replace(design, **louder))
+        signals = {"signal_gain": design.signal_gain / 2, "rx_scale": design.rx_scale / 2}
+        this.charge(replace(design, **signals, effective_noise_var=4 * design.effective_noise_var))
         return super().play(this)
 """
 
 
 def test_gains_of_a_custom_scheme_are_not_compared_with_the_plan(tmp_path, monkeypatch):
-    (tmp_path / "louder.py").write_text(OWN_GAINS)
+    (tmp_path / "fainter.py").write_text(OWN_GAINS)
     monkeypatch.syspath_prepend(tmp_path)
-    folder = played(tmp_path, "louder:Louder", "radio.noise_power=1e-20 W")
+    folder = played(tmp_path, "fainter:Fainter", "radio.noise_power=1e-20 W")
     found = audit_run(folder, RECORDED).recorded
     assert found.violations == ()
     assert found.num_redrawn == 0
@@ -278,9 +278,9 @@ def test_gains_of_a_custom_scheme_are_not_compared_with_the_plan(tmp_path, monke
     assert any("gains are not those of the plan" in note for note in found.notes)
     with monkeypatch.context() as patch:
         mutants.no_noise(patch)
-        noiseless = played(tmp_path, "louder:Louder", out="noiseless")
+        noiseless = played(tmp_path, "fainter:Fainter", "radio.noise_power=1e-20 W", out="noiseless")
     assert any("Noise lower than predicted" in sentence for sentence in audit_run(noiseless, RECORDED).violations)
-    sys.modules.pop("louder")
+    sys.modules.pop("fainter")
 
 
 OWN_PARTS = """
