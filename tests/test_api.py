@@ -84,7 +84,7 @@ def test_records_have_the_documented_keys(tmp_path, scheme):
     record = ad.run(small_scenario(tmp_path, *changes), scheme, rounds=2, out=tmp_path / "run", options=OFTEN)
     for line in record.rounds:
         assert has_keys_of(RoundRecord, line)
-    assert set(record.rounds[-1]["accuracy"]) == set(get_type_hints(AccuracyRecord))
+    assert has_keys_of(AccuracyRecord, record.rounds[-1]["accuracy"])
     assert has_keys_of(RunSummary, record.summary)
     assert "link" in record.summary  # only summaries of older versions have none
 

@@ -54,7 +54,7 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     ('; did you mean ota_fd?', '')
     """
     plain = {_plain(name): name for name in known}
-    close = difflib.get_close_matches(_plain(str(given)), plain, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(_plain(str(given)), plain, n=1, cutoff=0.65)
     return f"; did you mean {plain[close[0]]}?" if close else ""
 
 

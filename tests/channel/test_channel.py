@@ -86,7 +86,7 @@ def test_a_trace_is_repeated_cyclically(tmp_path, form):
         ("trace.csv", b"1,2,3\n4,5,6\n", "rounds × 2 devices"),
         ("trace.csv", b"1,x\n", "cannot be read"),
         ("trace.csv", b"1,nan\n", "finite"),
-        ("trace.npz", b"PK", "damaged or not an .npz"),
+        ("trace.npz", b"PK", r"is not a .npz file; write it with numpy.savez\(file, channel=gains\)"),
         ("trace.csv", b"", "rounds × 2 devices"),
         ("trace.csv", b"\xff\xfe\x00", "cannot be read"),
     ],

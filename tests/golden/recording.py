@@ -66,8 +66,14 @@ def observe(case, inputs, folder):
                 ad.run(earlier, case.scheme, out=before, options=options)
             ad.run(_scenario(case, inputs), case.scheme, out=folder / "run", options=options, ledger=before)
     except ad.AirDistillError as error:
-        return {"refused": {"error": type(error).__name__, "field": getattr(error, "field", None)}}
+        return {"refused": {"error": _kind(error), "field": getattr(error, "field", None)}}
     return _contents(folder / "run")
+
+
+def _kind(error):
+    """The name of its type; several errors of a scenario, told at once, are the first of them."""
+    names = [each.__name__ for each in type(error).__mro__]
+    return "InputError" if "InputError" in names else names[0]
 
 
 def _scenario(case, inputs, more=()):

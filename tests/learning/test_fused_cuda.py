@@ -18,8 +18,7 @@ from airdistill.learning.fused.form import form_of, logits_by_form
 from airdistill.learning.gradients import Target
 from airdistill.learning.mixed import MixedSteps
 from airdistill.learning.samples import to_tensor
-from airdistill.learning.stacked import _losses
-from airdistill.learning.stacking import TorchLogits
+from airdistill.learning.stacking import TorchLogits, mean_losses
 from airdistill.runs.options import RunOptions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -126,7 +125,7 @@ def test_losses_and_their_gradients(weight, devices, samples, classes):
     received[1] = np.nan
     exactly, target = (Target.of(received, dtype, CUDA) for dtype in (torch.float64, torch.float32))
     leaf = logits.clone().requires_grad_()
-    training, distillation = _losses(leaf, labels, None if weight is None else exactly)
+    training, distillation = mean_losses(leaf, labels, None if weight is None else exactly)
     expected = torch.autograd.grad((training + (weight or 0.0) * distillation).sum(), leaf)[0]
     gradients, means = loss_gradients(logits.float(), labels, None if weight is None else target, weight or 0.0)
     assert error(gradients, expected) <= 1e-6

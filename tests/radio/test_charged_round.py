@@ -330,7 +330,9 @@ def test_a_design_of_ones_own_is_charged_for_the_noise_that_it_sends(tmp_path, c
     setting, as_planned = (Setting(tmp_path, *case, *changes) for _ in range(2))
     channel = setting.source.round_channel(1)
     design = setting.plan.design(channel, 1)
-    own = replace(design, noise_gain=factor * design.noise_gain)
+    weaker = max(1.0, factor)  # of all: a design may not send more than the power limits allow
+    gains = {"signal_gain": design.signal_gain / weaker, "rx_scale": design.rx_scale / weaker}
+    own = replace(design, **gains, noise_gain=factor / weaker * design.noise_gain)
     charged = setting.charge(design=own)
     assert np.array_equal(charged.design.noise_gain, own.noise_gain)
     assert not charged.design.noise_gain.flags.writeable

@@ -276,7 +276,7 @@ def test_a_start_that_failed_does_not_block_its_folder(tmp_path):
         (folder / name).write_text("left behind")
     assert ad.run(small_scenario(tmp_path), out=folder, options=OFTEN).summary["rounds"] == 6
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="not empty"):
+    with pytest.raises(InputError, match="is a file; choose a folder"):
         ad.run(small_scenario(tmp_path), out=tmp_path / "file", options=OFTEN)
 
 
@@ -327,11 +327,15 @@ def test_a_model_that_fails_in_training_is_an_error_of_one_line(tmp_path, user_m
     user_module(
         "picky",
         "from torch import nn\n"
+        "class OneSampleIsTooFew(nn.Module):\n"
+        "    def forward(self, samples):\n"
+        "        if self.training and len(samples) == 1:\n"
+        "            raise ValueError('one sample')\n"
+        "        return samples\n"
         "def model(num_classes):\n"
-        "    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))\n",
+        "    return nn.Sequential(OneSampleIsTooFew(), nn.Linear(4, num_classes))\n",
     )
-    # 20 samples in batches of 19 leave one, which has no variance to normalise by.
-    changes = ["learning.model=picky:model", "learning.local_epochs=1", "learning.batch_size=19"]
+    changes = ["learning.model=picky:model", "learning.local_epochs=1", "learning.batch_size=19"]  # leaves one of 20
     with pytest.raises(ad.AirDistillError, match="round 1: your own code failed: ValueError") as caught:
         ad.run(small_scenario(tmp_path, *changes), out=tmp_path / "run", options=OFTEN)
     assert "\n" not in str(caught.value)

@@ -303,7 +303,7 @@ def test_the_command_line_refuses_in_one_line(tmp_path, monkeypatch, capsys):
     for command in ("plan", "run"):
         given = ["quick", "--scheme", "feature_means", "--set", f"data.dataset={tmp_path / 'skewed.npz'}"]
         given += ["--set", "public.samples=60", "--set", "public.embedding=absent.pt", "--set", "fleet.devices=3"]
-        given += ["--set", "data.samples_per_device=20"]
+        given += ["--set", "data.samples_per_device=20", "--set", "learning.model=mlp"]
         monkeypatch.setattr(sys, "argv", ["airdistill", command, *given])
         with pytest.raises(SystemExit, match="2"):
             main()

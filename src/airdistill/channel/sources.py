@@ -204,7 +204,7 @@ def _read_npz(path: Path) -> NDArray[Any]:
             return ["channel" if "channel" in names else names[0]]
         raise InputError(_FIELD, str(path), f"has no array named channel, but {', '.join(names) or 'none at all'}")
 
-    (gains,) = read_npz(path, choose).values()
+    (gains,) = read_npz(path, choose, "channel=gains").values()
     return gains
 
 

@@ -66,15 +66,18 @@ def parse_idx(content: bytes, name: str) -> NDArray[np.generic]:
 Arrays = dict[str, NDArray[np.generic]]
 
 
-def read_npz(path: Path, choose: Callable[[list[str]], list[str]]) -> Arrays:
-    """Read the arrays whose names `choose` returns, given all names; objects are never unpickled."""
+def read_npz(path: Path, choose: Callable[[list[str]], list[str]], arrays: str = "x_train=…, …") -> Arrays:
+    """Read the arrays whose names `choose` returns, given all names; objects are never unpickled.
+
+    `arrays` are those that a sound file has, for the message about another one.
+    """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: np.asarray(archive[name]) for name in choose(list(archive.files))}
     except AirDistillError:
         raise
     except Exception as error:
-        raise DataError(f"{path}: {_damage(error, '.npz', 'numpy.savez(file, x_train=…, …)')}") from None
+        raise DataError(f"{path}: {_damage(error, '.npz', f'numpy.savez(file, {arrays})')}") from None
 
 
 def _damage(error: Exception, suffix: str, saved_by: str) -> str:

@@ -221,7 +221,8 @@ def _play(folder: Path, simulation: Simulation, rounds: RoundFile, on_round: OnR
                 saved = simulation.round_index
             if stop_requested():
                 raise KeyboardInterrupt
-    if ended_because is not None and saved != simulation.round_index:
+    # A round that was not played may have been that of the random iterate, which the state keeps since.
+    if ended_because is not None and not saved == simulation.round_index != simulation.iterate_round - 1:
         _checkpoint(folder, simulation, rounds)
     # The last record is read from the file: a run may have been killed between its last round and this line.
     recorded = RunRecord.read(folder).rounds

@@ -101,11 +101,11 @@ def _opened() -> Origin | None:
 
 
 def _checked(draft: Draft) -> Scenario:
-    """The draft's scenario. Raise if visitors may only look and it names files or code."""
+    """The draft's scenario. Raise if it names code, or files where visitors may only look."""
     scenario = draft.scenario
     if this_site().look_only:
         check_names_no_files(scenario)
-        check_names_no_code(scenario)  # a plan of gradients builds the model to count its parameters
+    check_names_no_code(scenario)  # a plan already builds a model of one's own, to see whether it takes the samples
     return scenario
 
 
